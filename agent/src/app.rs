@@ -6,6 +6,7 @@
 
 pub mod cluster;
 mod database;
+pub mod description;
 mod error;
 mod image_collection;
 mod listeners;
@@ -33,9 +34,6 @@ use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
 use crate::image_gc::ImageCollector;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
-use crate::node::NodeLock;
-use crate::node::capacity::Capacity;
-use crate::node::network::NetworkFollower;
 use crate::workload_memory;
 use cluster::join_cluster;
 use database::open_store;
@@ -56,6 +54,9 @@ use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::{ManifestWatch, WatchObserver};
 use limpet_model::node::NodeFacts;
 use limpet_model::service_account::ServiceAccounts;
+use limpet_node::NodeLock;
+use limpet_node::capacity::Capacity;
+use limpet_node::network::NetworkFollower;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_server::Sources;
@@ -87,8 +88,8 @@ pub const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last
 
 /// How manifests are read by this configuration.
 fn decoder(config: &Config) -> Decoder {
-    let decoder = DECODER.with_security(config.pod_security);
-    decoder.with_field_validation(config.field_validation, manifest::read_leniently)
+    let decoder = DECODER.with_security(config.sources.pod_security);
+    decoder.with_field_validation(config.sources.field_validation, manifest::read_leniently)
 }
 
 /// What the agent is composed of, once it may start.
@@ -165,7 +166,7 @@ pub async fn run(prepared: Prepared) -> Result<Ended, AppError> {
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
-    let follower = NetworkFollower::new(config.node_ip, &node.name);
+    let follower = NetworkFollower::new(config.node.ip, &node.name);
     let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone()).await;
     let sockets = Sockets::bind(&shared.config).await?;
     let core = start_core(&shared, node, follower, heartbeat).await?;
@@ -211,8 +212,8 @@ async fn start_core(
     let (pusher, pushed) = push::channel(&node_name, decoder(config));
     let (offer, feeds) = mpsc::channel(1);
     let (sources, api_updates) = start_sources(shared, &node_name, &store, pushed, &observer, feeds);
-    let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
-    let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
+    let programs = matches!(config.sources.watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
+    let offer = Some(offer).filter(|_| programs && config.sources.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
     let (pod_orders, user_orders) = pod_order::channel();
     let (intake, shutdown) = follow_shutdown(shared);
@@ -301,9 +302,9 @@ async fn shared(
     health: Health,
     stop: CancellationToken,
 ) -> SharedParts {
-    let capacity = Capacity::measure(&config, node).await;
+    let capacity = Capacity::measure(&config.root_dir, config.capacity(), node).await;
     let tasks = TaskTracker::new();
-    let table = config.devices.keys().cloned().collect();
+    let table = config.plugins.devices.keys().cloned().collect();
     let device_plugins = Arc::new(DevicePlugins::new(table, &config.root_dir, tasks.clone(), stop.clone()));
     let csi_drivers = Arc::new(CsiDrivers::new(config.plugin_dir()));
     let volumes_in_use = VolumesInUse::default();
@@ -320,7 +321,7 @@ async fn shared(
         )),
         csi_drivers,
         capacity,
-        backends: Backends::open(&config, node, volumes_in_use.clone()).await,
+        backends: Backends::open(&config.executor(), node, volumes_in_use.clone()).await,
         volumes_in_use,
         link: Link::new(&config.cluster, &config.pki_dir(), node_network.clone(), metrics.clone(), events.clone()),
         node_network,
@@ -339,7 +340,7 @@ async fn shared(
 /// The executor, over what the other parts use as well.
 async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
     let parts = ExecutorParts {
-        config: Arc::clone(&shared.config),
+        settings: shared.config.executor(),
         reporter: Arc::new(reporter(shared, &node)),
         node,
         node_network: shared.node_network.clone(),
@@ -389,7 +390,7 @@ fn watch_node_files(shared: &SharedParts, images: &Images) {
 /// Where the core reports what happens.
 fn reporter(shared: &SharedParts, node: &NodeFacts) -> Reporter {
     Reporter {
-        runtime_endpoint: shared.config.runtime_endpoint.clone(),
+        runtime_endpoint: shared.config.runtime.endpoint.clone(),
         node_name: node.name.clone(),
         network: shared.backends.network.subscribe(),
         events: shared.events.clone(),

@@ -19,8 +19,8 @@ pub mod logging;
 mod run;
 
 use crate::config::{KubeletFlags, RunFlags, configz, path};
-use crate::node::name_service;
 use limpet_host::memory;
+use limpet_node::name_service;
 
 /// A node agent for Kubernetes Pods on constrained edge hardware.
 #[derive(Debug, Parser)]

@@ -1,3 +1,4 @@
 //! The executor (`limpet_worker::executor`) on containerd and the host.
 
 pub mod containerd;
+pub mod settings;

@@ -15,7 +15,6 @@ pub mod executor;
 pub mod image_gc;
 pub mod lifecycle;
 pub mod manifest_guard;
-pub mod node;
 pub mod pull_records;
 pub mod source;
 pub mod store;

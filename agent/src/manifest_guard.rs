@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use limpet_bpf::{
-    Event, Events as GuardEvents, FileChange, GuardError, GuardRules, GuardState, Guarded, InodeId, LoadError, Request,
+    Event, Events as GuardEvents, FileChange, GuardError, GuardRules, GuardSettings, GuardState, Guarded, InodeId,
+    LoadError, Request,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::attribution::cgroup_path;
-use crate::config::{Config, GuardSettings};
+use crate::config::Config;
 use crate::lifecycle::kernel_types;
 use crate::store::KeyLocation;
 use limpet_containerd::image_verifier;
@@ -123,8 +124,12 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
         // A path that appears later would not be guarded.
         std::fs::create_dir_all(path).map_err(|source| ArmError::Missing { path: path.clone(), source })?;
     }
-    let paths =
-        [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), config.drop_in_dir.clone()];
+    let paths = [
+        config.sources.manifest_path.clone(),
+        Some(config.root_dir.clone()),
+        config.files.main.clone(),
+        config.files.drop_in_dir.clone(),
+    ];
     let mut guarded = Vec::new();
     for path in paths.into_iter().flatten().chain(below_root) {
         let missing = |source| ArmError::Missing { path: path.clone(), source };
@@ -146,20 +151,22 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
 fn of_the_host(config: &Config) -> Vec<PathBuf> {
     let mut paths = Vec::from_iter(std::env::current_exe());
     paths.extend(keys(config));
-    paths.push(config.cni_conf_dir.clone());
-    paths.extend(config.cni_bin_dirs.iter().cloned());
-    paths.extend(config.cdi_dirs.iter().cloned());
-    paths.extend(config.credential_providers.iter().map(|provider| provider.program.clone()));
-    paths.extend(config.image_policy.iter().flat_map(ImagePolicy::key_files).map(Path::to_owned));
-    paths.push(config.containerd_config.clone());
-    paths.extend(image_verifier::settings(&config.containerd_config).map(|verifiers| verifiers.directory));
-    paths.extend(config.runtime_binary.clone());
-    paths.extend(std::env::current_exe().ok().and_then(|executable| config.shim.program(&executable)));
+    paths.push(config.network.config_dir.clone());
+    paths.extend(config.network.binary_dirs.iter().cloned());
+    paths.extend(config.plugins.cdi_dirs.iter().cloned());
+    paths.extend(config.images.credential_providers.iter().map(|provider| provider.program.clone()));
+    paths.extend(config.images.policy.iter().flat_map(ImagePolicy::key_files).map(Path::to_owned));
+    paths.push(config.runtime.containerd_config.clone());
+    paths.extend(image_verifier::settings(&config.runtime.containerd_config).map(|verifiers| verifiers.directory));
+    paths.extend(config.runtime.binary.clone());
+    paths.extend(std::env::current_exe().ok().and_then(|executable| config.runtime.shim.program(&executable)));
     paths.extend(
-        config.runtime_classes.values().flat_map(|class| [class.binary.clone(), class.config.clone()]).flatten(),
+        config.runtime.classes.values().flat_map(|class| [class.binary.clone(), class.config.clone()]).flatten(),
     );
     // A directory for each registry, and for each driver.
-    for (above, most) in [(&config.registry_config_dir, MOST_REGISTRIES), (&config.volume_plugin_dir, MOST_DRIVERS)] {
+    for (above, most) in
+        [(&config.images.registry_config_dir, MOST_REGISTRIES), (&config.volumes.plugin_dir, MOST_DRIVERS)]
+    {
         paths.push(above.clone());
         let below = std::fs::read_dir(above).into_iter().flatten().flatten();
         paths.extend(below.map(|entry| entry.path()).filter(|path| path.is_dir()).take(most));
@@ -172,7 +179,7 @@ fn of_the_host(config: &Config) -> Vec<PathBuf> {
 /// Certificates, keys and kubeconfigs.
 fn keys(config: &Config) -> Vec<PathBuf> {
     let mut paths = Vec::new();
-    if let Some(url) = &config.manifest_url {
+    if let Some(url) = &config.sources.manifest_url {
         paths.extend(url.ca_file.clone());
         paths.extend(url.client_files.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]));
     }
@@ -264,23 +271,34 @@ mod tests {
     use limpet_bpf::GuardMode;
     use limpet_containerd::container::runtime::RuntimeClass;
     use limpet_containerd::image::CredentialProvider;
+    use limpet_containerd::settings::ImageSettings;
+    use limpet_host::network::CniSettings;
+    use limpet_host::volume::VolumeSettings;
+    use limpet_plugins::settings::PluginSettings;
 
+    use crate::config::ConfigFiles;
     use crate::source::http::Address;
     use crate::source::http::HttpSettings;
+    use crate::source::settings::SourceSettings;
 
     use super::*;
 
     fn config(dir: &Path) -> Config {
         Config {
-            cni_conf_dir: dir.join("cni/net.d"),
-            cni_bin_dirs: vec![dir.join("cni/bin"), dir.join("cni/none")],
-            registry_config_dir: dir.join("certs.d"),
             root_dir: dir.join("state"),
-            manifest_path: Some(dir.join("manifests")),
-            file: Some(dir.join("config.yaml")),
-            drop_in_dir: Some(dir.join("drop-ins")),
-            cdi_dirs: vec![dir.join("cdi")],
-            volume_plugin_dir: dir.join("flex"),
+            files: ConfigFiles {
+                main: Some(dir.join("config.yaml")),
+                drop_in_dir: Some(dir.join("drop-ins")),
+                ..ConfigFiles::default()
+            },
+            sources: SourceSettings { manifest_path: Some(dir.join("manifests")), ..SourceSettings::default() },
+            network: CniSettings {
+                config_dir: dir.join("cni/net.d"),
+                binary_dirs: vec![dir.join("cni/bin"), dir.join("cni/none")],
+            },
+            images: ImageSettings { registry_config_dir: dir.join("certs.d"), ..ImageSettings::default() },
+            plugins: PluginSettings { cdi_dirs: vec![dir.join("cdi")], ..PluginSettings::default() },
+            volumes: VolumeSettings { plugin_dir: dir.join("flex"), ..VolumeSettings::default() },
             guard: GuardSettings { mode: Some(GuardMode::Containers), ..GuardSettings::default() },
             ..Config::default()
         }
@@ -361,14 +379,12 @@ mod tests {
             config: Some(at("runsc.toml")),
             ..RuntimeClass::of("io.containerd.runsc.v1")
         };
-        let mut config = Config {
-            manifest_url: Some(url),
-            runtime_binary: Some(at("runc")),
-            runtime_classes: [("sandboxed".to_owned(), class)].into(),
-            credential_providers: vec![provider(&at("provider"))],
-            secret_key: Some(KeyLocation::File(at("secrets.key"))),
-            ..config(dir.path())
-        };
+        let mut config = config(dir.path());
+        config.sources.manifest_url = Some(url);
+        config.runtime.binary = Some(at("runc"));
+        config.runtime.classes = [("sandboxed".to_owned(), class)].into();
+        config.images.credential_providers = vec![provider(&at("provider"))];
+        config.secret_key = Some(KeyLocation::File(at("secrets.key")));
         config.server.certificate = Some((at("tls.crt"), at("tls.key")));
         config.server.client_ca = Some(at("clients.pem"));
         config.cluster.kubeconfig = Some(at("kubeconfig"));

@@ -7,6 +7,7 @@ pub mod http;
 mod persist;
 pub mod pulse;
 pub mod push;
+pub mod settings;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -39,6 +39,25 @@ impl GuardMode {
     }
 }
 
+/// What is configured of the guard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardSettings {
+    /// `manifestGuard`; `None`: off.
+    pub mode: Option<GuardMode>,
+    /// `manifestGuardRequired`: the agent does not start without it.
+    pub required: bool,
+    /// `manifestGuardExecutables`: the executables that may write in strict mode.
+    pub executables: Vec<PathBuf>,
+    /// `manifestGuardCgroups`: from the root of the v2 hierarchy.
+    pub cgroups: Vec<PathBuf>,
+}
+
+impl Default for GuardSettings {
+    fn default() -> Self {
+        Self { mode: None, required: true, executables: Vec::new(), cgroups: Vec::new() }
+    }
+}
+
 /// One guarded path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guarded {

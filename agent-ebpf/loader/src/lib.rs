@@ -26,7 +26,7 @@ mod table;
 mod absent;
 
 pub use event::{Actor, Event, FileChange, Operation};
-pub use guard::{GuardError, GuardMode, GuardRules, GuardState, Guarded, ancestors};
+pub use guard::{GuardError, GuardMode, GuardRules, GuardSettings, GuardState, Guarded, ancestors};
 pub use program::{ProgramState, Purpose};
 
 #[cfg(not(feature = "ebpf"))]

@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use super::client::Client;
 use crate::image_verifier::VerifierSettings;
 use limpet_host::blocking;
-use limpet_image_policy::policy::ImagePolicy;
 use limpet_model::object::ObjectRecord;
 use limpet_model::pull_progress::PullProgress;
 use limpet_model::service_account::AccountOfPod;
@@ -58,6 +57,7 @@ use containerd_client::types;
 use content::Store;
 use credential_provider::{CredentialProviders, ProvidedCredentials};
 use flight::{Flight, PullResult};
+use limpet_image_policy::policy::ImagePolicy;
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, Target};
 use limpet_model::pull_credential::PullCredential;
@@ -68,21 +68,33 @@ const MAX_CREDENTIALS_TRIED: usize = 16;
 /// How many images are cached; others are looked up in containerd again.
 const MAX_CACHED_IMAGES: usize = 256;
 
+/// Where images come from, and which may be used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageSettings {
+    /// `registryConfigDirectory`: containerd's `certs.d`; need not exist.
+    pub registry_config_dir: PathBuf,
+    /// `--image-credential-provider-config`: programs that give credentials, tried after those of the files.
+    pub credential_providers: Vec<CredentialProvider>,
+    /// `imagePolicy`; `None`: every image may be used.
+    pub policy: Option<ImagePolicy>,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        Self { registry_config_dir: "/etc/containerd/certs.d".into(), credential_providers: Vec::new(), policy: None }
+    }
+}
+
 /// The sources of images, and their snapshotter.
 #[derive(Debug, Clone)]
 pub struct ImagesConfig {
     /// containerd's snapshotter, such as `overlayfs`.
     pub snapshotter: String,
-    /// containerd's `certs.d`; need not exist.
-    pub registry_config_dir: PathBuf,
+    pub settings: ImageSettings,
     /// Docker's `config.json` files; the first that has credentials for a registry counts. Need not exist.
     pub auth_files: Vec<PathBuf>,
-    /// Programs that give credentials, tried after those of the files.
-    pub credential_providers: Vec<CredentialProvider>,
     /// `<root-dir>/images`: archives to import.
     pub archives_dir: PathBuf,
-    /// Which images may be used; `None`: every image.
-    pub policy: Option<ImagePolicy>,
     /// containerd's image verifiers, which are asked before a pull; `None`: it has none.
     pub verifiers: Option<VerifierSettings>,
 }
@@ -165,8 +177,8 @@ impl Images {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = Inner {
             store: Store::new(client, &config.snapshotter),
-            credential_providers: CredentialProviders::new(config.credential_providers.clone()),
-            admission: Admission::new(config.policy.clone(), config.verifiers.clone()),
+            credential_providers: CredentialProviders::new(config.settings.credential_providers.clone()),
+            admission: Admission::new(config.settings.policy.clone(), config.verifiers.clone()),
             config,
             cache: Mutex::default(),
             flights: Mutex::default(),
@@ -362,7 +374,7 @@ impl Inner {
         turn: usize,
     ) -> Result<(registry::Session, bool), ImageError> {
         let image = name.whole.clone();
-        let (certs_d, auth_files) = (self.config.registry_config_dir.clone(), self.config.auth_files.clone());
+        let (certs_d, auth_files) = (self.config.settings.registry_config_dir.clone(), self.config.auth_files.clone());
         let (secrets, provided) = (Arc::clone(secrets), Arc::clone(provided));
         let prepared = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
             let keyring = auth::Keyring::of(&secrets, &auth_files, &provided.entries);
@@ -381,7 +393,7 @@ impl Inner {
             return Ok(Vec::new());
         }
         let image = name.whole.clone();
-        let (certs_d, secrets) = (self.config.registry_config_dir.clone(), Arc::clone(secrets));
+        let (certs_d, secrets) = (self.config.settings.registry_config_dir.clone(), Arc::clone(secrets));
         let found = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
             registry::Session::usable(&name, &certs_d, &auth::Keyring::of(&secrets, &[], &[]))
         });

@@ -17,6 +17,7 @@ mod lease;
 pub mod log;
 mod logger_scan;
 pub mod record;
+pub mod settings;
 pub mod snapshot_mount;
 pub mod snapshotter;
 pub mod spec;

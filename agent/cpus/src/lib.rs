@@ -27,7 +27,24 @@ use tokio::sync::watch;
 
 use sharing::Applied;
 
-/// What is configured.
+/// What is configured of processors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuPolicySettings {
+    /// `cpuManagerPolicy: static` and its options; `None`: containers share all processors.
+    pub policy: Option<CpuPolicyOptions>,
+    /// `cpuManagerReconcilePeriod`.
+    pub reconcile_period: Duration,
+    /// `reservedSystemCPUs`.
+    pub reserved: Option<CpuSet>,
+}
+
+impl Default for CpuPolicySettings {
+    fn default() -> Self {
+        Self { policy: None, reconcile_period: Duration::from_secs(10), reserved: None }
+    }
+}
+
+/// What the policy is followed with.
 #[derive(Debug, Clone)]
 pub struct CpuSettings {
     /// `cpuManagerPolicy: static` and its options; `None`: `none`.

@@ -16,7 +16,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use limpet::cli::logging;
 use limpet::config::{self, RunFlags};
-use limpet::node;
 use limpet_apiserver_client::Credentials;
 use limpet_cli::error::CliError;
 use limpet_host::memory;
@@ -86,7 +85,7 @@ fn run(args: Arguments) -> Result<(), CliError> {
         ..RunFlags::default()
     };
     let (mut config, _) = config::load(&flags).map_err(|error| CliError::Usage(error.to_string()))?;
-    config.max_pods = args.max_pods;
+    config.node.max_pods = args.max_pods;
     config.cluster.lease_duration = Duration::from_secs(args.node_lease_duration_seconds);
     // A hollow node serves no logs: its Node names no port.
     config.server.enabled = false;
@@ -103,7 +102,7 @@ fn run(args: Arguments) -> Result<(), CliError> {
     // They hold Secrets.
     let made = DirBuilder::new().mode(0o700).create(&dir);
     made.map_err(|source| system(&format!("make {}", dir.display()), source))?;
-    let facts = node::facts(&config, String::new());
+    let facts = config.node_facts(String::new());
     let Arguments { count, name_prefix: prefix, .. } = args;
     let done = block_on(HollowNodes { config, credentials, facts, count, prefix, dir: dir.clone() });
     remove(&dir);

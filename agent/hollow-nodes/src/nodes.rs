@@ -15,11 +15,8 @@ use tokio_util::task::TaskTracker;
 use limpet::app::cluster::follow_selectable;
 use limpet::app::published::Published;
 use limpet::app::supervision::{LIFECYCLE_INBOX, allocator};
-use limpet::app::{AppError, DECODER, drain, service};
+use limpet::app::{AppError, DECODER, description, drain, service};
 use limpet::config::Config;
-use limpet::node::capacity::Capacity;
-use limpet::node::description;
-use limpet::node::network::NetworkFollower;
 use limpet::source::api::ApiSource;
 use limpet::store::Store;
 use limpet_apiserver_client::Credentials;
@@ -39,6 +36,8 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
+use limpet_node::capacity::Capacity;
+use limpet_node::network::NetworkFollower;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
@@ -96,11 +95,11 @@ pub(super) async fn run(nodes: HollowNodes) -> Result<(), AppError> {
     let HollowNodes { config, credentials, facts, count, prefix, dir } = nodes;
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
-    let follower = NetworkFollower::new(config.node_ip, &facts.name);
+    let follower = NetworkFollower::new(config.node.ip, &facts.name);
     // The sender lives as long as the nodes.
     let (_network, network) = watch::channel(NetworkStatus::Ready { name: "hollow".to_owned() });
     let common = Common {
-        capacity: Capacity::measure(&config, &facts).await,
+        capacity: Capacity::measure(&config.root_dir, config.capacity(), &facts).await,
         config: Arc::new(config),
         credentials,
         facts,
@@ -231,7 +230,10 @@ fn supervise(
     let context = WorkerContext {
         executor: Arc::new(FakeExecutor::reporting(Arc::clone(&world), Arc::clone(&reporter))),
         reporter,
-        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: common.config.probe_timer_slack },
+        probe_grid: ProbeGrid {
+            origin: Some(clock::now().mono),
+            slack_percent: common.config.workers.probe_timer_slack,
+        },
         followed: Arc::clone(&common.followed),
         allocator,
         evictions: orders,

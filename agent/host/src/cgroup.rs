@@ -45,6 +45,32 @@ pub enum CgroupDriver {
     Systemd,
 }
 
+/// How the cgroups of pods are made, and what all of them have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CgroupSettings {
+    pub driver: CgroupDriver,
+    /// `cgroupRoot`: the parent of `kubepods`, absolute.
+    pub root: PathBuf,
+    /// `podPidsLimit`; `None`: no limit.
+    pub pod_pids_limit: Option<i64>,
+    /// `cpuCFSQuota`, `cpuCFSQuotaPeriod`.
+    pub cpu_quotas: CpuQuotas,
+    /// `memoryReservationPolicy`, `memoryThrottlingFactor`.
+    pub memory_qos: MemoryQos,
+}
+
+impl Default for CgroupSettings {
+    fn default() -> Self {
+        Self {
+            driver: CgroupDriver::default(),
+            root: "/".into(),
+            pod_pids_limit: None,
+            cpu_quotas: CpuQuotas::default(),
+            memory_qos: MemoryQos::default(),
+        }
+    }
+}
+
 /// Whether cgroups can limit huge pages here. Reads files of the kernel.
 pub fn limits_huge_pages() -> bool {
     Hierarchies::find().is_ok_and(|found| found.controllers().contains(HUGE_PAGES_CONTROLLER))
@@ -91,15 +117,6 @@ impl Requested {
     }
 }
 
-/// What of the configuration concerns pods' cgroups.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct CgroupSettings {
-    /// `podPidsLimit`.
-    pub pod_pids_limit: Option<i64>,
-    pub cpu_quotas: CpuQuotas,
-    pub memory_qos: MemoryQos,
-}
-
 /// The pods' cgroups. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
@@ -127,8 +144,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// When no cgroups are mounted, or the levels cannot be created.
-    pub async fn open(driver: CgroupDriver, root: &Path, settings: CgroupSettings) -> Result<Self, CgroupError> {
-        let CgroupSettings { pod_pids_limit, cpu_quotas, memory_qos } = settings;
+    pub async fn open(settings: &CgroupSettings) -> Result<Self, CgroupError> {
+        let &CgroupSettings { driver, ref root, pod_pids_limit, cpu_quotas, memory_qos } = settings;
         let hierarchies = blocking(Hierarchies::find).await?;
         let systemd = match driver {
             CgroupDriver::Cgroupfs => None,

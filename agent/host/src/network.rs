@@ -67,6 +67,21 @@ struct Earlier {
     never_came_up: bool,
 }
 
+/// Where CNI's plugins and their configuration are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CniSettings {
+    /// `cniConfigDirectory`.
+    pub config_dir: PathBuf,
+    /// `cniBinaryDirectories`; an earlier one precedes.
+    pub binary_dirs: Vec<PathBuf>,
+}
+
+impl Default for CniSettings {
+    fn default() -> Self {
+        Self { config_dir: "/etc/cni/net.d".into(), binary_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()] }
+    }
+}
+
 /// The network of this node. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Network {
@@ -84,13 +99,15 @@ struct Inner {
 impl Network {
     /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are recorded in `state_dir`, which
     /// is `<root-dir>/network`. None of them need exist.
-    pub fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf) -> Self {
+    pub fn new(settings: CniSettings, state_dir: PathBuf) -> Self {
+        let CniSettings { config_dir: conf_dir, binary_dirs: bin_dirs } = settings;
         let status = status_of(&conflist::load(&conf_dir));
         Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline: DEADLINE }, state_dir, status)
     }
 
     /// The same for the agent, whose thread waits for no file system, with another deadline for each call of a plugin.
-    pub async fn open(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf, deadline: Duration) -> Self {
+    pub async fn open(settings: CniSettings, state_dir: PathBuf, deadline: Duration) -> Self {
+        let CniSettings { config_dir: conf_dir, binary_dirs: bin_dirs } = settings;
         let unread = NetworkStatus::NotReady { reason: format!("{} has not been read yet", conf_dir.display()) };
         let network = Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline }, state_dir, unread);
         // An error is in the status.

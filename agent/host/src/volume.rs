@@ -132,19 +132,38 @@ pub struct Volumes {
     resolver_behind: Arc<Notify>,
 }
 
-/// The volumes' directory and the DNS settings.
+/// What is configured of pods' volumes and of the files that they are provided with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeSettings {
+    /// `volumePluginDir`: the drivers of flexVolumes, each as `<vendor>~<driver>/<driver>`.
+    pub plugin_dir: PathBuf,
+    /// `resolvConf`: the node's `resolv.conf`; `None`: pods get an empty one.
+    pub resolv_conf: Option<PathBuf>,
+    /// `clusterDNS`, `clusterDomain`.
+    pub cluster: ClusterDns,
+    /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
+    pub stats_period: Duration,
+}
+
+impl Default for VolumeSettings {
+    fn default() -> Self {
+        Self {
+            plugin_dir: "/usr/libexec/kubernetes/kubelet-plugins/volume/exec".into(),
+            resolv_conf: Some("/etc/resolv.conf".into()),
+            cluster: ClusterDns::default(),
+            stats_period: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What is configured, and what of the node volumes are made of.
 #[derive(Debug)]
 pub struct Settings {
+    pub configured: VolumeSettings,
     /// The agent's persistent directory; volumes are in `pods/<uid>` below it.
     pub root_dir: PathBuf,
-    /// The node's `resolv.conf`; `None`: pods get an empty one.
-    pub resolv_conf: Option<PathBuf>,
     /// The node's own `/etc/hosts`.
     pub hosts_file: PathBuf,
-    /// Where the drivers of flexVolumes are, each as `<vendor>~<driver>/<driver>`.
-    pub plugin_dir: PathBuf,
-    /// The cluster's name servers and domain.
-    pub cluster: ClusterDns,
     /// The node's resources, used for containers without limits in downwardAPI volumes.
     pub limits: NodeLimits,
 }
@@ -217,7 +236,7 @@ impl Volumes {
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
         let disks = futures_util::future::join_all(disks.iter().map(|disk| self.disks.set_up(disk, &pod.uid)));
-        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir, &self.locks));
+        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.configured.plugin_dir, &self.locks));
         let (exports, disks, of_drivers) = tokio::join!(exports, disks, futures_util::future::join_all(of_drivers));
         let mounted = exports.into_iter().chain(disks).chain(of_drivers).collect::<Result<(), VolumeError>>();
         mounted.map_err(|error| match error {
@@ -333,7 +352,7 @@ impl Volumes {
     /// One is still in use, or its target or driver fails; it is tried again by a further call.
     pub async fn give_back(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
-        let of_drivers = flex::unmount_all(&pod_dir, &self.settings.plugin_dir);
+        let of_drivers = flex::unmount_all(&pod_dir, &self.settings.configured.plugin_dir);
         let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
         // Not beside the pod's other files: a call on those may hang until the exports of servers are unmounted.
         let directories = blocking(local::records(&pod_dir), DEADLINE, move |_| local::give_back(&pod_dir)).await;

@@ -7,3 +7,4 @@ pub mod csi;
 pub mod device_plugins;
 pub mod plugin_directory;
 mod plugin_socket;
+pub mod settings;

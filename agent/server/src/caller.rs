@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::gate::NetworkClient;
 use super::{ActorOfProcess, ServerState};
-use crate::settings::NodeSettings;
+use crate::settings::ServedNode;
 use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, ActorPod};
@@ -83,7 +83,7 @@ impl Caller {
 pub(super) struct CallerLookup {
     observer: Arc<dyn WatchObserver>,
     observed: Observed,
-    config: Arc<NodeSettings>,
+    config: Arc<ServedNode>,
     node_name: Arc<str>,
     agent_uid: u32,
     events: Events,

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{ImageError, Images, ImagesConfig};
+use limpet_containerd::settings::ImageSettings;
 use limpet_core::image_gc::DiskSpace;
 use limpet_core::known_pods::KnownPods;
 use limpet_core::merge::Desired;
@@ -46,12 +47,12 @@ use crate::local::{self, LocalRoutes};
 use crate::logs::LogState;
 use crate::pod_orders::PodOrdersState;
 use crate::port_forward::PortForwardState;
-use crate::settings::{DebugHandlers, NodeSettings, ServerSettings};
+use crate::settings::{DebugHandlers, ServedNode, ServerSettings};
 use crate::{ServerState, Sources, serve};
 
 /// The settings of a node that has none.
-pub fn settings() -> NodeSettings {
-    NodeSettings {
+pub fn settings() -> ServedNode {
+    ServedNode {
         server: ServerSettings::default(),
         pki_dir: "/nonexistent".into(),
         socket_allowed_pods: Vec::new(),
@@ -148,11 +149,9 @@ fn no_images() -> ImagesConfig {
     let none = || PathBuf::from("/nonexistent");
     ImagesConfig {
         snapshotter: "overlayfs".to_owned(),
-        registry_config_dir: none(),
+        settings: ImageSettings { registry_config_dir: none(), ..ImageSettings::default() },
         auth_files: Vec::new(),
-        credential_providers: Vec::new(),
         archives_dir: none(),
-        policy: None,
         verifiers: None,
     }
 }

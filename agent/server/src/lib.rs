@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch as watch_channel;
 use tokio_util::sync::CancellationToken;
 
-use crate::settings::NodeSettings;
+use crate::settings::ServedNode;
 use limpet_cluster::{Link, Reviews};
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodePressure;
@@ -111,7 +111,7 @@ pub type ActorOfProcess = fn(u32, BorrowedFd<'_>, &dyn WatchObserver) -> Actor;
 pub struct ServerState {
     pub node_name: Arc<str>,
     /// What the routes use and show of the configuration.
-    pub settings: Arc<NodeSettings>,
+    pub settings: Arc<ServedNode>,
     /// The whole configuration in effect, as `/configz` shows it.
     pub configz: Arc<Configz>,
     /// Describes the process that makes a request.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use limpet_host::cgroup::CgroupDriver;
@@ -166,9 +166,47 @@ impl ServerSettings {
     }
 }
 
+/// The listeners on the node itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LocalSettings {
+    /// `--socket` or `LIMPET_SOCKET`, absolute; `None`: `limpet.sock` in the run directory.
+    pub socket: Option<PathBuf>,
+    /// `socketAllowedPods`: the pods whose processes may use the local socket.
+    pub allowed_pods: Vec<PodKey>,
+    pub cri_socket: CriSocket,
+    /// `metricsAddress`: the additional listener for `/metrics` and `/healthz`; loopback only.
+    pub metrics_address: Option<SocketAddr>,
+}
+
+impl LocalSettings {
+    /// The path of the local socket.
+    pub fn socket(&self, run_dir: &Path) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| run_dir.join("limpet.sock"))
+    }
+
+    /// The path of the socket of CRI, if it is served.
+    pub fn cri_socket(&self, run_dir: &Path) -> Option<PathBuf> {
+        match &self.cri_socket {
+            CriSocket::InRunDirectory => Some(run_dir.join("cri.sock")),
+            CriSocket::At(path) => Some(path.clone()),
+            CriSocket::Off => None,
+        }
+    }
+}
+
+/// `criSocket`: where CRI is served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum CriSocket {
+    /// `cri.sock` in the run directory.
+    #[default]
+    InRunDirectory,
+    At(PathBuf),
+    Off,
+}
+
 /// The part of the node's configuration that the server uses or shows.
 #[derive(Debug, Clone)]
-pub struct NodeSettings {
+pub struct ServedNode {
     /// The listeners on the network.
     pub server: ServerSettings,
     /// The directory of the certificates of kubelet's API.

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ServerState;
 use super::json_response::json;
-use crate::settings::NodeSettings;
+use crate::settings::ServedNode;
 use limpet_cluster::{Link, Unsent, certificate_files};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::Connectivity;
@@ -77,7 +77,7 @@ async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
 }
 
 /// The certificate of kubelet's API, where it is one that has to be renewed: no client trusts the self-signed one.
-fn serving_file(config: &NodeSettings) -> Option<PathBuf> {
+fn serving_file(config: &ServedNode) -> Option<PathBuf> {
     config.server.api()?;
     match &config.server.certificate {
         _ if config.server.certificate_by_request => Some(certificate_files::serving_certificate(&config.pki_dir)),

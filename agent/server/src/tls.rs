@@ -26,7 +26,7 @@ use tokio_rustls::server::TlsStream;
 use super::authentication;
 use super::caller::Caller;
 use super::gate::{Gate, NetworkClient};
-use crate::settings::{NodeSettings, ServerSettings};
+use crate::settings::{ServedNode, ServerSettings};
 use client_certificate::RequestedCertificate;
 pub(super) use handshake_limit::HandshakeLimit;
 use limpet_cluster::{User, certificate_files};
@@ -118,7 +118,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn new(config: &NodeSettings, node_name: &Arc<str>, gate: Gate) -> Self {
+    pub(super) fn new(config: &ServedNode, node_name: &Arc<str>, gate: Gate) -> Self {
         Self {
             settings: config.server.clone(),
             gate: Arc::new(gate),

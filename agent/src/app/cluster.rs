@@ -6,8 +6,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use super::SharedParts;
+use super::description;
 use super::node_runtime::Containerd;
-use crate::node::description;
 use limpet_cluster::Link;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_containerd::image::Images;

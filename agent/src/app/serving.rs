@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use super::{AppError, Core, SharedParts, decoder};
 use crate::attribution::actor_of_process;
+use crate::config::Config;
 use crate::config::configz::document;
-use crate::config::{Config, DebugHandlers};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::source::file;
 use limpet_containerd::image::Images;
@@ -24,6 +24,7 @@ use limpet_server::kubelet::StreamStates;
 use limpet_server::logs::LogState;
 use limpet_server::pod_orders::PodOrdersState;
 use limpet_server::port_forward::PortForwardState;
+use limpet_server::settings::DebugHandlers;
 use limpet_server::{self as server, Configz, ServerState};
 use limpet_telemetry::usage::claims::ClaimMeter;
 use limpet_telemetry::usage::disks::{DiskMeter, MeasureDisks};
@@ -41,7 +42,7 @@ pub(super) struct Sockets {
 impl Sockets {
     pub(super) async fn bind(config: &Config) -> Result<Self, AppError> {
         let local = server::bind(&config.socket())?;
-        let metrics = match config.metrics_address {
+        let metrics = match config.local.metrics_address {
             Some(address) => Some(server::bind_metrics(address).await?),
             None => None,
         };
@@ -84,7 +85,7 @@ pub(super) fn start_serving(
 fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> ServerState {
     ServerState {
         node_name: Arc::clone(&core.node_name),
-        settings: Arc::new(shared.config.node_settings()),
+        settings: Arc::new(shared.config.served_node()),
         configz: configz(&shared.config),
         actor_of_process,
         desired: shared.desired.clone(),
@@ -126,7 +127,7 @@ fn follow_upgrade(shared: &SharedParts) -> watch::Receiver<Option<UpgradeDocumen
 fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
     DiffState {
         node_name: Arc::clone(&core.node_name),
-        manifest_path: shared.config.manifest_path.clone(),
+        manifest_path: shared.config.sources.manifest_path.clone(),
         decoder: decoder(&shared.config),
         sources: Arc::clone(&core.sources),
         observed: shared.observed.clone(),
@@ -143,7 +144,7 @@ fn configz(config: &Arc<Config>) -> Arc<Configz> {
 
 /// Reads the manifest directory as the file source does.
 fn read_directory(shared: &SharedParts, core: &Core) -> Arc<ReadDirectory> {
-    let (path, node_name) = (shared.config.manifest_path.clone(), Arc::clone(&core.node_name));
+    let (path, node_name) = (shared.config.sources.manifest_path.clone(), Arc::clone(&core.node_name));
     let decoder = decoder(&shared.config);
     Arc::new(move || match &path {
         Some(path) => file::read_all(path, &node_name, decoder),
@@ -158,10 +159,16 @@ fn stream_states(shared: &SharedParts, executor: &ContainerdExecutor, diagnostic
     let idle = config.server.stream_idle_timeout;
     StreamStates {
         logs: LogState::observed(observed.clone()),
-        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), idle, stop.clone()),
+        exec: ExecState::observed(
+            client.clone(),
+            shared.config.executor().exec_dir(),
+            observed.clone(),
+            idle,
+            stop.clone(),
+        ),
         attach: AttachState {
             client: client.clone(),
-            attach_dir: config.attach_dir(),
+            attach_dir: shared.config.executor().attach_dir(),
             observed: observed.clone(),
             idle,
             stop: stop.clone(),
@@ -174,8 +181,8 @@ fn stream_states(shared: &SharedParts, executor: &ContainerdExecutor, diagnostic
 /// Measures what the node and its pods use, on request.
 fn meter(shared: &SharedParts, executor: &Arc<ContainerdExecutor>) -> Meter {
     let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
-    let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);
-    let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
+    let claims = ClaimMeter::new(Arc::clone(&measure), config.volumes.stats_period);
+    let disks = DiskMeter::new(measure, config.volumes.stats_period, shared.tasks.clone(), shared.stop.clone());
     Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks, claims)
 }
 

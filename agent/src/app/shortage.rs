@@ -9,10 +9,10 @@ use super::published::Published;
 use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
-use crate::node::allocatable::Enforcement;
 use limpet_core::known_pods::KnownPods;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
+use limpet_node::allocatable::Enforcement;
 use limpet_worker::inbox::EvictionOrder;
 
 /// How many pods may be about to be ended at once.
@@ -30,8 +30,8 @@ pub(super) struct Shortages {
 pub(super) fn enforce_allocatable(shared: &SharedParts, executor: &ContainerdExecutor) {
     let (cgroups, events, stop) = (executor.cgroups.clone(), shared.events.clone(), shared.stop.clone());
     let enforcement = Enforcement { cgroups, events, stop };
-    shared.tasks.spawn(enforcement.clone().of_all_pods(shared.capacity.clone()));
-    shared.tasks.spawn(enforcement.of_reserved(shared.config.reserved.clone()));
+    shared.tasks.spawn(enforcement.clone().limit_all_pods(shared.capacity.clone()));
+    shared.tasks.spawn(enforcement.limit_reserved(shared.config.node.reserved.clone()));
     if let Some(cpus) = &executor.cpus {
         shared.tasks.spawn(Arc::clone(cpus).follow(executor.containers.clone(), shared.stop.clone()));
     }
@@ -62,7 +62,7 @@ pub(super) fn evictor(
     };
     let policy = shared.config.eviction.clone();
     let evictor = Evictor {
-        policy: if shared.config.limit_all_pods { policy.with_allocatable_memory() } else { policy },
+        policy: if shared.config.node.limit_all_pods { policy.with_allocatable_memory() } else { policy },
         meter,
         executor: Arc::clone(executor),
         pods: Arc::new(pods),

@@ -29,8 +29,8 @@ pub(super) fn start_sources(
     let stop = &shared.stop;
     let mut all = Vec::new();
     let decoder = decoder(&shared.config);
-    if let Some(path) = &shared.config.manifest_path {
-        let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
+    if let Some(path) = &shared.config.sources.manifest_path {
+        let settings = WatchSettings { wanted: shared.config.sources.watch, observer: Arc::clone(observer) };
         let source = FileSource::new(path, node_name, Arc::clone(store), decoder).watched(settings, Some(feeds));
         let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));
@@ -46,7 +46,7 @@ pub(super) fn start_sources(
     shared.tasks.spawn(async move {
         source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
     });
-    if let Some(settings) = &shared.config.manifest_url {
+    if let Some(settings) = &shared.config.sources.manifest_url {
         let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), decoder);
         let source = source.woken_by(shared.node_network.clone());
         let backend = format!("every {} s", settings.frequency.as_secs());

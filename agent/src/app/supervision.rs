@@ -11,7 +11,6 @@ use crate::attribution::Feed;
 use crate::config::Config;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
-use crate::node::capacity::Capacity;
 use crate::workload_memory::WorkloadMemory;
 use limpet_containerd::event_stream;
 use limpet_core::allocation::NodeOffer;
@@ -23,6 +22,7 @@ use limpet_core::probe::ProbeGrid;
 use limpet_host::{clock, machine};
 use limpet_kinds::Controllers;
 use limpet_model::node::{NodeFacts, architecture};
+use limpet_node::capacity::Capacity;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
 use limpet_worker::allocator::Allocator;
@@ -37,11 +37,11 @@ pub const LIFECYCLE_INBOX: usize = 1_024;
 
 /// What the node has for its pods; none of it is allocated yet.
 pub fn allocator(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins: &Arc<DevicePlugins>) -> Allocator {
-    let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
+    let exclusive = config.plugins.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),
-        max_pods: usize::try_from(config.most_pods(machine::processors())).ok(),
-        allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
+        max_pods: usize::try_from(config.node.most_pods(machine::processors())).ok(),
+        allowed_unsafe_sysctls: config.workers.allowed_unsafe_sysctls.clone(),
         exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
         allocatable: Some(capacity.offer()),
     };
@@ -89,7 +89,10 @@ pub(super) fn supervise(
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),
-        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
+        probe_grid: ProbeGrid {
+            origin: Some(clock::now().mono),
+            slack_percent: shared.config.workers.probe_timer_slack,
+        },
         followed,
         allocator: Arc::clone(&shared.allocator),
         evictions: orders,

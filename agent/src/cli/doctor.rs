@@ -129,7 +129,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(profiles::examine(&config));
     findings.push(guard::examine(&config).await);
     findings.extend(machine::clock().await);
-    findings.extend(cgroups::examine(config.cgroup_driver));
+    findings.extend(cgroups::examine(config.cgroups.driver));
     findings.extend(runtime::examine(&config).await);
     findings.extend(network::examine(&config));
     findings.extend(node::examine(&config).await);

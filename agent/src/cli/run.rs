@@ -3,17 +3,48 @@
 //! Exit codes: 0 stopped on request; 1 error of the machine (disk, database); 2 usage or configuration; 4 permission
 //! denied; 5 another agent runs on this node.
 
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::logging;
 use crate::app::{self, Ended, Prepared};
-use crate::config::{self, RunFlags};
-use crate::node::{self, StartError};
+use crate::config::{self, ConfigError, RunFlags};
 use limpet_cli::screen::printable_lines;
 use limpet_host::memory;
-use limpet_host::node_name::{self, NameNotice};
+use limpet_host::node_name::{self, NameError, NameNotice};
+use limpet_node::{StartError, agent_lock, capabilities};
+use limpet_upgrade::state_version::StateError;
 use limpet_upgrade::{starter, state_version};
+
+/// Why there is nothing to run. [`exit_code`](Self::exit_code) depends on the kind.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PrepareError {
+    /// The configuration is unreadable or invalid.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The state is of a newer release, or its version cannot be read or written.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The machine does not let the agent start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The node has no valid name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+}
+
+impl PrepareError {
+    /// 1: an error of the machine; 2: usage or configuration; 4: permission denied; 5: another agent runs.
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Name(NameError::Invalid { .. } | NameError::Differs { .. }) => 2,
+            Self::Name(NameError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => 4,
+            Self::State(_) | Self::Name(NameError::Io { .. }) => 1,
+            Self::Start(error) => error.exit_code(),
+        }
+    }
+}
 
 /// Runs the agent until a signal stops it; returns the exit code.
 pub(crate) fn run(flags: &RunFlags) -> ExitCode {
@@ -54,7 +85,7 @@ fn fail(error: &dyn std::error::Error, code: u8) -> ExitCode {
 ///
 /// # Errors
 /// Whatever prevents the start, with its exit code; the message is printed to stderr.
-pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
+pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, PrepareError> {
     let (config, warnings) = config::load(flags)?;
     let verbosity = logging::init(config.verbosity);
     for warning in warnings {
@@ -62,10 +93,11 @@ pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     }
     // Before the first change, the lock's file included.
     state_version::check(&config.root_dir)?;
-    let lock = node::guard(&config)?;
-    node::capabilities::drop_unneeded(&config);
+    let lock = agent_lock::take(&config.places(), &config.node)?;
+    capabilities::drop_unneeded(config.uses());
     let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (name, notice) = node_name::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
+    let given = config.node.hostname_override.as_deref();
+    let (name, notice) = node_name::settle_name(&config.root_dir, given, &host_name)?;
     match notice {
         None => {}
         Some(NameNotice::Settled) => tracing::info!(node = %name, "node name stored"),
@@ -79,7 +111,7 @@ pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
             tracing::error!(node = %name, "the stored node name was damaged, determined again")
         }
     }
-    let node = node::facts(&config, name);
+    let node = config.node_facts(name);
     let set_verbosity = Arc::new(move |level| verbosity.set(level));
     Ok(Prepared { config, flags: flags.clone(), set_verbosity, node, lock })
 }

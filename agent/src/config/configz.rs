@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, ServerSettings};
+use crate::config::Config;
+use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::image::WASM;
 use limpet_core::cpu_allocation::{NONE, STATIC};
@@ -19,6 +20,8 @@ use limpet_image_policy::policy::{ImagePolicy, Requirement, Rule};
 use limpet_model::go_duration;
 use limpet_model::node::Device;
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
+use limpet_node::settings::{Reservation, ReservedCgroup};
+use limpet_server::settings::ServerSettings;
 
 /// kubelet's values of keys without effect, and limpet's where it behaves as with another one (`failSwapOn`). A client that
 /// decodes the document into Go's type takes a missing key for zero, which is a value of its own: `cpuCFSQuota: false`.
@@ -63,7 +66,7 @@ impl Eviction {
 pub(crate) fn document(config: &Config) -> Value {
     // A test parses it.
     let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
-    put_over(&mut kubelet, config.without_effect.clone());
+    put_over(&mut kubelet, config.files.without_effect.clone());
     let parts = [
         kubelet_document(config),
         kernel(config),
@@ -97,17 +100,17 @@ fn put_over(earlier: &mut Map<String, Value>, later: Map<String, Value>) {
 /// The settings of how many pods there are, and of what the kernel does for them.
 fn kernel(config: &Config) -> Value {
     json!({
-        "maxPods": config.max_pods,
-        "podsPerCore": config.pods_per_core,
-        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
-        "cpuCFSQuota": config.cpu_quotas != CpuQuotas::Off,
-        "cpuCFSQuotaPeriod": cpu_period(config.cpu_quotas),
-        "cpuManagerPolicy": if config.cpu_policy.is_some() { STATIC } else { NONE },
+        "maxPods": config.node.max_pods,
+        "podsPerCore": config.node.pods_per_core,
+        "podPidsLimit": config.cgroups.pod_pids_limit.unwrap_or(-1),
+        "cpuCFSQuota": config.cgroups.cpu_quotas != CpuQuotas::Off,
+        "cpuCFSQuotaPeriod": cpu_period(config.cgroups.cpu_quotas),
+        "cpuManagerPolicy": if config.cpus.policy.is_some() { STATIC } else { NONE },
         "cpuManagerPolicyOptions": cpu_policy_options(config),
-        "cpuManagerReconcilePeriod": go_duration::show(config.cpu_reconcile_period),
-        "reservedSystemCPUs": config.reserved_cpus.as_ref().map(ToString::to_string),
-        "failSwapOn": config.fail_swap_on,
-        "protectKernelDefaults": config.protect_kernel_defaults,
+        "cpuManagerReconcilePeriod": go_duration::show(config.cpus.reconcile_period),
+        "reservedSystemCPUs": config.cpus.reserved.as_ref().map(ToString::to_string),
+        "failSwapOn": config.node.kernel.fail_swap_on,
+        "protectKernelDefaults": config.node.kernel.protect_defaults,
     })
 }
 
@@ -129,7 +132,7 @@ fn shutdown(config: &Config) -> Value {
 
 /// The KubeletConfiguration without what [`kernel`], [`shutdown`], [`cluster`], [`listeners`] and [`images`] add.
 fn kubelet_document(config: &Config) -> Value {
-    let driver = match config.cgroup_driver {
+    let driver = match config.cgroups.driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",
     };
@@ -137,46 +140,47 @@ fn kubelet_document(config: &Config) -> Value {
     json!({
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "staticPodPath": config.manifest_path,
-        "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
-        "httpCheckFrequency": config.manifest_url.as_ref().map(|url| go_duration::show(url.frequency)),
-        "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
-        "podLogsDir": config.pod_logs_dir,
-        "volumePluginDir": config.volume_plugin_dir,
+        "staticPodPath": config.sources.manifest_path,
+        "staticPodURL": config.sources.manifest_url.as_ref().map(|url| url.address.to_string()),
+        "httpCheckFrequency": config.sources.manifest_url.as_ref().map(|url| go_duration::show(url.frequency)),
+        "containerRuntimeEndpoint": format!("unix://{}", config.runtime.endpoint.display()),
+        "podLogsDir": config.logs.pods_dir,
+        "volumePluginDir": config.volumes.plugin_dir,
         "cgroupDriver": driver,
-        "cgroupRoot": config.cgroup_root,
-        "crashLoopBackOff": { "maxContainerRestartPeriod": go_duration::show(config.max_restart_pause) },
-        "kubeReserved": quantities(&config.reserved.kube),
-        "systemReserved": quantities(&config.reserved.system),
+        "cgroupRoot": config.cgroups.root,
+        "crashLoopBackOff": { "maxContainerRestartPeriod": go_duration::show(config.restarts.max_pause) },
+        "kubeReserved": quantities(&config.node.reserved.kube),
+        "systemReserved": quantities(&config.node.reserved.system),
         "enforceNodeAllocatable": enforced(config),
-        "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
-        "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
-        "runtimeRequestTimeout": go_duration::show(config.runtime_request_timeout),
-        "seccompDefault": config.seccomp_default,
-        "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
-        "singleProcessOOMKill": config.single_process_oom_kill,
-        "memoryReservationPolicy": if config.memory_qos.keeps_requests { "TieredReservation" } else { "None" },
-        "memoryThrottlingFactor": config.memory_qos.throttling,
-        "containerLogMaxSize": config.log_rotation.max_size.to_string(),
-        "containerLogMaxFiles": config.log_rotation.max_files,
-        "resolvConf": config.resolv_conf.clone().unwrap_or_default(),
-        "clusterDNS": config.cluster_dns,
-        "clusterDomain": config.cluster_domain,
-        "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
+        "kubeReservedCgroup": config.node.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
+        "systemReservedCgroup": config.node.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
+        "runtimeRequestTimeout": go_duration::show(config.runtime.request_timeout),
+        "seccompDefault": config.containers.seccomp_default,
+        "memorySwap": { "swapBehavior": config.containers.swap_behavior.as_str() },
+        "singleProcessOOMKill": config.containers.single_process_oom_kill,
+        "memoryReservationPolicy":
+            if config.cgroups.memory_qos.keeps_requests { "TieredReservation" } else { "None" },
+        "memoryThrottlingFactor": config.cgroups.memory_qos.throttling,
+        "containerLogMaxSize": config.logs.rotation.max_size.to_string(),
+        "containerLogMaxFiles": config.logs.rotation.max_files,
+        "resolvConf": config.volumes.resolv_conf.clone().unwrap_or_default(),
+        "clusterDNS": config.volumes.cluster.nameservers,
+        "clusterDomain": config.volumes.cluster.domain,
+        "allowedUnsafeSysctls": config.workers.allowed_unsafe_sysctls,
         "evictionHard": eviction.hard,
         "evictionSoft": eviction.soft,
         "evictionSoftGracePeriod": eviction.grace,
         "evictionMinimumReclaim": eviction.reclaim,
         "evictionPressureTransitionPeriod": go_duration::show(config.eviction.transition),
         "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
-        "volumeStatsAggPeriod": go_duration::show(config.volume_stats_period),
+        "volumeStatsAggPeriod": go_duration::show(config.volumes.stats_period),
         "logging": { "verbosity": config.verbosity },
     })
 }
 
 /// `None`: none is set, and Go's encoder leaves the map out.
 fn cpu_policy_options(config: &Config) -> Option<BTreeMap<&'static str, &'static str>> {
-    let options: BTreeMap<_, _> = config.cpu_policy?.names().map(|name| (name, "true")).collect();
+    let options: BTreeMap<_, _> = config.cpus.policy?.names().map(|name| (name, "true")).collect();
     Some(options).filter(|options| !options.is_empty())
 }
 
@@ -200,35 +204,35 @@ fn limpet_document(config: &Config) -> Value {
         let Device { paths, cdi, exclusive, permissions } = device;
         (name.clone(), json!({ "paths": paths, "cdi": cdi, "exclusive": exclusive, "permissions": permissions }))
     };
-    let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
-    let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
+    let devices: serde_json::Map<String, Value> = config.plugins.devices.iter().map(device).collect();
+    let classes: serde_json::Map<String, Value> = config.runtime.classes.iter().map(class).collect();
     json!({
-        "hostnameOverride": config.hostname_override,
+        "hostnameOverride": config.node.hostname_override,
         "kubeconfig": config.cluster.kubeconfig,
         "rootDirectory": config.root_dir,
         "runDirectory": config.run_dir,
         "socket": config.socket(),
-        "containerLogsDirectory": config.container_logs_dir,
-        "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
-        "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
-        "snapshotter": config.snapshotter,
-        "runtimeBinary": config.runtime_binary,
-        "shim": config.shim.to_string(),
-        "shimGroup": config.shim_group.to_string(),
+        "containerLogsDirectory": config.logs.containers_dir,
+        "staticPodURLCAFile": config.sources.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
+        "nodeIP": (!config.node.ip.is_empty()).then(|| config.node.ip.to_string()),
+        "snapshotter": config.runtime.snapshotter,
+        "runtimeBinary": config.runtime.binary,
+        "shim": config.runtime.shim.to_string(),
+        "shimGroup": config.runtime.shim_group.to_string(),
         "runtimeClasses": classes,
         "devices": devices,
-        "registryConfigDirectory": config.registry_config_dir,
-        "containerdConfigFile": config.containerd_config,
-        "imagePolicy": config.image_policy.as_ref().map(image_policy),
-        "cniConfigDirectory": config.cni_conf_dir,
-        "cniBinaryDirectories": config.cni_bin_dirs,
-        "metricsAddress": config.metrics_address,
+        "registryConfigDirectory": config.images.registry_config_dir,
+        "containerdConfigFile": config.runtime.containerd_config,
+        "imagePolicy": config.images.policy.as_ref().map(image_policy),
+        "cniConfigDirectory": config.network.config_dir,
+        "cniBinaryDirectories": config.network.binary_dirs,
+        "metricsAddress": config.local.metrics_address,
         "serverAllowedNames": config.server.allowed_names,
         "criSocket": config.cri_socket(),
         "pluginDirectory": config.plugin_dir(),
-        "cdiSpecDirectories": config.cdi_dirs,
+        "cdiSpecDirectories": config.plugins.cdi_dirs,
         "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
-        "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "socketAllowedPods": config.local.allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 
@@ -252,11 +256,12 @@ fn image_policy(policy: &ImagePolicy) -> Value {
 
 /// `enforceNodeAllocatable`, whose words name the cgroups that are limited.
 fn enforced(config: &Config) -> Vec<&'static str> {
-    let reserved = &config.reserved;
+    let reserved = &config.node.reserved;
     let word = |cgroup: &Option<ReservedCgroup>, [all, part]: [&'static str; 2]| {
         cgroup.as_ref().map(|limited| if limited.compressible_only { part } else { all })
     };
     let words: Vec<_> = config
+        .node
         .limit_all_pods
         .then_some("pods")
         .into_iter()
@@ -292,16 +297,16 @@ fn cluster(cluster: &ClusterSettings) -> Value {
 /// The settings of images: their pulls, who may use them, and when they go.
 fn images(config: &Config) -> Value {
     json!({
-        "registryPullQPS": config.pull_rate.map_or(0, |rate| rate.per_second),
-        "registryBurst": config.pull_rate.unwrap_or(PullRate::DEFAULT).burst,
-        "serializeImagePulls": config.max_parallel_pulls == 1,
-        "maxParallelImagePulls": config.max_parallel_pulls,
+        "registryPullQPS": config.pulls.rate.map_or(0, |rate| rate.per_second),
+        "registryBurst": config.pulls.rate.unwrap_or(PullRate::DEFAULT).burst,
+        "serializeImagePulls": config.pulls.max_parallel == 1,
+        "maxParallelImagePulls": config.pulls.max_parallel,
         "imageGCHighThresholdPercent": config.image_gc.high_percent,
         "imageGCLowThresholdPercent": config.image_gc.low_percent,
         "imageMinimumGCAge": go_duration::show(config.image_gc.min_age),
         "imageMaximumGCAge": go_duration::show(config.image_gc.max_age.unwrap_or_default()),
-        "imagePullCredentialsVerificationPolicy": config.image_verification.as_str(),
-        "preloadedImagesVerificationAllowlist": config.image_verification.allowlist(),
+        "imagePullCredentialsVerificationPolicy": config.pulls.verification.as_str(),
+        "preloadedImagesVerificationAllowlist": config.pulls.verification.allowlist(),
     })
 }
 
@@ -435,11 +440,11 @@ mod tests {
             let shown = document(&first)["kubeletconfig"].clone();
             let mut again = read(&shown.to_string());
             assert_eq!(document(&again)["kubeletconfig"], shown, "{text}");
-            (again.file, again.without_effect) = (first.file.clone(), first.without_effect.clone());
+            again.files = first.files.clone();
             // Without an apiserver no token is valid.
             again.server.tokens = first.server.tokens;
             // The headers may be secret.
-            if let (Some(url), Some(shown)) = (&first.manifest_url, &mut again.manifest_url) {
+            if let (Some(url), Some(shown)) = (&first.sources.manifest_url, &mut again.sources.manifest_url) {
                 shown.headers = url.headers.clone();
             }
             assert_eq!(again, first, "{text}");

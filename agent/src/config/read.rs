@@ -12,7 +12,7 @@ mod image_verification;
 mod layers;
 mod memory_qos;
 mod pod_security;
-pub(super) mod processors;
+mod processors;
 mod reserved;
 mod runtime_classes;
 mod server;
@@ -59,14 +59,14 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
         judge.origin = Arc::from(if key.starts_with("--") { "flags" } else { &*file });
         judge.error(position, key, message);
     }
-    config.manifest_url = url;
+    config.sources.manifest_url = url;
     judge.origin = Arc::clone(&file);
     judge.settle_certificate(&mut config.server);
     config.server.reviews = config.cluster.kubeconfig.is_some();
     judge.cluster_as_a_whole(&config.cluster);
     judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
-    if config.manifest_path.is_none() && config.manifest_url.is_none() {
+    if config.sources.manifest_path.is_none() && config.sources.manifest_url.is_none() {
         judge.warn(None, "staticPodPath", "is not set, nor is staticPodURL: pods come only from limpet apply");
     }
     let (errors, warnings): (Vec<_>, Vec<_>) =
@@ -199,9 +199,9 @@ impl ConfigDiagnostics {
         for flag in flags.kubelet.without_value() {
             self.error(None, &flag, "needs a value");
         }
-        config.hostname_override = flags.hostname_override.clone().filter(|name| !name.trim().is_empty());
+        config.node.hostname_override = flags.hostname_override.clone().filter(|name| !name.trim().is_empty());
         if let Some(endpoint) = &flags.container_runtime_endpoint {
-            self.endpoint(endpoint, None, "--container-runtime-endpoint", &mut config.runtime_endpoint);
+            self.endpoint(endpoint, None, "--container-runtime-endpoint", &mut config.runtime.endpoint);
         }
         let paths = [
             ("--pod-manifest-path", &flags.pod_manifest_path),
@@ -214,14 +214,14 @@ impl ConfigDiagnostics {
                 match name {
                     "--root-dir" => self.error(None, name, "is empty; name a directory, or omit the flag"),
                     "--socket" => {}
-                    _ => config.manifest_path = None,
+                    _ => config.sources.manifest_path = None,
                 }
                 continue;
             }
             match std::path::absolute(path) {
                 Ok(path) if name == "--root-dir" => config.root_dir = path,
-                Ok(path) if name == "--socket" => config.socket = Some(path),
-                Ok(path) => config.manifest_path = Some(path),
+                Ok(path) if name == "--socket" => config.local.socket = Some(path),
+                Ok(path) => config.sources.manifest_path = Some(path),
                 Err(error) => self.error(None, name, error.to_string()),
             }
         }
@@ -230,14 +230,14 @@ impl ConfigDiagnostics {
         }
         match flags.node_ip.as_deref() {
             None => {}
-            Some("") => config.node_ip = NodeAddresses::NONE,
-            Some(addresses) => self.node_ip(addresses, None, "--node-ip", &mut config.node_ip),
+            Some("") => config.node.ip = NodeAddresses::NONE,
+            Some(addresses) => self.node_ip(addresses, None, "--node-ip", &mut config.node.ip),
         }
         self.cluster_flags(flags, &mut config.cluster);
-        self.reserved_flags(flags, &mut config.reserved);
+        self.reserved_flags(flags, &mut config.node.reserved);
         config.reserve_named_cpus();
         self.server_flags(&flags.server, &mut config.server);
-        self.credential_provider_flags(flags, config);
+        self.credential_provider_flags(flags, &mut config.images.credential_providers);
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }

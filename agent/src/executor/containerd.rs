@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use self::handler::HttpGetter;
 use self::start::START_ERROR;
-use crate::config::Config;
+use crate::executor::settings::ExecutorSettings;
 use crate::pull_records::PullRecords;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
@@ -73,7 +73,7 @@ const LOGS_DEADLINE: Duration = Duration::from_secs(60);
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
 pub struct ContainerdExecutor {
-    pub config: Arc<Config>,
+    pub settings: ExecutorSettings,
     /// What is true of the node.
     pub node: NodeFacts,
     /// The node's addresses, as they are at any moment.
@@ -313,7 +313,7 @@ impl ContainerdExecutor {
     async fn list_containers(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
         if first {
             self.containers.sweep_leases().await?;
-            limpet_containerd::exec::sweep(&self.client, &self.config.exec_dir()).await;
+            limpet_containerd::exec::sweep(&self.client, &self.settings.exec_dir()).await;
         } else {
             self.containers.release_orphaned_leases().await;
         }
@@ -346,7 +346,7 @@ impl ContainerdExecutor {
     /// instead.
     async fn judge_snapshotter(&self) {
         let judged = match snapshotter::plugins(&self.client).await {
-            Ok(plugins) => snapshotter::judge(&plugins, &self.config.snapshotter),
+            Ok(plugins) => snapshotter::judge(&plugins, &self.settings.runtime.snapshotter),
             Err(error) => return tracing::debug!(%error, "containerd's plugins cannot be listed"),
         };
         if let Err(fault) = judged {

@@ -11,8 +11,6 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet::config::{self, RunFlags};
 use limpet::executor::containerd::ContainerdExecutor;
 use limpet::executor::containerd::compose::{Backends, ExecutorParts};
-use limpet::node;
-use limpet::node::network::NetworkFollower;
 use limpet_containerd::container::NewContainer;
 use limpet_core::outcome::{self, Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
@@ -23,6 +21,7 @@ use limpet_model::manifest;
 use limpet_model::pod::PodUid;
 use limpet_model::source::SourceKind;
 use limpet_model::stop_signal::{MIN_GRACE_PERIOD, StopSignal};
+use limpet_node::network::NetworkFollower;
 use limpet_plugins::csi::{CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
@@ -144,10 +143,10 @@ pub(crate) fn on_containerd(node: &mut TestNode, case: Case) -> Result<()> {
 async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let flags = RunFlags { config: Some(node.agent.settings().config()), ..RunFlags::default() };
     let (config, _) = config::load(&flags)?;
-    let facts = node::facts(&config, node.name().to_owned());
-    let backends = Backends::open(&config, &facts, VolumesInUse::default()).await;
+    let facts = config.node_facts(node.name().to_owned());
+    let backends = Backends::open(&config.executor(), &facts, VolumesInUse::default()).await;
     let reporter = Reporter {
-        runtime_endpoint: config.runtime_endpoint.clone(),
+        runtime_endpoint: config.runtime.endpoint.clone(),
         node_name: facts.name.clone(),
         network: backends.network.subscribe(),
         events: Events::default(),
@@ -159,8 +158,8 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let csi = CsiVolumes::new(Arc::default(), VolumesInUse::default(), &facts.name, &config.root_dir, None);
     let parts = ExecutorParts {
         csi: Arc::new(csi),
-        node_network: NetworkFollower::new(config.node_ip, &facts.name).subscribe(),
-        config: Arc::new(config),
+        node_network: NetworkFollower::new(config.node.ip, &facts.name).subscribe(),
+        settings: config.executor(),
         node: facts,
         executable: env!("CARGO_BIN_EXE_limpet").into(),
         backends,

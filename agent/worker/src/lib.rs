@@ -14,6 +14,7 @@ mod jobs;
 pub mod merge_loop;
 pub mod pod_worker;
 pub mod process_watch;
+pub mod settings;
 pub mod supervisor;
 pub mod watched_processes;
 pub mod workloads;

@@ -7,6 +7,8 @@ use std::{fs, io};
 
 use limpet_model::pod::{PodRecord, PodUid};
 
+use crate::settings::LogSettings;
+
 /// Longest file name; kubelet truncates its links' names to it.
 const NAME_LIMIT: usize = 255;
 
@@ -20,9 +22,8 @@ pub struct LogPaths {
 }
 
 impl LogPaths {
-    /// Paths in these directories.
-    pub fn new(pods: PathBuf, containers: PathBuf) -> Self {
-        Self { pods, containers }
+    pub fn new(settings: &LogSettings) -> Self {
+        Self { pods: settings.pods_dir.clone(), containers: settings.containers_dir.clone() }
     }
 
     /// `<pods>/<namespace>_<name>_<uid>`.
@@ -224,7 +225,7 @@ mod tests {
 
     #[test]
     fn paths_are_kubelets() {
-        let paths = LogPaths::new("/var/log/pods".into(), "/var/log/containers".into());
+        let paths = LogPaths::new(&LogSettings::default());
         let record = record("abc");
         assert_eq!(paths.log_path(&record, "app", 2), Path::new("/var/log/pods/default_web-edge1_abc/app/2.log"));
         assert_eq!(

@@ -14,6 +14,7 @@ use containerd_client::services::v1::{
 };
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{Images, ImagesConfig};
+use limpet_containerd::settings::ImageSettings;
 use limpet_tests::image::Blob;
 use limpet_tests::node::NodeOptions;
 use limpet_tests::registry::{self, Registry};
@@ -75,10 +76,11 @@ impl Node {
             self.client(),
             ImagesConfig {
                 snapshotter: SNAPSHOTTER.to_owned(),
-                registry_config_dir: self.node.containerd.certs_d(),
+                settings: ImageSettings {
+                    registry_config_dir: self.node.containerd.certs_d(),
+                    ..ImageSettings::default()
+                },
                 auth_files: vec![self.scratch("none.json"), self.scratch("config.json")],
-                credential_providers: Vec::new(),
-                policy: None,
                 verifiers: None,
                 archives_dir: self.archives(),
             },

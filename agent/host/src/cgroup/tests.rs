@@ -24,8 +24,8 @@ impl Root {
     }
 
     async fn open(&self, pids: Option<i64>) -> Option<Cgroups> {
-        let settings = CgroupSettings { pod_pids_limit: pids, ..CgroupSettings::default() };
-        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, settings).await;
+        let settings = CgroupSettings { root: self.0.clone(), pod_pids_limit: pids, ..CgroupSettings::default() };
+        let cgroups = Cgroups::open(&settings).await;
         need(cgroups.map_err(|error| format!("cannot make cgroups here: {error}")))
     }
 }
@@ -185,11 +185,10 @@ async fn the_burstable_level_has_the_weight_of_its_pods_requests() {
 async fn what_pods_request_is_kept_up_to_the_level_of_all_pods() {
     let root = Root::new("kept");
     let tiered = MemoryQos { keeps_requests: true, throttling: Some(0.5) };
-    let settings = CgroupSettings { memory_qos: tiered, ..CgroupSettings::default() };
-    let open = async |settings| {
-        need(Cgroups::open(CgroupDriver::Cgroupfs, &root.0, settings).await.map_err(|error| error.to_string()))
-    };
-    let Some(cgroups) = open(settings).await else { return };
+    let here = CgroupSettings { root: root.0.clone(), ..CgroupSettings::default() };
+    let settings = CgroupSettings { memory_qos: tiered, ..here.clone() };
+    let open = async |settings: &CgroupSettings| need(Cgroups::open(settings).await.map_err(|error| error.to_string()));
+    let Some(cgroups) = open(&settings).await else { return };
     if !cgroups.is_v2() {
         return;
     }
@@ -210,7 +209,7 @@ async fn what_pods_request_is_kept_up_to_the_level_of_all_pods() {
         (read("", "memory.min"), read("", "memory.low"), read("burstable", "memory.low")),
         (mib(8), mib(0), mib(0))
     );
-    let other_configuration = open(CgroupSettings::default()).await.unwrap();
+    let other_configuration = open(&here).await.unwrap();
     assert_eq!(other_configuration.read("", "memory", "memory.min", "memory.min"), mib(0));
 }
 

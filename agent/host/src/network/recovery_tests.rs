@@ -204,7 +204,8 @@ async fn a_watch_that_fails_is_made_again() {
     let conf_dir = dir.path().join("net.d");
     // It leads to itself, so it can be neither watched nor read.
     std::os::unix::fs::symlink(&conf_dir, &conf_dir).unwrap();
-    let network = Network::new(conf_dir.clone(), Vec::new(), dir.path().join("state"));
+    let network =
+        Network::new(CniSettings { config_dir: conf_dir.clone(), binary_dirs: Vec::new() }, dir.path().join("state"));
     let (stop, (call, mut calls)) = (CancellationToken::new(), mpsc::unbounded_channel());
     let (watched, until) = (network.clone(), stop.clone());
     let watching = tokio::spawn(async move { watched.watch(until, || call.send(()).unwrap()).await });

@@ -48,7 +48,7 @@ impl Scripted {
         std::fs::write(dir.path().join("result"), r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/16"}]}"#)
             .unwrap();
         let at = |name: &str| dir.path().join(name);
-        let network = Network::new(at("net.d"), vec![at("bin")], at("state"));
+        let network = Network::new(CniSettings { config_dir: at("net.d"), binary_dirs: vec![at("bin")] }, at("state"));
         let node = Self { dir, network };
         node.configure("net", "1.0.0", &["one", "two"]);
         node
@@ -124,7 +124,8 @@ async fn an_attachment_is_recorded_checked_and_detached() {
     assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
 
     // Again, by a restarted agent: CHECK with the recorded result, no ADD.
-    let again = Network::new(node.at("net.d"), vec![node.at("bin")], node.at("state"));
+    let again =
+        Network::new(CniSettings { config_dir: node.at("net.d"), binary_dirs: vec![node.at("bin")] }, node.at("state"));
     assert_eq!(again.attach(&pod(&uid, &netns)).await.unwrap(), addresses);
     assert_eq!(node.calls(), ["one CHECK netns", "two CHECK netns"]);
     assert_eq!(node.stdin("one-CHECK")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
@@ -251,7 +252,8 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
 async fn a_configuration_that_appears_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let conf_dir = dir.path().join("cni/net.d");
-    let network = Network::new(conf_dir.clone(), Vec::new(), dir.path().join("state"));
+    let network =
+        Network::new(CniSettings { config_dir: conf_dir.clone(), binary_dirs: Vec::new() }, dir.path().join("state"));
     assert_eq!(
         network.status().to_string(),
         format!(
@@ -332,7 +334,10 @@ async fn pods_on_a_real_bridge_reach_each_other() {
         "ipam": {"type": "host-local", "dataDir": data, "ranges": [[{"subnet": subnet.cidr()}]]},
     }]});
     std::fs::write(conf_dir.join("10-test.conflist"), config.to_string()).unwrap();
-    let network = Network::new(conf_dir.clone(), vec![plugins], dir.path().join("state"));
+    let network = Network::new(
+        CniSettings { config_dir: conf_dir.clone(), binary_dirs: vec![plugins] },
+        dir.path().join("state"),
+    );
 
     // A bridge without an address takes its ports' lowest MAC, which the plugin's CHECK rejects; so it gets one.
     let bridge = ["link", "add", &bridge, "address", "02:00:0a:fe:4d:01", "type", "bridge"];

@@ -30,7 +30,7 @@ pub struct Resolver {
 }
 
 /// The cluster's DNS configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterDns {
     /// Their addresses.
     pub nameservers: Vec<IpAddr>,

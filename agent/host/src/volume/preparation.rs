@@ -60,7 +60,7 @@ impl Preparation {
         let hosts = if pod.host_network() {
             HostsFile::Node(aliases.to_vec())
         } else {
-            let names = hostname::pod_hostname(pod, &settings.cluster.domain)?;
+            let names = hostname::pod_hostname(pod, &settings.configured.cluster.domain)?;
             HostsFile::Own(hosts::own_network(addresses, &names, aliases))
         };
         let pod_dir = settings.pod_dir(&pod.uid);

@@ -34,7 +34,7 @@ pub(super) enum NodeResolver {
 }
 
 pub(super) fn read_nodes(settings: &Settings) -> Result<NodeResolver, VolumeError> {
-    let Some(path) = &settings.resolv_conf else { return Ok(NodeResolver::Off) };
+    let Some(path) = &settings.configured.resolv_conf else { return Ok(NodeResolver::Off) };
     Ok(match files::read(path)? {
         None => NodeResolver::Missing,
         Some(text) => NodeResolver::Present(Resolver::parse(&text)),
@@ -57,7 +57,7 @@ pub(super) fn write(
         NodeResolver::Off => None,
         NodeResolver::Present(resolver) => Some(resolver),
     };
-    let (resolver, warnings) = dns::resolve(pod, node, &settings.cluster);
+    let (resolver, warnings) = dns::resolve(pod, node, &settings.configured.cluster);
     in_place::write(&path, &resolver.render(), false)?;
     Ok(warnings)
 }
@@ -75,7 +75,7 @@ impl Volumes {
                 NodeResolver::Missing => Some(Resolver::default()),
                 NodeResolver::Present(resolver) => Some(resolver),
             };
-            Ok(dns::resolve(&request, node.as_ref(), &settings.cluster).0)
+            Ok(dns::resolve(&request, node.as_ref(), &settings.configured.cluster).0)
         };
         blocking(self.settings.pod_dir(&pod.uid), DEADLINE, read).await
     }
@@ -92,7 +92,7 @@ impl Volumes {
         open: impl AsyncFn(&Path) -> io::Result<PathWatch>,
         (first, longest): (Duration, Duration),
     ) {
-        let Some(path) = &self.settings.resolv_conf else { return };
+        let Some(path) = &self.settings.configured.resolv_conf else { return };
         let (mut watch, mut lost, mut behind, mut pause) = (None, false, false, first);
         // Not read yet: pods that are there already are compared first, and those that are adopted later then.
         let mut known = None;

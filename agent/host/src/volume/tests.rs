@@ -51,11 +51,13 @@ impl Node {
         std::fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.1\n").unwrap();
         std::fs::write(dir.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
         let settings = Settings {
+            configured: VolumeSettings {
+                resolv_conf: Some(dir.path().join("resolv.conf")),
+                plugin_dir: dir.path().join("plugins"),
+                ..VolumeSettings::default()
+            },
             root_dir: dir.path().join("root"),
-            resolv_conf: Some(dir.path().join("resolv.conf")),
             hosts_file: dir.path().join("hosts"),
-            plugin_dir: dir.path().join("plugins"),
-            cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
             limits: NodeLimits {
                 cpu: Amount::from_units(1),
                 memory: Amount::from_units(1 << 30),

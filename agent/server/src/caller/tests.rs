@@ -56,7 +56,7 @@ fn lookup(allowed: &[(&str, &str)]) -> CallerLookup {
     CallerLookup {
         observer: Arc::new(Pods),
         observed: observed_pods,
-        config: Arc::new(NodeSettings { socket_allowed_pods: allowed, ..fixtures::settings() }),
+        config: Arc::new(ServedNode { socket_allowed_pods: allowed, ..fixtures::settings() }),
         node_name: "edge1".into(),
         agent_uid: rustix::process::geteuid().as_raw(),
         events: Events::default(),

@@ -48,7 +48,7 @@ struct Server {
 impl Server {
     fn new(change: impl FnOnce(&mut ServerSettings)) -> Self {
         let dir = TempDir::new().unwrap();
-        let mut config = NodeSettings { pki_dir: dir.path().join("pki"), ..crate::fixtures::settings() };
+        let mut config = ServedNode { pki_dir: dir.path().join("pki"), ..crate::fixtures::settings() };
         config.server.client_ca = Some(dir.path().join("ca.crt"));
         config.server.allowed_names = vec!["apiserver".to_owned(), "group:readers".to_owned()];
         change(&mut config.server);

@@ -9,8 +9,8 @@ use limpet_host::mount_table::{self, Mount};
 
 pub(super) fn examine(config: &Config) -> Finding {
     let mounts = mount_table::mounts().unwrap_or_default();
-    let manifests = config.manifest_path.as_deref().map(|path| ("manifests", path));
-    let state = [("state", config.root_dir.as_path()), ("logs", config.pod_logs_dir.as_path())];
+    let manifests = config.sources.manifest_path.as_deref().map(|path| ("manifests", path));
+    let state = [("state", config.root_dir.as_path()), ("logs", config.logs.pods_dir.as_path())];
     let places: Vec<CheckedDirectory> = manifests
         .into_iter()
         .chain(state)

@@ -10,7 +10,7 @@ use super::scratch::Scratch;
 use super::{Finding, Level};
 use crate::config::Config;
 use crate::manifest_guard::{ArmError, PINS};
-use crate::node::facts;
+use limpet_node::machine_facts;
 
 const GUARD: &str = "guard";
 /// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never
@@ -60,7 +60,7 @@ fn not_configured(pinned: &GuardState) -> Finding {
 
 /// Attaches all hooks, and checks that they deny a change.
 fn attempt(mode: GuardMode) -> Result<(), ArmError> {
-    if !facts::cgroup_v2() {
+    if !machine_facts::cgroup_v2() {
         return Err(ArmError::CgroupVersion);
     }
     let missing = |path: &Path, source| ArmError::Missing { path: path.to_owned(), source };

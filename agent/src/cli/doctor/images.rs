@@ -10,13 +10,14 @@ use limpet_containerd::image_verifier::{self, VerifierSettings};
 use limpet_image_policy::key::{MAX_KEY_FILE, VerificationKey};
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
-    let policy = config.image_policy.iter().flat_map(|policy| {
+    let policy = config.images.policy.iter().flat_map(|policy| {
         let rules = policy.rules.len();
         let summary = format!("{rules} rules; every other image: {}", policy.default.as_str());
         let keys: Vec<Finding> = policy.key_files().into_iter().filter_map(key).collect();
         if keys.is_empty() { vec![Finding::ok("imagePolicy", summary)] } else { keys }
     });
-    let verifiers = image_verifier::settings(&config.containerd_config).and_then(|settings| verifiers(&settings));
+    let verifiers =
+        image_verifier::settings(&config.runtime.containerd_config).and_then(|settings| verifiers(&settings));
     policy.chain(verifiers).collect()
 }
 
@@ -82,19 +83,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("plant.pub");
         let containerd_config = directory.path().join("config.toml");
-        let of = |requirement| {
-            let image_policy = Some(ImagePolicy { rules: Vec::new(), default: requirement });
+        let examined = |requirement| {
+            let policy = Some(ImagePolicy { rules: Vec::new(), default: requirement });
             let directory = directory.path().join("verifiers");
             let text = format!("[plugins.'io.containerd.image-verifier.v1.bindir']\nbin_dir = {directory:?}\n");
             std::fs::write(&containerd_config, text).unwrap();
-            examine(&Config { image_policy, containerd_config: containerd_config.clone(), ..Config::default() })
+            let mut config = Config::default();
+            (config.images.policy, config.runtime.containerd_config) = (policy, containerd_config.clone());
+            examine(&config)
         };
-        let finding = of(Requirement::Cosign(vec![file.clone()])).remove(0);
+        let finding = examined(Requirement::Cosign(vec![file.clone()])).remove(0);
         assert!(finding.level == Level::Degraded && finding.text.contains("plant.pub cannot be read"), "{finding:?}");
         std::fs::write(&file, "no key").unwrap();
-        let finding = of(Requirement::Cosign(vec![file.clone()])).remove(0);
+        let finding = examined(Requirement::Cosign(vec![file.clone()])).remove(0);
         assert!(finding.text.contains("plant.pub is not PEM"), "{finding:?}");
-        let finding = of(Requirement::Digest).remove(0);
+        let finding = examined(Requirement::Digest).remove(0);
         assert_eq!((finding.level, finding.text.as_str()), (Level::Ok, "0 rules; every other image: digest"));
     }
 }

@@ -29,8 +29,8 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         lockdown(read("/sys/kernel/security/lockdown").as_deref()),
         security_modules(read("/sys/kernel/security/lsm").as_deref(), guarded),
         container_exits(loaded.as_ref().map(Loaded::programs)),
-        attribution::fanotify(config.manifest_watch, config.manifest_path.as_deref()).await,
-        attribution::programs(config.manifest_watch, loaded.as_mut()).await,
+        attribution::fanotify(config.sources.watch, config.sources.manifest_path.as_deref()).await,
+        attribution::programs(config.sources.watch, loaded.as_mut()).await,
     ]
 }
 

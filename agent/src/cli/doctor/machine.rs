@@ -5,9 +5,9 @@ use std::{fs, io};
 
 use super::{Finding, Level};
 use crate::config::Config;
-use crate::node::capabilities::{self, Need};
 use limpet_cli::program_output::output_of;
 use limpet_host::user_namespace;
+use limpet_node::capabilities::{self, Need};
 
 /// pidfds that can be polled, which container exits are detected by.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
@@ -29,7 +29,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let uid = rustix::process::geteuid().as_raw();
     vec![
         kernel(&uname.release().to_string_lossy(), &uname.machine().to_string_lossy()),
-        rights(uid, capabilities::lacking(config)),
+        rights(uid, capabilities::lacking(config.uses())),
         if seccomp {
             Finding::ok("seccomp", "profiles can be used")
         } else {
@@ -41,7 +41,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
         },
         inotify(number("/proc/sys/fs/inotify/max_user_instances"), number("/proc/sys/fs/inotify/max_user_watches")),
         disk(&config.root_dir),
-        user_namespaces(user_namespace::missing_support(&config.snapshotter)),
+        user_namespaces(user_namespace::missing_support(&config.runtime.snapshotter)),
     ]
 }
 
@@ -168,7 +168,7 @@ fn judge_clock(now: jiff::Timestamp, systemd: Option<&str>, daemon: Option<&str>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::capabilities::NEEDS;
+    use limpet_node::capabilities::NEEDS;
 
     #[test]
     fn the_machine_is_judged() {

@@ -25,7 +25,7 @@ struct CheckedPath {
 
 pub(super) fn examine(config: &Config, config_file: Option<&Path>) -> Vec<Finding> {
     let secret = OTHERS_MODE | GROUP_OR_OTHERS_WRITE;
-    let manifests = config.manifest_path.as_deref();
+    let manifests = config.sources.manifest_path.as_deref();
     let manifests = manifests.map(|path| ("manifests", path, secret, if path.is_dir() { 0o700 } else { 0o600 }));
     let places = [
         config_file.map(|path| ("configuration", path, secret, 0o600)),

@@ -11,7 +11,7 @@ use limpet_host::network::{Network, NetworkStatus};
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![cni(config)];
-    if let Some(path) = &config.resolv_conf {
+    if let Some(path) = &config.volumes.resolv_conf {
         findings.push(match fs::read_to_string(path) {
             Ok(text) => resolver(path, &text),
             Err(error) => {
@@ -25,16 +25,15 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 
 fn cni(config: &Config) -> Finding {
     // The network module judges the configuration; nothing is written until a pod is attached.
-    let network =
-        Network::new(config.cni_conf_dir.clone(), config.cni_bin_dirs.clone(), config.root_dir.join("network"));
+    let network = Network::new(config.network.clone(), config.root_dir.join("network"));
     match network.status() {
         NetworkStatus::NotReady { reason } => {
             let remedy = "Install one; pods with hostNetwork do not need it";
             Finding::failed("CNI", format!("{reason}; pods without hostNetwork wait"), remedy)
         }
         NetworkStatus::Ready { name } => {
-            let types = chosen(&config.cni_conf_dir).map(|path| plugins(&path)).unwrap_or_default();
-            binaries(&name, &types, &config.cni_bin_dirs)
+            let types = chosen(&config.network.config_dir).map(|path| plugins(&path)).unwrap_or_default();
+            binaries(&name, &types, &config.network.binary_dirs)
         }
     }
 }
@@ -88,6 +87,8 @@ fn resolver(path: &Path, text: &str) -> Finding {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use limpet_host::network::CniSettings;
+
     use super::super::Level;
     use super::*;
 
@@ -104,7 +105,10 @@ mod tests {
 
         let dir = std::env::temp_dir().join(format!("limpet-doctor-cni-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
-        let config = Config { cni_conf_dir: dir.clone(), cni_bin_dirs: vec![dir.clone()], ..Config::default() };
+        let config = Config {
+            network: CniSettings { config_dir: dir.clone(), binary_dirs: vec![dir.clone()] },
+            ..Config::default()
+        };
         assert_eq!(cni(&config).level, Level::Failed);
         let conflist =
             r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}"#;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::Finding;
 use super::runtime::same_mount_namespace;
-use crate::config::{AuthorizationMode, Config, ConfigError, RunFlags, ServerSettings};
-use crate::node::OtherAgent;
-use crate::node::kernel_settings::{self, Deviation};
+use crate::config::{Config, ConfigError, RunFlags};
 use limpet_cli::program_output::output_of;
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
+use limpet_node::OtherAgent;
+use limpet_node::kernel_settings::{self, Deviation};
+use limpet_server::settings::{AuthorizationMode, ServerSettings};
 
 /// Settings a systemd unit must not have, because they give the service a mount namespace of its own.
 const PRIVATE: [&str; 9] = [
@@ -68,8 +69,8 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         false => None,
     };
     let mut findings = vec![
-        manifests(config.manifest_path.as_deref(), config.manifest_url.is_some()),
-        others(crate::node::other_agent(&config.cgroup_root), config.ignore_other_agents),
+        manifests(config.sources.manifest_path.as_deref(), config.sources.manifest_url.is_some()),
+        others(limpet_node::other_agent(&config.cgroups.root), config.node.ignore_other_agents),
     ];
     findings.extend(kernel(config));
     findings.push(api(&config.server));
@@ -82,13 +83,13 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
 
 /// What keeps limpet from starting.
 fn kernel(config: &Config) -> Vec<Finding> {
-    let swap = kernel_settings::forbidden_swap(config);
+    let swap = kernel_settings::forbidden_swap(&config.node.kernel);
     let swap = swap.map(|swap| {
         let text = format!("failSwapOn is true, and swap is in use: {swap}");
         Finding::failed("swap", text, "Turn it off, for example with swapoff -a, or set failSwapOn: false")
     });
     let remedy = "Set it with sysctl, or set protectKernelDefaults: false";
-    let settings = kernel_settings::forbidden_settings(config);
+    let settings = kernel_settings::forbidden_settings(&config.node.kernel);
     let setting = |deviation: Deviation| Finding::failed("kernel settings", deviation.to_string(), remedy);
     swap.into_iter().chain(settings.into_iter().map(setting)).collect()
 }

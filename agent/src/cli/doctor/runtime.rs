@@ -11,10 +11,11 @@ use containerd_client::services::v1::version_client::VersionClient;
 use tokio_util::sync::CancellationToken;
 
 use super::Finding;
-use crate::config::{Config, Shim};
+use crate::config::Config;
 use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::runtime::SHIM_PROGRAM;
+use limpet_containerd::settings::Shim;
 use limpet_containerd::{event_stream, snapshotter};
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
@@ -27,7 +28,7 @@ const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
-    let socket = &config.runtime_endpoint;
+    let socket = &config.runtime.endpoint;
     let peer = match peer::pid(socket) {
         Ok(pid) => pid,
         Err(error) => {
@@ -41,7 +42,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![version(&client).await];
     // If not even its version can be read, further calls are pointless.
     if findings[0].level != super::Level::Failed {
-        findings.extend(plugins(&client, &config.snapshotter).await);
+        findings.extend(plugins(&client, &config.runtime.snapshotter).await);
         findings.push(events(&client).await);
     }
     findings.push(mounts(peer, peer.map(same_mount_namespace)));
@@ -165,7 +166,7 @@ fn mounts(pid: Option<u32>, same: Option<io::Result<bool>>) -> Finding {
 
 async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     let search = containerd.and_then(path_of).unwrap_or_else(|| USUAL_PATH.into());
-    let (name, found) = match &config.runtime_binary {
+    let (name, found) = match &config.runtime.binary {
         Some(path) => (path.display().to_string(), Some(path.clone()).filter(|path| path.is_file())),
         None => ("runc".to_owned(), in_path("runc", &search)),
     };
@@ -186,10 +187,11 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
 /// runs.
 async fn shim(config: &Config) -> Option<Finding> {
     let executable = std::env::current_exe().ok()?;
-    let Some(program) = config.shim.program(&executable) else {
+    let Some(program) = config.runtime.shim.program(&executable) else {
         let missing = executable.with_file_name(SHIM_PROGRAM);
         let text = format!("{} is not there: each pod has containerd's, which takes 4 MiB more", missing.display());
-        return (config.shim == Shim::Auto).then(|| Finding::degraded("shim", text, "Install it beside limpet"));
+        return (config.runtime.shim == Shim::Auto)
+            .then(|| Finding::degraded("shim", text, "Install it beside limpet"));
     };
     let version = output_of(&program, &["-v"]).await;
     Some(match version.filter(|text| text.starts_with(SHIM_PROGRAM)) {
@@ -217,6 +219,8 @@ fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use containerd_client::google::rpc::Status;
+
+    use limpet_containerd::settings::RuntimeSettings;
 
     use super::super::Level;
     use super::*;
@@ -256,7 +260,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_machine_without_containerd_is_reported() {
-        let config = Config { runtime_endpoint: "/nowhere/containerd.sock".into(), ..Config::default() };
+        let config = Config {
+            runtime: RuntimeSettings { endpoint: "/nowhere/containerd.sock".into(), ..RuntimeSettings::default() },
+            ..Config::default()
+        };
         let findings = examine(&config).await;
         assert_eq!(findings[0].level, Level::Failed);
         assert!(findings[0].text.starts_with("/nowhere/containerd.sock: No such file"), "{findings:?}");

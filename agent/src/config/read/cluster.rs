@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::ClusterSettings;
 use super::super::flags::RunFlags;
 use super::super::tree::{Map, Position};
 use super::ConfigDiagnostics;
 use limpet_apiserver_client::kubeconfig;
+use limpet_cluster::settings::ClusterSettings;
 use limpet_core::node_object::NodeTaint;
 use limpet_model::go_duration;
 use limpet_model::node::NodeAddresses;
@@ -268,7 +268,7 @@ mod tests {
         ];
         let config = load_text(&text, &more).0.unwrap_or_default();
         assert_eq!(
-            (config.cluster.provider_id.as_deref(), config.node_ip),
+            (config.cluster.provider_id.as_deref(), config.node.ip),
             (
                 Some("edge://7"),
                 [[192, 0, 2, 7].into(), [0x2001_u16, 0xdb8, 0, 0, 0, 0, 0, 7].into()].into_iter().collect()
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn an_unspecified_address_names_a_family_and_is_alone() {
-        let read = |flag: &str| load_text(KUBELET_HEAD, &[flag]).0.map(|config| config.node_ip.to_string());
+        let read = |flag: &str| load_text(KUBELET_HEAD, &[flag]).0.map(|config| config.node.ip.to_string());
         assert_eq!((read("--node-ip=::"), read("--node-ip=0.0.0.0")), (Ok("::".into()), Ok("0.0.0.0".into())));
         let error = "flags: --node-ip: :: is not allowed together with other addresses".to_owned();
         assert_eq!(read("--node-ip=::,192.0.2.1"), Err(vec![error]));

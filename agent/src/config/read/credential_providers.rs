@@ -7,7 +7,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::Config;
 use super::super::flags::RunFlags;
 use super::super::keys::{
     CREDENTIAL_PROVIDER, CREDENTIAL_PROVIDER_CONFIG, CREDENTIAL_PROVIDER_VARIABLE, TOKEN_ATTRIBUTES,
@@ -36,7 +35,7 @@ const MAX_FILES: usize = 64;
 
 impl ConfigDiagnostics {
     /// Applies the two flags, of which none goes without the other, and reads the files.
-    pub(super) fn credential_provider_flags(&mut self, flags: &RunFlags, config: &mut Config) {
+    pub(super) fn credential_provider_flags(&mut self, flags: &RunFlags, providers: &mut Vec<CredentialProvider>) {
         let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let (path, directory) =
             match (given(&flags.image_credential_provider_config), given(&flags.image_credential_provider_bin_dir)) {
@@ -55,14 +54,20 @@ impl ConfigDiagnostics {
         for file in files {
             self.origin = Arc::from(file.to_string_lossy());
             match read_capped(&file) {
-                Ok(text) => self.credential_providers(&text, &directory, &mut names, config),
+                Ok(text) => self.credential_providers(&text, &directory, &mut names, providers),
                 Err(error) => self.error(None, "", format!("cannot be read: {error}")),
             }
         }
         self.origin = flags;
     }
 
-    fn credential_providers(&mut self, text: &str, directory: &Path, names: &mut HashSet<String>, config: &mut Config) {
+    fn credential_providers(
+        &mut self,
+        text: &str,
+        directory: &Path,
+        names: &mut HashSet<String>,
+        providers: &mut Vec<CredentialProvider>,
+    ) {
         let before = self.faults.len();
         let documents = self.documents(text);
         let [Node { value: Value::Map(entries), position }] = documents.as_slice() else {
@@ -80,18 +85,18 @@ impl ConfigDiagnostics {
             }
         }
         self.keys(entries, CREDENTIAL_PROVIDER_CONFIG, "");
-        let providers = map.maps("providers");
-        if providers.is_empty() {
+        let entries = map.maps("providers");
+        if entries.is_empty() {
             self.error(Some(*position), "providers", "at least one is required");
         }
-        for (index, (provider, at)) in providers.into_iter().enumerate() {
+        for (index, (provider, at)) in entries.into_iter().enumerate() {
             let path = format!("providers[{index}]");
             self.keys(provider.entries, CREDENTIAL_PROVIDER, &path);
             if let Some(provider) = self.credential_provider(provider, at, &path, directory) {
                 if !names.insert(provider.name.clone()) {
                     self.error(Some(at), &format!("{path}.name"), format!("{:?} is already defined", provider.name));
                 }
-                config.credential_providers.push(provider);
+                providers.push(provider);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! `devices`: which devices of the host provide an extended resource.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::super::Config;
 use super::super::tree::{Entry, Map, Position, Value};
 use super::ConfigDiagnostics;
 use super::runtime_classes::cdi_device;
@@ -15,7 +15,7 @@ const FIELDS: [&str; 4] = ["paths", "cdi", "exclusive", "permissions"];
 impl ConfigDiagnostics {
     /// Reads the table: a resource's name, then `paths` or `cdi` or both, and `exclusive` and `permissions`, which are
     /// optional.
-    pub(super) fn devices(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn devices(&mut self, map: &Map<'_>, devices: &mut BTreeMap<String, Device>) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
             if !is_device(key) {
@@ -28,7 +28,7 @@ impl ConfigDiagnostics {
                 continue;
             };
             if let Some(device) = self.device(&path, *position, fields) {
-                config.devices.insert(key.clone(), device);
+                devices.insert(key.clone(), device);
             }
         }
     }

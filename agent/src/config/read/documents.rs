@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::store::KeyLocation;
-use limpet_bpf::GuardMode;
+use limpet_bpf::{GuardMode, GuardSettings};
 
 use super::super::tree::Map;
-use super::super::{Config, CriSocket, PluginDirectory, Shim, quantity};
+use super::super::{Config, quantity};
 use super::ConfigDiagnostics;
-use crate::config::GuardSettings;
+use crate::executor::settings::PullSettings;
+use crate::source::settings::SourceSettings;
+use limpet_containerd::settings::{ContainerSettings, RuntimeSettings, Shim};
 use limpet_containerd::spec::ShimGroup;
 use limpet_core::backoff;
 use limpet_core::pull_rate::PullRate;
@@ -21,6 +23,8 @@ use limpet_model::go_duration;
 use limpet_model::pod::PodKey;
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_model::pod::swap::SwapBehavior;
+use limpet_plugins::settings::{PluginDirectory, PluginSettings};
+use limpet_server::settings::{CriSocket, LocalSettings};
 
 /// The limit of parallel pulls where kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
@@ -37,20 +41,21 @@ impl ConfigDiagnostics {
         self.paths_and_runtime(map, directory, config);
         self.limits(map, config);
         if let Some((on, _)) = map.bool("seccompDefault") {
-            config.seccomp_default = on;
+            config.containers.seccomp_default = on;
         }
-        self.memory(map, config);
-        self.processors(map, config);
+        self.memory(map, &mut config.containers);
+        config.cgroups.memory_qos = self.memory_qos(map);
+        self.processors(map, &mut config.cpus);
         self.names(map, config);
         self.logs(map, config);
-        self.pulls(map, config);
+        self.pulls(map, &mut config.pulls);
         self.image_gc(map, &mut config.image_gc);
-        self.image_verification(map, &mut config.image_verification);
+        self.image_verification(map, &mut config.pulls.verification);
         self.eviction(map, &mut config.eviction);
         self.server(map, directory, &mut config.server);
-        config.reserved.kube = self.reserved(map, "kubeReserved");
-        config.reserved.system = self.reserved(map, "systemReserved");
-        self.enforcement(map, config);
+        config.node.reserved.kube = self.reserved(map, "kubeReserved");
+        config.node.reserved.system = self.reserved(map, "systemReserved");
+        self.enforcement(map, &mut config.node);
         self.cluster(map, &mut config.cluster);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
@@ -59,20 +64,20 @@ impl ConfigDiagnostics {
 
     fn paths_and_runtime(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
         if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {
-            config.manifest_path = Some(directory.join(path));
+            config.sources.manifest_path = Some(directory.join(path));
         }
-        self.absolute_path(map, "podLogsDir", &mut config.pod_logs_dir);
-        self.absolute_path(map, "volumePluginDir", &mut config.volume_plugin_dir);
-        self.absolute_path(map, "cgroupRoot", &mut config.cgroup_root);
+        self.absolute_path(map, "podLogsDir", &mut config.logs.pods_dir);
+        self.absolute_path(map, "volumePluginDir", &mut config.volumes.plugin_dir);
+        self.absolute_path(map, "cgroupRoot", &mut config.cgroups.root);
         if let Some((path, _)) = map.text("resolvConf") {
-            config.resolv_conf = (!path.is_empty()).then(|| directory.join(path));
+            config.volumes.resolv_conf = (!path.is_empty()).then(|| directory.join(path));
         }
         if let Some((endpoint, at)) = map.text("containerRuntimeEndpoint").filter(|(text, _)| !text.is_empty()) {
-            self.endpoint(endpoint, Some(at), "containerRuntimeEndpoint", &mut config.runtime_endpoint);
+            self.endpoint(endpoint, Some(at), "containerRuntimeEndpoint", &mut config.runtime.endpoint);
         }
         match map.text("cgroupDriver") {
             Some(("cgroupfs" | "", _)) | None => {}
-            Some(("systemd", _)) => config.cgroup_driver = CgroupDriver::Systemd,
+            Some(("systemd", _)) => config.cgroups.driver = CgroupDriver::Systemd,
             Some((other, at)) => {
                 self.error(Some(at), "cgroupDriver", format!("{other:?} is neither cgroupfs nor systemd"));
             }
@@ -81,32 +86,32 @@ impl ConfigDiagnostics {
 
     fn limits(&mut self, map: &Map<'_>, config: &mut Config) {
         if let Some((limit, _)) = map.int("podPidsLimit") {
-            config.pod_pids_limit = Some(limit).filter(|limit| *limit > 0);
+            config.cgroups.pod_pids_limit = Some(limit).filter(|limit| *limit > 0);
         }
         if let Some((pods, at)) = map.int("maxPods").filter(|(pods, _)| *pods != 0) {
             match u32::try_from(pods) {
-                Ok(pods) => config.max_pods = pods,
+                Ok(pods) => config.node.max_pods = pods,
                 Err(_) => self.error(Some(at), "maxPods", format!("{pods} is not a valid number of pods")),
             }
         }
         if let Some((pods, at)) = map.int("podsPerCore") {
             match u32::try_from(pods) {
-                Ok(pods) => config.pods_per_core = Some(pods).filter(|pods| *pods != 0),
+                Ok(pods) => config.node.pods_per_core = Some(pods).filter(|pods| *pods != 0),
                 Err(_) => self.error(Some(at), "podsPerCore", format!("{pods} is not a valid number of pods")),
             }
         }
         self.kernel(map, config);
         config.shutdown = self.shutdown(map);
         if let Some(timeout) = self.timeout(map, "runtimeRequestTimeout", "2m") {
-            config.runtime_request_timeout = timeout;
+            config.runtime.request_timeout = timeout;
         }
         if let Some(period) = self.timeout(map, "volumeStatsAggPeriod", "1m; limits on disks are always kept") {
-            config.volume_stats_period = period;
+            config.volumes.stats_period = period;
         }
         let back_off = Map { entries: map.map("crashLoopBackOff") };
         if let Some((period, at)) = back_off.text("maxContainerRestartPeriod") {
             match go_duration::parse(period).filter(|period| (SHORTEST_PAUSE..=backoff::MAX_BACKOFF).contains(period)) {
-                Some(period) => config.max_restart_pause = period,
+                Some(period) => config.restarts.max_pause = period,
                 None => self.error(
                     Some(at),
                     "crashLoopBackOff.maxContainerRestartPeriod",
@@ -127,11 +132,11 @@ impl ConfigDiagnostics {
             }
         }
         let on = map.bool("cpuCFSQuota").is_none_or(|(on, _)| on);
-        config.cpu_quotas = if on { CpuQuotas::InPeriods(period) } else { CpuQuotas::Off };
+        config.cgroups.cpu_quotas = if on { CpuQuotas::InPeriods(period) } else { CpuQuotas::Off };
         if let Some((fail, _)) = map.bool("failSwapOn") {
-            config.fail_swap_on = fail;
+            config.node.kernel.fail_swap_on = fail;
         }
-        config.protect_kernel_defaults = map.bool("protectKernelDefaults").map(|(protect, _)| protect);
+        config.node.kernel.protect_defaults = map.bool("protectKernelDefaults").map(|(protect, _)| protect);
     }
 
     /// A duration of 1s or more; `None` if it is not set, or zero, which is Kubernetes' default.
@@ -149,28 +154,27 @@ impl ConfigDiagnostics {
     /// The names and addresses that pods get, and the sysctls.
     fn names(&mut self, map: &Map<'_>, config: &mut Config) {
         if let Some((domain, _)) = map.text("clusterDomain") {
-            domain.trim_end_matches('.').clone_into(&mut config.cluster_domain);
+            domain.trim_end_matches('.').clone_into(&mut config.volumes.cluster.domain);
         }
         for (address, at) in map.texts("clusterDNS") {
             match address.parse() {
-                Ok(address) => config.cluster_dns.push(address),
+                Ok(address) => config.volumes.cluster.nameservers.push(address),
                 Err(_) => self.error(Some(at), "clusterDNS", format!("{address:?} is not an IP address")),
             }
         }
-        config.allowed_unsafe_sysctls =
+        config.workers.allowed_unsafe_sysctls =
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
     }
 
-    fn memory(&mut self, map: &Map<'_>, config: &mut Config) {
-        config.memory_qos = self.memory_qos(map);
+    fn memory(&mut self, map: &Map<'_>, containers: &mut ContainerSettings) {
         if let Some((single, _)) = map.bool("singleProcessOOMKill") {
-            config.single_process_oom_kill = single;
+            containers.single_process_oom_kill = single;
         }
         let swap = Map { entries: map.map("memorySwap") };
         match swap.text("swapBehavior") {
             None => {}
-            Some(("" | "NoSwap", _)) => config.swap_behavior = SwapBehavior::NoSwap,
-            Some(("LimitedSwap", _)) => config.swap_behavior = SwapBehavior::LimitedSwap,
+            Some(("" | "NoSwap", _)) => containers.swap_behavior = SwapBehavior::NoSwap,
+            Some(("LimitedSwap", _)) => containers.swap_behavior = SwapBehavior::LimitedSwap,
             Some((other, at)) => {
                 self.error(Some(at), "memorySwap.swapBehavior", format!("{other:?} is neither NoSwap nor LimitedSwap"));
             }
@@ -189,20 +193,20 @@ impl ConfigDiagnostics {
         }
         if let Some((size, at)) = map.text("containerLogMaxSize") {
             match quantity::bytes(size).filter(|bytes| *bytes > 0) {
-                Some(bytes) => config.log_rotation.max_size = bytes,
+                Some(bytes) => config.logs.rotation.max_size = bytes,
                 None => self.error(Some(at), "containerLogMaxSize", format!("{size:?} is not a size such as 10Mi")),
             }
         }
         if let Some((files, at)) = map.int("containerLogMaxFiles") {
             match u32::try_from(files).ok().filter(|files| *files > 1) {
-                Some(files) => config.log_rotation.max_files = files,
+                Some(files) => config.logs.rotation.max_files = files,
                 None => self.error(Some(at), "containerLogMaxFiles", "must be 2 or more"),
             }
         }
     }
 
     /// As in kubelet no pulls in a second are no limit, and no burst is the default one.
-    fn pull_rate(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn pull_rate(&mut self, map: &Map<'_>, pulls: &mut PullSettings) {
         let mut rate = PullRate::DEFAULT;
         for (key, into) in [("registryPullQPS", &mut rate.per_second), ("registryBurst", &mut rate.burst)] {
             match map.int(key).map(|(number, at)| (u32::try_from(number), number, at)) {
@@ -212,11 +216,11 @@ impl ConfigDiagnostics {
                 None => {}
             }
         }
-        config.pull_rate = Some(rate).filter(|rate| rate.per_second != 0);
+        pulls.rate = Some(rate).filter(|rate| rate.per_second != 0);
     }
 
-    fn pulls(&mut self, map: &Map<'_>, config: &mut Config) {
-        self.pull_rate(map, config);
+    fn pulls(&mut self, map: &Map<'_>, pulls: &mut PullSettings) {
+        self.pull_rate(map, pulls);
         let most = map.int("maxParallelImagePulls");
         // As in kubelet: one at a time, unless the number is above one or serializeImagePulls is off.
         let serial = map.bool("serializeImagePulls").map_or(most.is_none_or(|(most, _)| most <= 1), |(on, _)| on);
@@ -228,9 +232,9 @@ impl ConfigDiagnostics {
                 let message = format!("{most} is not possible while serializeImagePulls is true");
                 self.error(Some(at), "maxParallelImagePulls", message);
             }
-            (Some((most, _)), false) => config.max_parallel_pulls = usize::try_from(most).unwrap_or(usize::MAX),
-            (None, false) => config.max_parallel_pulls = PULLS_WITHOUT_LIMIT,
-            (_, true) => config.max_parallel_pulls = 1,
+            (Some((most, _)), false) => pulls.max_parallel = usize::try_from(most).unwrap_or(usize::MAX),
+            (None, false) => pulls.max_parallel = PULLS_WITHOUT_LIMIT,
+            (_, true) => pulls.max_parallel = 1,
         }
     }
 
@@ -295,67 +299,67 @@ impl ConfigDiagnostics {
     pub(super) fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
         self.absolute_path(map, "rootDirectory", &mut config.root_dir);
         self.absolute_path(map, "runDirectory", &mut config.run_dir);
-        self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
-        self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
-        self.absolute_path(map, "containerdConfigFile", &mut config.containerd_config);
-        self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
+        self.absolute_path(map, "containerLogsDirectory", &mut config.logs.containers_dir);
+        self.absolute_path(map, "registryConfigDirectory", &mut config.images.registry_config_dir);
+        self.absolute_path(map, "containerdConfigFile", &mut config.runtime.containerd_config);
+        self.absolute_path(map, "cniConfigDirectory", &mut config.network.config_dir);
         let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
             let mut path = PathBuf::new();
             self.absolute_path(map, key, &mut path);
             Some(path).filter(|path| path.is_absolute())
         });
         [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
-        self.directories(map, "cniBinaryDirectories", &mut config.cni_bin_dirs);
-        self.directories(map, "cdiSpecDirectories", &mut config.cdi_dirs);
+        self.directories(map, "cniBinaryDirectories", &mut config.network.binary_dirs);
+        self.directories(map, "cdiSpecDirectories", &mut config.plugins.cdi_dirs);
         config.secret_key = self.secret_key(map);
-        self.snapshotter(map, config);
-        self.manifest_watch(map, config);
+        self.snapshotter(map, &mut config.runtime);
+        self.manifest_watch(map, &mut config.sources);
         if map.text("runtimeBinary").is_some() {
             let mut binary = PathBuf::new();
             self.absolute_path(map, "runtimeBinary", &mut binary);
-            config.runtime_binary = Some(binary);
+            config.runtime.binary = Some(binary);
         }
         if let Some((text, at)) = map.text("shim") {
             match Shim::parse(text) {
-                Ok(shim) => config.shim = shim,
+                Ok(shim) => config.runtime.shim = shim,
                 Err(why) => self.error(Some(at), "shim", why),
             }
         }
         if let Some((text, at)) = map.text("shimGroup") {
             match ShimGroup::parse(text) {
-                Some(group) => config.shim_group = group,
+                Some(group) => config.runtime.shim_group = group,
                 None => self.error(Some(at), "shimGroup", format!("{text:?} is unknown; use pod or node")),
             }
         }
-        self.metrics_address(map, config);
+        self.metrics_address(map, &mut config.local);
         if let Some((address, at)) = map.text("nodeIP") {
-            self.node_ip(address, Some(at), "nodeIP", &mut config.node_ip);
+            self.node_ip(address, Some(at), "nodeIP", &mut config.node.ip);
         }
         if let Some((on, _)) = map.bool("localImageWhenUnreachable") {
-            config.local_image_when_unreachable = on;
+            config.pulls.local_when_unreachable = on;
         }
         if let Some((percent, at)) = map.int("probeTimerSlackPercent") {
             match u32::try_from(percent).ok().filter(|percent| *percent <= 10) {
-                Some(percent) => config.probe_timer_slack = percent,
+                Some(percent) => config.workers.probe_timer_slack = percent,
                 None => self.error(Some(at), "probeTimerSlackPercent", format!("{percent} is not 0 to 10")),
             }
         }
-        self.pod_security(map, config);
-        self.field_validation(map, config);
+        self.pod_security(map, &mut config.sources);
+        self.field_validation(map, &mut config.sources);
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
-            config.ignore_other_agents = on;
+            config.node.ignore_other_agents = on;
         }
-        self.socket_allowed_pods(map, config);
-        self.cri_socket(map, config);
-        self.plugins(map, config);
+        self.socket_allowed_pods(map, &mut config.local);
+        self.cri_socket(map, &mut config.local);
+        self.plugins(map, &mut config.plugins);
         self.allowed_names(map, &mut config.server);
-        self.runtime_classes(map, config);
-        self.image_policy(map, config);
-        self.devices(map, config);
+        self.runtime_classes(map, &mut config.runtime.classes);
+        config.images.policy = self.image_policy(map);
+        self.devices(map, &mut config.plugins.devices);
         self.guard(map, &mut config.guard);
     }
 
-    fn snapshotter(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn snapshotter(&mut self, map: &Map<'_>, runtime: &mut RuntimeSettings) {
         if let Some((snapshotter, at)) = map.text("snapshotter") {
             if snapshotter.is_empty() {
                 self.error(Some(at), "snapshotter", "is empty");
@@ -364,14 +368,14 @@ impl ConfigDiagnostics {
                 let why = "blockfile is not supported: its snapshots need loop devices; use overlayfs, native, btrfs or devmapper";
                 self.error(Some(at), "snapshotter", why);
             }
-            snapshotter.clone_into(&mut config.snapshotter);
+            snapshotter.clone_into(&mut runtime.snapshotter);
         }
     }
 
-    fn manifest_watch(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn manifest_watch(&mut self, map: &Map<'_>, sources: &mut SourceSettings) {
         if let Some((name, at)) = map.text("manifestWatch") {
             match ManifestWatch::ALL.into_iter().find(|watch| watch.as_str() == name) {
-                Some(watch) => config.manifest_watch = watch,
+                Some(watch) => sources.watch = watch,
                 None => {
                     self.error(
                         Some(at),
@@ -383,10 +387,10 @@ impl ConfigDiagnostics {
         }
     }
 
-    fn metrics_address(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn metrics_address(&mut self, map: &Map<'_>, local: &mut LocalSettings) {
         if let Some((address, at)) = map.text("metricsAddress") {
             match address.parse::<SocketAddr>() {
-                Ok(address) if address.ip().is_loopback() => config.metrics_address = Some(address),
+                Ok(address) if address.ip().is_loopback() => local.metrics_address = Some(address),
                 Ok(_) => self.error(
                     Some(at),
                     "metricsAddress",
@@ -403,20 +407,20 @@ impl ConfigDiagnostics {
         }
     }
 
-    fn socket_allowed_pods(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn socket_allowed_pods(&mut self, map: &Map<'_>, local: &mut LocalSettings) {
         for (text, at) in map.texts("socketAllowedPods") {
             match text.split_once('/').and_then(|(namespace, name)| PodKey::parse(namespace, name).ok()) {
-                Some(key) => config.socket_allowed_pods.push(key),
+                Some(key) => local.allowed_pods.push(key),
                 None => self.error(Some(at), "socketAllowedPods", format!("{text:?} is not namespace/name of a pod")),
             }
         }
     }
 
-    fn cri_socket(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn cri_socket(&mut self, map: &Map<'_>, local: &mut LocalSettings) {
         const KEY: &str = "criSocket";
         let switch = map.bool(KEY).map(|(on, at)| (if on { "" } else { "off" }, at));
         let Some((text, at)) = map.text(KEY).or(switch) else { return };
-        config.cri_socket = match text.strip_prefix("unix://").unwrap_or(text) {
+        local.cri_socket = match text.strip_prefix("unix://").unwrap_or(text) {
             "" => CriSocket::InRunDirectory,
             "off" => CriSocket::Off,
             path if path.starts_with('/') => CriSocket::At(PathBuf::from(path)),
@@ -434,14 +438,14 @@ impl ConfigDiagnostics {
         }
     }
 
-    fn plugins(&mut self, map: &Map<'_>, config: &mut Config) {
+    fn plugins(&mut self, map: &Map<'_>, plugins: &mut PluginSettings) {
         const KEY: &str = "pluginDirectory";
         let switch = map.bool(KEY).map(|(on, at)| (if on { "" } else { "off" }, at));
         if let Some((text, at)) = map.text(KEY).or(switch) {
             match text {
-                "" => config.plugin_dir = PluginDirectory::OfKubelet,
-                "off" => config.plugin_dir = PluginDirectory::Off,
-                path if path.starts_with('/') => config.plugin_dir = PluginDirectory::At(PathBuf::from(path)),
+                "" => plugins.directory = PluginDirectory::OfKubelet,
+                "off" => plugins.directory = PluginDirectory::Off,
+                path if path.starts_with('/') => plugins.directory = PluginDirectory::At(PathBuf::from(path)),
                 _ => self.error(Some(at), KEY, format!("{text:?} is neither off nor an absolute path")),
             }
         }

@@ -3,9 +3,9 @@
 use limpet_model::pod::field_validation::FieldValidation;
 use limpet_model::source::SourceKind;
 
-use super::super::Config;
 use super::super::tree::{Entry, Map, Value};
 use super::ConfigDiagnostics;
+use crate::source::settings::SourceSettings;
 
 const KEY: &str = "fieldValidation";
 /// The sources as the configuration names them. The pods of an apiserver are never refused for that, as by kubelet.
@@ -13,7 +13,7 @@ const SOURCES: [(&str, SourceKind); 3] =
     [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http)];
 
 impl ConfigDiagnostics {
-    pub(super) fn field_validation(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn field_validation(&mut self, map: &Map<'_>, sources: &mut SourceSettings) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
             let Some((_, source)) = SOURCES.iter().find(|(name, _)| name == key) else {
@@ -26,7 +26,7 @@ impl ConfigDiagnostics {
                 _ => None,
             };
             match validation {
-                Some(validation) => config.field_validation = config.field_validation.with(*source, validation),
+                Some(validation) => sources.field_validation = sources.field_validation.with(*source, validation),
                 None => {
                     let names = FieldValidation::NAMES.join(" or ");
                     self.error(Some(node.position), &path, format!("must be {names}"));

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::super::Config;
 use super::super::tree::{Entry, Map, Node, Position, Value};
 use super::ConfigDiagnostics;
 use limpet_image_policy::pattern::ImagePattern;
@@ -14,9 +13,9 @@ const MAX_ENTRIES: usize = 64;
 
 impl ConfigDiagnostics {
     /// Reads `rules`, each with `images`, `require` and `keys`, and `default`, which has no `images`.
-    pub(super) fn image_policy(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn image_policy(&mut self, map: &Map<'_>) -> Option<ImagePolicy> {
         if !map.has_map(KEY) {
-            return;
+            return None;
         }
         let entries = map.map(KEY);
         let mut policy = ImagePolicy::default();
@@ -45,7 +44,7 @@ impl ConfigDiagnostics {
                 _ => self.error(Some(*position), &path, "no such key; imagePolicy has rules and default"),
             }
         }
-        config.image_policy = Some(policy);
+        Some(policy)
     }
 
     fn image_rule(&mut self, path: &str, node: &Node) -> Option<Rule> {
@@ -185,7 +184,7 @@ pub(super) mod tests {
     #[test]
     fn a_policy_without_a_default_rejects() {
         let text = "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\nimagePolicy: {rules: []}\n";
-        assert_eq!(load_text(text, &[]).0.unwrap().image_policy, Some(ImagePolicy::default()));
+        assert_eq!(load_text(text, &[]).0.unwrap().images.policy, Some(ImagePolicy::default()));
         assert_eq!(ImagePolicy::default().default, Requirement::Reject);
     }
 }

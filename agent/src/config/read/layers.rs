@@ -45,7 +45,7 @@ impl ConfigDiagnostics {
             Some(path) => drop_ins(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?,
             None => Vec::new(),
         };
-        config.drop_in_dir = flags.config_dir.as_deref().and_then(|path| std::path::absolute(path).ok());
+        config.files.drop_in_dir = flags.config_dir.as_deref().and_then(|path| std::path::absolute(path).ok());
         if drop_ins.len() > MAX_DROP_INS {
             self.error(None, CONFIG_DIR, format!("has more than {MAX_DROP_INS} files"));
         }
@@ -54,9 +54,9 @@ impl ConfigDiagnostics {
             let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
             self.origin = Arc::from(path.to_string_lossy());
             let absolute = std::path::absolute(path).ok();
-            if config.file.is_none() {
+            if config.files.main.is_none() {
                 directory = absolute.as_deref().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned();
-                config.file = absolute;
+                config.files.main = absolute;
             }
             self.file(&text, &mut merged);
             if base == Some(path) && !drop_ins.is_empty() {
@@ -72,7 +72,7 @@ impl ConfigDiagnostics {
         self.origin = of_files;
         if let Some(entries) = &merged.kubelet {
             self.kubelet(&Map { entries }, &directory, config);
-            config.without_effect = without_effect(entries, KUBELET);
+            config.files.without_effect = without_effect(entries, KUBELET);
         }
         if let Some(entries) = &merged.limpet {
             self.limpet(&Map { entries }, config);

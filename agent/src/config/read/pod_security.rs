@@ -3,9 +3,9 @@
 use limpet_model::pod::security::SecurityLevel;
 use limpet_model::source::SourceKind;
 
-use super::super::Config;
 use super::super::tree::{Entry, Map, Value};
 use super::ConfigDiagnostics;
+use crate::source::settings::SourceSettings;
 
 const KEY: &str = "podSecurity";
 /// The sources as the configuration names them.
@@ -13,7 +13,7 @@ const SOURCES: [(&str, SourceKind); 4] =
     [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http), ("apiserver", SourceKind::Api)];
 
 impl ConfigDiagnostics {
-    pub(super) fn pod_security(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn pod_security(&mut self, map: &Map<'_>, sources: &mut SourceSettings) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
             let Some((_, source)) = SOURCES.iter().find(|(name, _)| name == key) else {
@@ -26,7 +26,7 @@ impl ConfigDiagnostics {
                 _ => None,
             };
             match level {
-                Some(level) => config.pod_security = config.pod_security.with(*source, level),
+                Some(level) => sources.pod_security = sources.pod_security.with(*source, level),
                 None => {
                     let names = SecurityLevel::NAMES.join(", ");
                     self.error(Some(node.position), &path, format!("is not a level; use {names}"));

@@ -1,8 +1,7 @@
 //! Exclusive processors: the keys of kubelet's CPU manager.
 
-use std::time::Duration;
-
 use limpet_core::cpu_allocation::{CpuPolicyOptions, NONE, STATIC};
+use limpet_cpus::CpuPolicySettings;
 use limpet_model::cpu_set::CpuSet;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::Resource;
@@ -11,20 +10,18 @@ use super::ConfigDiagnostics;
 use crate::config::Config;
 use crate::config::tree::{Map, Value};
 
-/// kubelet's `cpuManagerReconcilePeriod`.
-pub(crate) const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
 const OPTIONS: &str = "cpuManagerPolicyOptions";
 const RESERVED: &str = "reservedSystemCPUs";
 
 impl ConfigDiagnostics {
-    pub(super) fn processors(&mut self, map: &Map<'_>, config: &mut Config) {
-        config.cpu_policy = self.cpu_policy(map);
+    pub(super) fn processors(&mut self, map: &Map<'_>, cpus: &mut CpuPolicySettings) {
+        cpus.policy = self.cpu_policy(map);
         if let Some(period) = self.timeout(map, "cpuManagerReconcilePeriod", "10s") {
-            config.cpu_reconcile_period = period;
+            cpus.reconcile_period = period;
         }
         let Some((text, at)) = map.text(RESERVED).filter(|(text, _)| !text.is_empty()) else { return };
         match CpuSet::parse(text) {
-            Ok(cpus) => config.reserved_cpus = Some(cpus),
+            Ok(reserved) => cpus.reserved = Some(reserved),
             Err(why) => self.error(Some(at), RESERVED, why),
         }
         for key in ["systemReservedCgroup", "kubeReservedCgroup"] {
@@ -62,8 +59,8 @@ impl ConfigDiagnostics {
 impl Config {
     /// The processors that are named take the place of the amounts that are reserved, flags included.
     pub(super) fn reserve_named_cpus(&mut self) {
-        let Some(cpus) = &self.reserved_cpus else { return };
-        self.reserved.kube.resources[Resource::Cpu] = Amount::default();
-        self.reserved.system.resources[Resource::Cpu] = Amount::from_units(cpus.len() as u64);
+        let Some(cpus) = &self.cpus.reserved else { return };
+        self.node.reserved.kube.resources[Resource::Cpu] = Amount::default();
+        self.node.reserved.system.resources[Resource::Cpu] = Amount::from_units(cpus.len() as u64);
     }
 }

@@ -1,10 +1,11 @@
 //! `kubeReserved` and `systemReserved`: what of the node is not for pods, and which cgroups are limited for that.
 
+use super::super::RunFlags;
 use super::super::tree::{Map, Position, Value};
-use super::super::{Config, Reservation, Reserved, ReservedCgroup, RunFlags};
 use super::ConfigDiagnostics;
 use limpet_model::pod::quantity;
 use limpet_model::pod::requests::Resource;
+use limpet_node::settings::{NodeSettings, Reservation, Reserved, ReservedCgroup};
 
 const ENFORCE: &str = "enforceNodeAllocatable";
 const PODS: &str = "pods";
@@ -36,10 +37,10 @@ impl ConfigDiagnostics {
     }
 
     /// Reads which cgroups are limited to what they are to have.
-    pub(super) fn enforcement(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn enforcement(&mut self, map: &Map<'_>, node: &mut NodeSettings) {
         // An empty list enforces nothing, as under kubelet.
         let Some(names) = map.list(ENFORCE) else { return };
-        config.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
+        node.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
         let valid =
             || [PODS, NONE].into_iter().chain([SYSTEM, KUBE].into_iter().flat_map(|[all, part, _]| [all, part]));
         for (index, (name, at)) in names.iter().enumerate() {
@@ -52,8 +53,8 @@ impl ConfigDiagnostics {
                 self.error(Some(*at), ENFORCE, message);
             }
         }
-        config.reserved.kube_cgroup = self.reserved_cgroup(map, &names, KUBE);
-        config.reserved.system_cgroup = self.reserved_cgroup(map, &names, SYSTEM);
+        node.reserved.kube_cgroup = self.reserved_cgroup(map, &names, KUBE);
+        node.reserved.system_cgroup = self.reserved_cgroup(map, &names, SYSTEM);
     }
 
     fn reserved_cgroup(
@@ -126,7 +127,7 @@ mod tests {
             "{KUBELET_HEAD}kubeReserved: {{cpu: 200m, memory: 100Mi}}\nsystemReserved: {{cpu: 300m, pid: '100', ephemeral-storage: 1Gi}}\n"
         );
         let numbers = |flags: &[&str]| {
-            let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
+            let reserved = load_text(&text, flags).0.map(|config| config.node.reserved).unwrap_or_default();
             let sum = reserved.kube.resources.plus(&reserved.system.resources);
             Resource::BASIC.map(|resource| resource.number(sum[resource]))
         };
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(numbers(&["--kube-reserved=cpu=1,memory=50Mi"]), [1_300, 50 << 20, 1 << 30]);
         assert_eq!(numbers(&["--system-reserved=memory=50Mi"]), [200, 150 << 20, 0]);
         let pids = |flags: &[&str]| {
-            let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
+            let reserved = load_text(&text, flags).0.map(|config| config.node.reserved).unwrap_or_default();
             (reserved.kube.pids, reserved.system.pids)
         };
         assert_eq!((pids(&[]), pids(&["--kube-reserved=pid=7,cpu=1"])), ((0, 100), (7, 100)));
@@ -160,7 +161,7 @@ mod tests {
     fn all_pods_are_limited_unless_nothing_is_enforced() {
         let read = |list: &str| load_text(&format!("{KUBELET_HEAD}enforceNodeAllocatable: {list}\n"), &[]);
         for (list, limited) in [("[]", false), ("null", true), ("[pods]", true), ("[none]", false)] {
-            assert_eq!(read(list).0.map(|config| config.limit_all_pods), Ok(limited), "{list}");
+            assert_eq!(read(list).0.map(|config| config.node.limit_all_pods), Ok(limited), "{list}");
         }
         for (list, error) in [
             ("[pods, none]", "\"none\" cannot be combined with others"),
@@ -184,7 +185,7 @@ mod tests {
                 "{KUBELET_HEAD}systemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\n\
                  enforceNodeAllocatable: {list}\n"
             );
-            let reserved = load_text(&text, &[]).0.map(|config| config.reserved).unwrap_or_default();
+            let reserved = load_text(&text, &[]).0.map(|config| config.node.reserved).unwrap_or_default();
             (reserved.system_cgroup, reserved.kube_cgroup)
         };
         let cgroup = |group: &str, compressible_only| Some(ReservedCgroup { group: group.into(), compressible_only });

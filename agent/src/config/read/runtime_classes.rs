@@ -1,8 +1,8 @@
 //! `runtimeClasses`: what the `runtimeClassName` of a Pod refers to.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::super::Config;
 use super::super::tree::{Entry, Map, Node, Value};
 use super::ConfigDiagnostics;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
@@ -14,7 +14,7 @@ const FIELDS: [&str; 7] = ["runtime", "binary", "config", "noPivotRoot", "noNewK
 
 impl ConfigDiagnostics {
     /// Reads the table: a class's name, then its fields, all optional.
-    pub(super) fn runtime_classes(&mut self, map: &Map<'_>, config: &mut Config) {
+    pub(super) fn runtime_classes(&mut self, map: &Map<'_>, classes: &mut BTreeMap<String, RuntimeClass>) {
         for entry in map.map(KEY) {
             if !is_dns_subdomain(&entry.key) {
                 let message = format!("{:?} is not the name of a runtime class", entry.key);
@@ -31,7 +31,7 @@ impl ConfigDiagnostics {
                 }
             };
             if let Some(class) = self.runtime_class(&entry.key, fields) {
-                config.runtime_classes.insert(entry.key.clone(), class);
+                classes.insert(entry.key.clone(), class);
             }
         }
     }

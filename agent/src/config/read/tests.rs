@@ -5,12 +5,14 @@ use clap::Parser;
 use reqwest::header::HeaderMap;
 
 use super::*;
-use crate::config::{
-    AuthorizationMode, DebugHandlers, GuardSettings, Reservation, Reserved, ReservedCgroup, ServerSettings,
-};
+use crate::config::ConfigFiles;
+use crate::executor::settings::{PullSettings, RestartSettings};
 use crate::source::http::{Address, HttpSettings};
-use limpet_bpf::GuardMode;
+use crate::source::settings::SourceSettings;
+use limpet_bpf::{GuardMode, GuardSettings};
+use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_containerd::settings::{ContainerSettings, ImageSettings, LogSettings, RuntimeSettings, Shim};
 use limpet_containerd::spec::ShimGroup;
 use limpet_core::cpu_allocation::CpuPolicyOptions;
 use limpet_core::fixtures::amounts;
@@ -19,7 +21,12 @@ use limpet_core::image_gc::ImageGcPolicy;
 use limpet_core::node_object::Frequencies;
 use limpet_core::node_shutdown::ShutdownPolicy;
 use limpet_core::pull_rate::PullRate;
-use limpet_host::cgroup::CgroupDriver;
+use limpet_cpus::CpuPolicySettings;
+use limpet_host::cgroup::{CgroupDriver, CgroupSettings};
+use limpet_host::network::CniSettings;
+use limpet_host::volume::{ClusterDns, VolumeSettings};
+use limpet_log::LogRotation;
+use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
 use limpet_model::pod::compute_resources::CpuQuotas;
@@ -28,6 +35,10 @@ use limpet_model::pod::memory_qos::MemoryQos;
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::source::SourceKind;
+use limpet_node::settings::{KernelSettings, NodeSettings, Reservation, Reserved, ReservedCgroup};
+use limpet_plugins::settings::{PluginDirectory, PluginSettings};
+use limpet_server::settings::{AuthorizationMode, CriSocket, DebugHandlers, LocalSettings, ServerSettings};
+use limpet_worker::settings::WorkerSettings;
 
 mod credential_providers;
 mod flags;
@@ -90,62 +101,145 @@ fn every_supported_key_has_an_effect() {
     let mut allowlist = Allowlist::default();
     ["q.io/base", "r.io/*"].iter().for_each(|pattern| allowlist.add(pattern).unwrap());
     let expected = Config {
-        credential_providers: Vec::new(),
+        root_dir: "/r".into(),
+        run_dir: "/x".into(),
+        verbosity: 2,
+        secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),
+        files: ConfigFiles { main: Some(directory.join("config.yaml")), ..ConfigFiles::default() },
+        node: NodeSettings {
+            hostname_override: None,
+            ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
+            max_pods: 20,
+            pods_per_core: Some(4),
+            reserved: Reserved {
+                kube: Reservation { resources: amounts("200m", "0", "0"), pids: 0 },
+                system: Reservation { resources: amounts("0", "1Mi", "0"), pids: 100 },
+                kube_cgroup: Some(ReservedCgroup { group: "/runtime.slice".into(), compressible_only: true }),
+                system_cgroup: Some(ReservedCgroup { group: "/system.slice".into(), compressible_only: false }),
+            },
+            limit_all_pods: false,
+            kernel: KernelSettings { fail_swap_on: true, protect_defaults: Some(true) },
+            ignore_other_agents: true,
+        },
+        sources: SourceSettings {
+            manifest_path: Some(directory.join("manifests")),
+            manifest_url: Some(HttpSettings {
+                address: Address::parse("https://fleet.example/pods").unwrap(),
+                headers: [("x-node", "a"), ("x-node", "b")].into_iter().fold(
+                    HeaderMap::new(),
+                    |mut all, (name, value)| {
+                        all.append(name, value.parse().unwrap());
+                        all
+                    },
+                ),
+                frequency: std::time::Duration::from_secs(90),
+                ca_file: Some("/ca.pem".into()),
+                client_files: Some(("/cert.pem".into(), "/key.pem".into())),
+            }),
+            watch: ManifestWatch::Inotify,
+            pod_security: SecurityLevels::PRIVILEGED
+                .with(SourceKind::File, SecurityLevel::Baseline)
+                .with(SourceKind::Http, SecurityLevel::Restricted),
+            field_validation: FieldValidations::STRICT.with(SourceKind::File, FieldValidation::Warn),
+        },
+        workers: WorkerSettings { probe_timer_slack: 5, allowed_unsafe_sysctls: vec!["net.*".to_owned()] },
+        containers: ContainerSettings {
+            seccomp_default: true,
+            swap_behavior: SwapBehavior::LimitedSwap,
+            single_process_oom_kill: true,
+        },
+        restarts: RestartSettings { max_pause: std::time::Duration::from_secs(40) },
+        runtime: RuntimeSettings {
+            endpoint: "/run/c.sock".into(),
+            request_timeout: std::time::Duration::from_secs(90),
+            containerd_config: "/containerd.toml".into(),
+            snapshotter: "native".to_owned(),
+            binary: Some("/usr/bin/crun".into()),
+            shim: Shim::Limpet(Some("/opt/containerd-shim-limpet-v1".into())),
+            shim_group: ShimGroup::Node,
+            classes: [
+                (
+                    "crun",
+                    RuntimeClass {
+                        binary: Some("/usr/bin/crun".into()),
+                        no_pivot_root: true,
+                        no_new_keyring: true,
+                        devices: vec!["nvidia.com/gpu=all".to_owned()],
+                        ..RuntimeClass::of(RUNC_SHIM)
+                    },
+                ),
+                (
+                    "runsc",
+                    RuntimeClass { config: Some("/runsc.toml".into()), ..RuntimeClass::of("io.containerd.runsc.v1") },
+                ),
+                ("wasm", RuntimeClass { wasm: true, ..RuntimeClass::of("io.containerd.wasmtime.v1") }),
+            ]
+            .map(|(name, class)| (name.to_owned(), class))
+            .into(),
+        },
+        images: ImageSettings {
+            registry_config_dir: "/certs".into(),
+            credential_providers: Vec::new(),
+            policy: Some(super::image_policy::tests::tried()),
+        },
+        pulls: PullSettings {
+            rate: Some(PullRate { per_second: 7, burst: 9 }),
+            max_parallel: 3,
+            verification: VerificationPolicy::NeverVerifyAllowlistedImages(allowlist),
+            local_when_unreachable: true,
+        },
+        logs: LogSettings {
+            pods_dir: "/l".into(),
+            containers_dir: "/cl".into(),
+            rotation: LogRotation { max_size: 5 << 20, max_files: 3 },
+        },
+        cgroups: CgroupSettings {
+            driver: CgroupDriver::Systemd,
+            root: "/edge".into(),
+            pod_pids_limit: Some(512),
+            cpu_quotas: CpuQuotas::InPeriods(20_000),
+            memory_qos: MemoryQos { keeps_requests: true, throttling: Some(0.8) },
+        },
+        cpus: CpuPolicySettings {
+            policy: Some(CpuPolicyOptions { full_cores_only: true, ..CpuPolicyOptions::default() }),
+            reconcile_period: std::time::Duration::from_secs(20),
+            reserved: None,
+        },
+        network: CniSettings { config_dir: "/cni".into(), binary_dirs: vec!["/bin1".into(), "/bin2".into()] },
+        volumes: VolumeSettings {
+            plugin_dir: "/v".into(),
+            resolv_conf: None,
+            cluster: ClusterDns {
+                nameservers: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],
+                domain: "cluster.local".to_owned(),
+            },
+            stats_period: std::time::Duration::from_secs(120),
+        },
+        plugins: PluginSettings {
+            devices: [(
+                "example.com/modem".to_owned(),
+                Device {
+                    paths: vec!["/dev/ttyS0".into()],
+                    cdi: vec!["nvidia.com/gpu=all".to_owned()],
+                    exclusive: true,
+                    permissions: "rw".to_owned(),
+                },
+            )]
+            .into(),
+            cdi_dirs: vec!["/cdi".into()],
+            directory: PluginDirectory::At("/plugins".into()),
+        },
+        image_gc: ImageGcPolicy {
+            high_percent: 90,
+            low_percent: 70,
+            min_age: std::time::Duration::from_secs(300),
+            max_age: Some(std::time::Duration::from_secs(7 * 86_400)),
+        },
+        eviction: super::eviction::tests::tried(),
         shutdown: Some(ShutdownPolicy::of_periods(
             std::time::Duration::from_secs(30),
             std::time::Duration::from_secs(10),
         )),
-        hostname_override: None,
-        root_dir: "/r".into(),
-        run_dir: "/x".into(),
-        pod_logs_dir: "/l".into(),
-        volume_plugin_dir: "/v".into(),
-        container_logs_dir: "/cl".into(),
-        runtime_endpoint: "/run/c.sock".into(),
-        manifest_path: Some(directory.join("manifests")),
-        manifest_url: Some(HttpSettings {
-            address: Address::parse("https://fleet.example/pods").unwrap(),
-            headers: [("x-node", "a"), ("x-node", "b")].into_iter().fold(HeaderMap::new(), |mut all, (name, value)| {
-                all.append(name, value.parse().unwrap());
-                all
-            }),
-            frequency: std::time::Duration::from_secs(90),
-            ca_file: Some("/ca.pem".into()),
-            client_files: Some(("/cert.pem".into(), "/key.pem".into())),
-        }),
-        manifest_watch: super::super::ManifestWatch::Inotify,
-        cgroup_driver: CgroupDriver::Systemd,
-        cgroup_root: "/edge".into(),
-        pod_pids_limit: Some(512),
-        max_pods: 20,
-        pods_per_core: Some(4),
-        cpu_quotas: CpuQuotas::InPeriods(20_000),
-        cpu_policy: Some(CpuPolicyOptions { full_cores_only: true, ..CpuPolicyOptions::default() }),
-        cpu_reconcile_period: std::time::Duration::from_secs(20),
-        reserved_cpus: None,
-        fail_swap_on: true,
-        protect_kernel_defaults: Some(true),
-        max_restart_pause: std::time::Duration::from_secs(40),
-        limit_all_pods: false,
-        reserved: Reserved {
-            kube: Reservation { resources: amounts("200m", "0", "0"), pids: 0 },
-            system: Reservation { resources: amounts("0", "1Mi", "0"), pids: 100 },
-            kube_cgroup: Some(ReservedCgroup { group: "/runtime.slice".into(), compressible_only: true }),
-            system_cgroup: Some(ReservedCgroup { group: "/system.slice".into(), compressible_only: false }),
-        },
-        volume_stats_period: std::time::Duration::from_secs(120),
-        runtime_request_timeout: std::time::Duration::from_secs(90),
-        seccomp_default: true,
-        swap_behavior: SwapBehavior::LimitedSwap,
-        memory_qos: MemoryQos { keeps_requests: true, throttling: Some(0.8) },
-        single_process_oom_kill: true,
-        log_rotation: super::super::LogRotation { max_size: 5 << 20, max_files: 3 },
-        resolv_conf: None,
-        cluster_dns: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],
-        cluster_domain: "cluster.local".to_owned(),
-        allowed_unsafe_sysctls: vec!["net.*".to_owned()],
-        pull_rate: Some(PullRate { per_second: 7, burst: 9 }),
-        max_parallel_pulls: 3,
         server: ServerSettings {
             enabled: true,
             address: [10, 0, 0, 5].into(),
@@ -177,75 +271,19 @@ fn every_supported_key_has_an_effect() {
                 flags: false,
             },
         },
-        eviction: super::eviction::tests::tried(),
-        image_gc: ImageGcPolicy {
-            high_percent: 90,
-            low_percent: 70,
-            min_age: std::time::Duration::from_secs(300),
-            max_age: Some(std::time::Duration::from_secs(7 * 86_400)),
+        local: LocalSettings {
+            socket: None,
+            allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
+            cri_socket: CriSocket::At("/run/cri.sock".into()),
+            metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
         },
-        image_verification: VerificationPolicy::NeverVerifyAllowlistedImages(allowlist),
-        node_ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
-        snapshotter: "native".to_owned(),
-        runtime_binary: Some("/usr/bin/crun".into()),
-        shim: super::super::Shim::Limpet(Some("/opt/containerd-shim-limpet-v1".into())),
-        shim_group: ShimGroup::Node,
-        devices: [(
-            "example.com/modem".to_owned(),
-            Device {
-                paths: vec!["/dev/ttyS0".into()],
-                cdi: vec!["nvidia.com/gpu=all".to_owned()],
-                exclusive: true,
-                permissions: "rw".to_owned(),
-            },
-        )]
-        .into(),
-        runtime_classes: [
-            (
-                "crun",
-                RuntimeClass {
-                    binary: Some("/usr/bin/crun".into()),
-                    no_pivot_root: true,
-                    no_new_keyring: true,
-                    devices: vec!["nvidia.com/gpu=all".to_owned()],
-                    ..RuntimeClass::of(RUNC_SHIM)
-                },
-            ),
-            (
-                "runsc",
-                RuntimeClass { config: Some("/runsc.toml".into()), ..RuntimeClass::of("io.containerd.runsc.v1") },
-            ),
-            ("wasm", RuntimeClass { wasm: true, ..RuntimeClass::of("io.containerd.wasmtime.v1") }),
-        ]
-        .map(|(name, class)| (name.to_owned(), class))
-        .into(),
-        registry_config_dir: "/certs".into(),
-        containerd_config: "/containerd.toml".into(),
-        image_policy: Some(super::image_policy::tests::tried()),
-        cni_conf_dir: "/cni".into(),
-        cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
-        metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
-        verbosity: 2,
-        without_effect: serde_json::Map::new(),
-        local_image_when_unreachable: true,
-        probe_timer_slack: 5,
-        pod_security: SecurityLevels::PRIVILEGED
-            .with(SourceKind::File, SecurityLevel::Baseline)
-            .with(SourceKind::Http, SecurityLevel::Restricted),
-        field_validation: FieldValidations::STRICT.with(SourceKind::File, FieldValidation::Warn),
-        ignore_other_agents: true,
-        socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
-        secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),
-        cri_socket: super::super::CriSocket::At("/run/cri.sock".into()),
-        plugin_dir: super::super::PluginDirectory::At("/plugins".into()),
-        cdi_dirs: vec!["/cdi".into()],
         guard: GuardSettings {
             mode: Some(GuardMode::Strict),
             required: false,
             executables: vec!["/usr/bin/dpkg".into()],
             cgroups: vec!["/sys/fs/cgroup/system.slice/ansible.service".into()],
         },
-        cluster: super::super::ClusterSettings {
+        cluster: ClusterSettings {
             register: false,
             rotate_certificates: true,
             provider_id: Some("edge://7".to_owned()),
@@ -260,11 +298,8 @@ fn every_supported_key_has_an_effect() {
             },
             max_images: None,
             lease_duration: std::time::Duration::from_secs(20),
-            ..super::super::ClusterSettings::default()
+            ..ClusterSettings::default()
         },
-        socket: None,
-        file: Some(directory.join("config.yaml")),
-        drop_in_dir: None,
     };
     assert_eq!(config.unwrap(), expected);
     let open = "config.yaml: authentication.anonymous.enabled: with authorization.mode AlwaysAllow: whoever reaches the \
@@ -285,10 +320,10 @@ fn flags_override_the_file() {
         "--v=4",
     ];
     let config = load_text(&text, &arguments).0.unwrap();
-    assert_eq!(config.manifest_path, Some("/flag".into()));
-    assert_eq!(config.runtime_endpoint, PathBuf::from("/flag.sock"));
+    assert_eq!(config.sources.manifest_path, Some("/flag".into()));
+    assert_eq!(config.runtime.endpoint, PathBuf::from("/flag.sock"));
     assert_eq!(config.root_dir, PathBuf::from("/root-flag"));
-    assert_eq!((config.hostname_override.as_deref(), config.verbosity), (Some("Edge1"), 4));
+    assert_eq!((config.node.hostname_override.as_deref(), config.verbosity), (Some("Edge1"), 4));
     assert_eq!(flags(&["-v", "3"]).verbosity, Some(3));
     assert!(Command::try_parse_from(["limpet", "--v=high"]).is_err());
     assert_eq!(flags(&["--kubeconfig=/x"]).kubeconfig, Some("/x".into()));
@@ -351,7 +386,7 @@ fn documents_are_recognized_by_kind_and_version() {
     }
     let earlier = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\ncontainerdConfig: /c.toml\n";
     let (config, warnings, _) = load_text(earlier, &[]);
-    assert_eq!(config.unwrap().containerd_config, Path::new("/c.toml"));
+    assert_eq!(config.unwrap().runtime.containerd_config, Path::new("/c.toml"));
     let expected = [
         "config.yaml:1:13: apiVersion: limpet.dev/v1alpha1 is an earlier version, still accepted: write limpet.dev/v1beta1",
         "config.yaml:3:1: containerdConfig: is an earlier name, still accepted: write containerdConfigFile",
@@ -398,8 +433,8 @@ fn the_packaged_configuration_loads_without_warnings() {
     let path = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../deploy/config.yaml");
     let (config, warnings) = load(&flags(&["--config", path.to_str().unwrap()])).unwrap();
     assert_eq!(warnings, []);
-    assert!(config.seccomp_default);
-    assert_eq!(config.manifest_path, Some("/etc/limpet/manifests".into()));
+    assert!(config.containers.seccomp_default);
+    assert_eq!(config.sources.manifest_path, Some("/etc/limpet/manifests".into()));
 }
 
 #[test]
@@ -419,6 +454,6 @@ fn errors_in_the_url_settings_are_reported_without_secrets() {
     ];
     assert_eq!(faults, expected);
     let flags = flags(&["--manifest-url=http://x/", "--http-check-frequency=5s", "--manifest-url-header=a:1"]);
-    let url = load(&flags).unwrap().0.manifest_url.unwrap();
+    let url = load(&flags).unwrap().0.sources.manifest_url.unwrap();
     assert_eq!((url.address.to_string().as_str(), url.frequency.as_secs(), url.headers.len()), ("http://x/", 5, 1));
 }

@@ -1,4 +1,4 @@
-//! Composes the executor from the configuration: each backend gets its settings, and nothing of the agent's other parts.
+//! Composes the executor from its settings: each backend gets its own, and nothing of the agent's other parts.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -17,16 +17,15 @@ use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
 use limpet_host::selinux;
-use limpet_host::volume::{self, ClusterDns, Volumes, VolumesInUse};
+use limpet_host::volume::{self, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
-use limpet_model::pod::downward::NodeLimits;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::service_account::ServiceAccounts;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;
 use super::handler::HttpGetter;
-use crate::config::Config;
+use crate::executor::settings::ExecutorSettings;
 use crate::pull_records::PullRecords;
 use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
@@ -60,20 +59,22 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The backends that `config` selects. Nothing is connected or created yet; attached disks are in `in_use`.
-    pub async fn open(config: &Config, node: &NodeFacts, in_use: VolumesInUse) -> Self {
-        let volumes = Volumes::new(volume_settings(config, node.limits), in_use);
+    /// The backends that the settings select. Nothing is connected or created yet; attached disks are in `in_use`.
+    pub async fn open(settings: &ExecutorSettings, node: &NodeFacts, in_use: VolumesInUse) -> Self {
+        let (runtime, root_dir) = (&settings.runtime, &settings.root_dir);
+        let volumes = volume::Settings {
+            configured: settings.volumes.clone(),
+            root_dir: root_dir.clone(),
+            hosts_file: "/etc/hosts".into(),
+            limits: node.limits,
+        };
+        let volumes = Volumes::new(volumes, in_use);
         volumes.find_disks_in_use().await;
+        // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
+        let plugin_deadline = runtime.request_timeout / 2;
         Self {
-            client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
-            network: Network::open(
-                config.cni_conf_dir.clone(),
-                config.cni_bin_dirs.clone(),
-                config.root_dir.join("network"),
-                // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
-                config.runtime_request_timeout / 2,
-            )
-            .await,
+            client: Client::with_deadline(&runtime.endpoint, runtime.request_timeout),
+            network: Network::open(settings.network.clone(), root_dir.join("network"), plugin_deadline).await,
             volumes,
         }
     }
@@ -82,7 +83,7 @@ impl Backends {
 /// What an executor is composed of.
 #[derive(Debug)]
 pub struct ExecutorParts {
-    pub config: Arc<Config>,
+    pub settings: ExecutorSettings,
     /// What is true of the node.
     pub node: NodeFacts,
     /// The node's addresses, as they are at any moment.
@@ -107,7 +108,7 @@ impl ContainerdExecutor {
     /// The directory of the sandboxes or the cgroups of the pods are not available.
     pub async fn open(parts: ExecutorParts) -> Result<Self, ComposeError> {
         let ExecutorParts {
-            config,
+            settings,
             node,
             node_network,
             executable,
@@ -118,38 +119,37 @@ impl ContainerdExecutor {
             service_accounts,
         } = parts;
         let Backends { client, network, volumes } = backends;
+        let runtime = &settings.runtime;
         let images = ImagesConfig {
-            snapshotter: config.snapshotter.clone(),
-            registry_config_dir: config.registry_config_dir.clone(),
-            auth_files: auth_files(&config),
-            credential_providers: config.credential_providers.clone(),
-            archives_dir: config.root_dir.join("images"),
-            policy: config.image_policy.clone(),
-            verifiers: image_verifiers(&config.containerd_config).await.map_err(ComposeError::Configuration)?,
+            snapshotter: runtime.snapshotter.clone(),
+            settings: settings.images.clone(),
+            auth_files: auth_files(&settings.root_dir),
+            archives_dir: settings.root_dir.join("images"),
+            verifiers: image_verifiers(&runtime.containerd_config).await.map_err(ComposeError::Configuration)?,
         };
         let containers = ContainersConfig {
-            snapshotter: config.snapshotter.clone(),
-            runtime_binary: config.runtime_binary.clone(),
-            systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
-            attach_dir: config.attach_dir(),
-            shim: config.shim.program(&executable),
-            exit_dir: config.run_dir.join("exits"),
+            snapshotter: runtime.snapshotter.clone(),
+            runtime_binary: runtime.binary.clone(),
+            systemd_cgroup: settings.cgroups.driver == CgroupDriver::Systemd,
+            attach_dir: settings.attach_dir(),
+            shim: runtime.shim.program(&executable),
+            exit_dir: settings.run_dir.join("exits"),
         };
         Ok(Self {
             containers: Containers::new(client.clone(), containers),
             images: Images::new(client.clone(), images),
-            sandboxes: Sandboxes::open(&config.run_dir).await?,
-            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.cgroup_settings()).await?,
+            sandboxes: Sandboxes::open(&settings.run_dir).await?,
+            cgroups: Cgroups::open(&settings.cgroups).await?,
             accounts: AccountsCache::default(),
-            cpus: ExclusiveCpus::open(config.cpu_settings()).await?.map(Arc::new),
+            cpus: ExclusiveCpus::open(settings.cpus.clone()).await?.map(Arc::new),
             contexts: container_contexts(),
-            logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
+            logs: LogPaths::new(&settings.logs),
             getter: HttpGetter::default(),
             starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
-            pulls: Semaphore::new(config.max_parallel_pulls),
-            pull_pace: config.pull_rate.map(|rate| Mutex::new(PullPace::new(rate))),
+            pulls: Semaphore::new(settings.pulls.max_parallel),
+            pull_pace: settings.pulls.rate.map(|rate| Mutex::new(PullPace::new(rate))),
             pull_records: PullRecords::default(),
-            config,
+            settings,
             node,
             node_network,
             executable,
@@ -187,23 +187,11 @@ fn container_contexts() -> Option<ContainerContexts> {
     }
 }
 
-/// What of the configuration concerns volumes.
-fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
-    volume::Settings {
-        root_dir: config.root_dir.clone(),
-        resolv_conf: config.resolv_conf.clone(),
-        hosts_file: "/etc/hosts".into(),
-        plugin_dir: config.volume_plugin_dir.clone(),
-        cluster: ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() },
-        limits,
-    }
-}
-
 /// Where registry credentials are looked for: limpet's own file, then docker's.
-fn auth_files(config: &Config) -> Vec<PathBuf> {
+fn auth_files(root_dir: &Path) -> Vec<PathBuf> {
     let docker = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
-    let directories = [Some(config.root_dir.clone()), docker, home, Some(PathBuf::from("/root/.docker"))];
+    let directories = [Some(root_dir.to_owned()), docker, home, Some(PathBuf::from("/root/.docker"))];
     let mut files: Vec<PathBuf> = directories.into_iter().flatten().map(|dir| dir.join("config.json")).collect();
     files.dedup();
     files

@@ -94,7 +94,7 @@ impl ContainerdExecutor {
     /// # Errors
     /// When it was not run. A command that fails is a result.
     pub async fn exec(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
-        run_command(&self.client, &self.config.exec_dir(), id, command).await
+        run_command(&self.client, &self.settings.exec_dir(), id, command).await
     }
 
     /// The same, but when this is dropped the command continues: it ends with its container, which is about to be
@@ -103,7 +103,7 @@ impl ContainerdExecutor {
     /// # Errors
     /// When it was not run. A command that fails is a result.
     pub async fn exec_with_container(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
-        let (client, fifo_dir) = (self.client.clone(), self.config.exec_dir());
+        let (client, fifo_dir) = (self.client.clone(), self.settings.exec_dir());
         let (id, command) = (id.clone(), command.to_vec());
         let run = tokio::spawn(async move { run_command(&client, &fifo_dir, &id, &command).await });
         run.await.unwrap_or(Err(ExecError::Ended))

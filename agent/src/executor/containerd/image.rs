@@ -72,7 +72,7 @@ impl ContainerdExecutor {
                 Err(error) => {
                     // A refused image stays what it was, unless its registry has another one.
                     let error = if error.is_refused() { error } else { refusal.unwrap_or(error) };
-                    match local.filter(|_| self.config.local_image_when_unreachable && error.is_unreachable()) {
+                    match local.filter(|_| self.settings.pulls.local_when_unreachable && error.is_unreachable()) {
                         Some(image) if self.may_use(pod, reference, &image).await => {
                             self.judge_image(pod, reference, &image).await.map_err(|error| failed(&error))?;
                             self.report_local_image(pod, slot, reference, &error);
@@ -87,7 +87,7 @@ impl ContainerdExecutor {
 
     /// Whether `imagePolicy` lets the pod use an image that is here. A refused one counts as missing.
     async fn judge_image(&self, pod: &PodState, reference: &str, image: &LocalImage) -> Result<(), ImageError> {
-        if self.config.image_policy.is_none() {
+        if self.settings.images.policy.is_none() {
             return Ok(());
         }
         self.images.admit(reference, &image.digest, &self.pull_access(pod)).await

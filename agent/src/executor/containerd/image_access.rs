@@ -29,7 +29,7 @@ impl ContainerdExecutor {
     async fn is_holder(&self, pod: &PodState, reference: &str, image: &LocalImage) -> Result<bool, ImageError> {
         let records = &self.pull_records;
         records.settle(&self.images).await?;
-        let (policy, name) = (&self.config.image_verification, normalize(reference)?);
+        let (policy, name) = (&self.settings.pulls.verification, normalize(reference)?);
         let holders = match records.access(policy, reference, &name, &image.digest) {
             ImageAccess::All => return Ok(true),
             ImageAccess::Holders(holders) if holders.is_empty() => return Ok(false),

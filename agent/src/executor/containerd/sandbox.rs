@@ -64,7 +64,7 @@ impl ContainerdExecutor {
         let record = &*pod.record;
         let class = self.runtime_class(pod).map_err(sandbox_failure)?;
         self.can_have_users(record.spec(), class).map_err(sandbox_failure)?;
-        let hostname = hostname(record, &self.config.cluster_domain).map_err(sandbox_failure)?;
+        let hostname = hostname(record, &self.settings.volumes.cluster.domain).map_err(sandbox_failure)?;
         let sysctls = sysctl::sysctls(record.spec());
         let labelling = self.labelling(record).map_err(sandbox_failure)?;
         let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
@@ -143,7 +143,7 @@ impl ContainerdExecutor {
     /// What the pod's `runtimeClassName` refers to.
     pub(super) fn runtime_class(&self, pod: &PodState) -> Result<Option<&RuntimeClass>, String> {
         let Some(name) = runtime_class::class_name(&pod.record) else { return Ok(None) };
-        let table = &self.config.runtime_classes;
+        let table = &self.settings.runtime.classes;
         let remedy = "set it in runtimeClasses of the LimpetConfiguration and start limpet again";
         let missing = || format!("failed to get RuntimeClass {name:?}: runtimeclass.node.k8s.io {name:?} not found");
         if runtime_class::reference(&pod.record).is_none() {
@@ -165,7 +165,7 @@ impl ContainerdExecutor {
         }
         let lacking = match class.filter(|class| class.runtime != RUNC_SHIM) {
             Some(class) => Some(format!("its runtime class has {}; it needs {RUNC_SHIM}", class.runtime)),
-            None => user_namespace::missing_support(&self.config.snapshotter),
+            None => user_namespace::missing_support(&self.settings.runtime.snapshotter),
         };
         lacking.map_or(Ok(()), |why| Err(format!("can't set `spec.hostUsers: false`: {why}")))
     }
@@ -230,7 +230,7 @@ impl ContainerdExecutor {
     }
 
     async fn examine_sandbox(&self, record: &PodRecord) -> Result<Option<PodSandbox>, String> {
-        let hostname = hostname(record, &self.config.cluster_domain).map_err(|error| error.to_string())?;
+        let hostname = hostname(record, &self.settings.volumes.cluster.domain).map_err(|error| error.to_string())?;
         let labelling = self.labelling(record)?;
         let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
         let found = self.sandboxes.find(&request).await.map_err(|error| error.to_string())?;

@@ -110,7 +110,7 @@ impl ContainerdExecutor {
             sandbox: &sandbox,
             id: pod.next_id(slot),
             attempt,
-            pause: slot.next_pause().min(self.config.max_restart_pause),
+            pause: slot.next_pause().min(self.settings.restarts.max_pause),
             stop_signal: self.stop_signal(pod, slot, image),
             given,
             cpus: self.cpus_of(&pod.record.uid, &slot.name),

@@ -31,7 +31,10 @@ impl ContainerdExecutor {
     pub(super) async fn measure_storage(&self, pod: &PodState) -> Outcome {
         let (record, began) = (&pod.record, Instant::now());
         let Some((volumes, containers)) = measured(record.spec()) else {
-            return Outcome::StorageMeasured { usage: StorageUsage::default(), again: self.config.volume_stats_period };
+            return Outcome::StorageMeasured {
+                usage: StorageUsage::default(),
+                again: self.settings.volumes.stats_period,
+            };
         };
         let mut usage = StorageUsage::default();
         for volume in volumes {
@@ -53,7 +56,10 @@ impl ContainerdExecutor {
             usage.containers.insert(slot.name.clone(), bytes);
         }
         self.images.note_measurement();
-        Outcome::StorageMeasured { usage, again: self.config.volume_stats_period.max(began.elapsed() * PAUSE_FACTOR) }
+        Outcome::StorageMeasured {
+            usage,
+            again: self.settings.volumes.stats_period.max(began.elapsed() * PAUSE_FACTOR),
+        }
     }
 
     /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.

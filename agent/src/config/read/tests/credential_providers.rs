@@ -37,7 +37,7 @@ fn providers(files: &[(&str, &str)], path: &str) -> Result<(Vec<CredentialProvid
         faults.map(|fault| fault.to_string().replace(&prefix, "")).collect()
     };
     match load(&flags) {
-        Ok((config, warnings)) => Ok((config.credential_providers, messages(warnings), root.path().to_owned())),
+        Ok((config, warnings)) => Ok((config.images.credential_providers, messages(warnings), root.path().to_owned())),
         Err(ConfigError::Faults(faults)) => Err(messages(faults).join("\n")),
         Err(error) => panic!("{error}"),
     }

@@ -99,14 +99,14 @@ fn of_a_repeated_flag_the_last_value_counts_and_lists_grow() {
     ])
     .unwrap();
     let labels: Vec<_> = config.cluster.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    assert_eq!((config.verbosity, config.server.port, config.max_pods), (4, 10242, 16));
+    assert_eq!((config.verbosity, config.server.port, config.node.max_pods), (4, 10242, 16));
     assert_eq!(
-        (config.node_ip, labels.join(" ")),
+        (config.node.ip, labels.join(" ")),
         (["192.0.2.2".parse().unwrap()].into_iter().collect(), "a=1 b=3 c=".into())
     );
     let taints: Vec<_> = config.cluster.taints.iter().map(|taint| taint.key.as_str()).collect();
     assert_eq!(taints, ["b", "c"]);
-    assert_eq!(config.reserved.system.resources, amounts("1", "1Gi", "0"));
+    assert_eq!(config.node.reserved.system.resources, amounts("1", "1Gi", "0"));
     assert_eq!(["--v=99", "--v=-3"].map(|flag| loaded(&[flag]).unwrap().verbosity), [10, 0]);
 }
 
@@ -144,7 +144,8 @@ fn an_empty_value_is_none_and_overrides_the_file() {
     .map(|name| format!("--{name}="))
     .collect();
     let empty: Vec<&str> = empty.iter().map(String::as_str).collect();
-    let nothing = Config { resolv_conf: None, ..Config::default() };
+    let nothing =
+        Config { volumes: VolumeSettings { resolv_conf: None, ..VolumeSettings::default() }, ..Config::default() };
     assert_eq!(loaded(&[&["--config="], &*empty].concat()).unwrap(), nothing);
 
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -158,7 +159,7 @@ fn an_empty_value_is_none_and_overrides_the_file() {
     std::fs::write(file.path(), text).unwrap();
     let file_flag = format!("--config={}", file.path().display());
     let config = loaded(&[&[&*file_flag], &*empty].concat()).unwrap();
-    assert_eq!(Config { file: None, ..config }, nothing);
+    assert_eq!(Config { files: ConfigFiles::default(), ..config }, nothing);
 
     for (flag, message) in [
         ("--root-dir=", "flags: --root-dir: is empty; name a directory, or omit the flag"),

@@ -14,7 +14,7 @@ fn parallel_pulls_are_computed_as_in_kubelet() {
         ("serializeImagePulls: true\nmaxParallelImagePulls: 1\n", 1),
     ];
     for (text, expected) in cases {
-        assert_eq!(load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.unwrap().max_parallel_pulls, expected, "{text}");
+        assert_eq!(load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.unwrap().pulls.max_parallel, expected, "{text}");
     }
 }
 
@@ -44,7 +44,7 @@ fn image_garbage_collection_is_checked_as_in_kubelet() {
 #[test]
 fn the_verification_of_images_is_checked_as_in_kubelet() {
     let policy =
-        |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.image_verification);
+        |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.pulls.verification);
     let key = "imagePullCredentialsVerificationPolicy";
     // As Go's encoder writes unset fields.
     let unset = policy(&format!("{key}: ''\npreloadedImagesVerificationAllowlist: []\n"));

@@ -10,20 +10,20 @@ fn loaded(text: &str) -> Result<Config, Vec<String>> {
 
 #[test]
 fn pods_by_the_core_are_at_most_max_pods() {
-    let most = |text: &str, cores| loaded(text).unwrap().most_pods(cores);
+    let most = |text: &str, cores| loaded(text).unwrap().node.most_pods(cores);
     assert_eq!(most("", 64), 110);
     assert_eq!(most("podsPerCore: 0", 64), 110);
     assert_eq!((most("podsPerCore: 10", 4), most("podsPerCore: 10", 64)), (40, 110));
     assert_eq!(most("podsPerCore: 4000000000\nmaxPods: 7", usize::MAX), 7);
     let config = flags::loaded(&["--max-pods=9", "--pods-per-core=4"]).unwrap();
-    assert_eq!((config.most_pods(1), config.most_pods(8)), (4, 9));
+    assert_eq!((config.node.most_pods(1), config.node.most_pods(8)), (4, 9));
     let error = "config.yaml:3:14: podsPerCore: -1 is not a valid number of pods";
     assert_eq!(loaded("podsPerCore: -1").unwrap_err(), [error]);
 }
 
 #[test]
 fn quotas_of_cpu_can_be_off_or_have_another_period() {
-    let quotas = |text: &str| loaded(text).unwrap().cpu_quotas;
+    let quotas = |text: &str| loaded(text).unwrap().cgroups.cpu_quotas;
     assert_eq!(quotas(""), CpuQuotas::InPeriods(CPU_PERIOD));
     assert_eq!(quotas("cpuCFSQuota: false\ncpuCFSQuotaPeriod: 5ms"), CpuQuotas::Off);
     assert_eq!(quotas("cpuCFSQuotaPeriod: 1ms"), CpuQuotas::InPeriods(1_000));
@@ -44,7 +44,7 @@ fn quotas_of_cpu_can_be_off_or_have_another_period() {
 
 #[test]
 fn pulls_have_a_rate_unless_it_is_zero() {
-    let rate = |text: &str| loaded(text).unwrap().pull_rate;
+    let rate = |text: &str| loaded(text).unwrap().pulls.rate;
     let given = |per_second, burst| Some(PullRate { per_second, burst });
     assert_eq!((rate(""), rate("registryBurst: 0")), (given(5, 10), given(5, 10)));
     assert_eq!((rate("registryPullQPS: 0"), rate("registryPullQPS: 1\nregistryBurst: 2")), (None, given(1, 2)));
@@ -59,11 +59,11 @@ fn pulls_have_a_rate_unless_it_is_zero() {
 #[test]
 fn the_kernel_is_checked_only_on_demand() {
     let config = loaded("").unwrap();
-    assert_eq!((config.fail_swap_on, config.protect_kernel_defaults), (false, None));
+    assert_eq!((config.node.kernel.fail_swap_on, config.node.kernel.protect_defaults), (false, None));
     let config = loaded("failSwapOn: true\nprotectKernelDefaults: false").unwrap();
-    assert_eq!((config.fail_swap_on, config.protect_kernel_defaults), (true, Some(false)));
+    assert_eq!((config.node.kernel.fail_swap_on, config.node.kernel.protect_defaults), (true, Some(false)));
     let config = flags::loaded(&["--fail-swap-on", "--protect-kernel-defaults=True"]).unwrap();
-    assert_eq!((config.fail_swap_on, config.protect_kernel_defaults), (true, Some(true)));
+    assert_eq!((config.node.kernel.fail_swap_on, config.node.kernel.protect_defaults), (true, Some(true)));
 }
 
 /// As kubeadm writes it 0 counts as not set.

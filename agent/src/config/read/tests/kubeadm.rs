@@ -16,8 +16,8 @@ fn zeros_are_defaults() {
     // It is tried without the flag here.
     let without_cluster = |warning: &&String| !warning.contains("without --kubeconfig");
     assert_eq!(warnings.iter().filter(without_cluster).collect::<Vec<_>>(), Vec::<&String>::new());
-    assert_eq!(config.manifest_path.as_deref(), Some(Path::new("/etc/kubernetes/manifests")));
-    assert_eq!(config.cgroup_driver, CgroupDriver::Systemd);
+    assert_eq!(config.sources.manifest_path.as_deref(), Some(Path::new("/etc/kubernetes/manifests")));
+    assert_eq!(config.cgroups.driver, CgroupDriver::Systemd);
     assert_eq!(config.cluster.frequencies, default.cluster.frequencies);
     assert_eq!(config.server.stream_idle_timeout, default.server.stream_idle_timeout);
     assert_eq!(config.server.token_lifetime, default.server.token_lifetime);

@@ -48,17 +48,17 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
         ("d/30-not.yaml", "no: configuration"),
     ];
     let config = load_all(&files, "--config DIR/config.yaml --config-dir DIR/d").0.unwrap();
-    assert_eq!((config.max_pods, &*config.cluster_domain), (31, "edge.local"));
-    assert!(config.seccomp_default, "a directory below is read in its place");
-    assert_eq!(config.cluster_dns, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
-    assert_eq!(config.allowed_unsafe_sysctls, ["net.*"]);
-    assert_eq!(config.reserved.kube.resources, amounts("2", "1Gi", "0"));
+    assert_eq!((config.node.max_pods, &*config.volumes.cluster.domain), (31, "edge.local"));
+    assert!(config.containers.seccomp_default, "a directory below is read in its place");
+    assert_eq!(config.volumes.cluster.nameservers, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
+    assert_eq!(config.workers.allowed_unsafe_sysctls, ["net.*"]);
+    assert_eq!(config.node.reserved.kube.resources, amounts("2", "1Gi", "0"));
     assert_eq!(config.eviction.thresholds.len(), 2, "maps grow");
     let line = "--config DIR/config.yaml --config-dir DIR/d --max-pods=40 --eviction-hard=memory.available<1Gi";
     let config = load_all(&files, line).0.unwrap();
-    assert_eq!((config.max_pods, config.eviction.thresholds.len()), (40, 1), "a flag replaces a map");
+    assert_eq!((config.node.max_pods, config.eviction.thresholds.len()), (40, 1), "a flag replaces a map");
     let alone = load_all(&files[1..], "--config-dir DIR/d").0.unwrap();
-    assert_eq!(alone.max_pods, 31);
+    assert_eq!(alone.node.max_pods, 31);
 }
 
 /// kubelet's `loadConfigFile` sets the defaults before the drop-ins are merged, and not where there are drop-ins alone.

@@ -10,7 +10,7 @@ fn loaded(text: &str) -> Result<Config, Vec<String>> {
 
 #[test]
 fn memory_is_kept_and_slowed_only_on_demand() {
-    let qos = |text: &str| loaded(text).unwrap().memory_qos;
+    let qos = |text: &str| loaded(text).unwrap().cgroups.memory_qos;
     assert_eq!((qos(""), qos("memoryReservationPolicy: None")), (MemoryQos::default(), MemoryQos::default()));
     let both = MemoryQos { keeps_requests: true, throttling: Some(0.9) };
     assert_eq!(qos("memoryReservationPolicy: TieredReservation\nmemoryThrottlingFactor: 0.9"), both);

@@ -86,7 +86,7 @@ impl ContainerdExecutor {
             given: start.given.clone(),
             cpus: start.cpus.clone(),
             labels,
-            shim_group: self.config.shim_group,
+            shim_group: self.settings.runtime.shim_group,
             record,
         })
     }

@@ -42,7 +42,7 @@ impl ContainerdExecutor {
         let log_path = self.log_path(start);
         let log_uri = config::uri(
             if self.containers.has_shim(class) { Writer::Shim } else { Writer::Process(&self.executable) },
-            self.config.log_rotation,
+            self.settings.logs.rotation,
             &log_path,
             terminal.as_ref().map(AttachPoint::directory),
             owner,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::capacity::{Capacity, reserved_limits};
-use crate::config::{Reservation, Reserved, ReservedCgroup};
+use crate::capacity::{Capacity, reserved_limits};
+use crate::settings::{Reservation, Reserved, ReservedCgroup};
 use limpet_host::cgroup::{AllPodsLimits, Cgroups, ReservedLimits};
 use limpet_telemetry::event::{EventType, Events};
 
@@ -32,7 +32,7 @@ enum Target {
 
 impl Enforcement {
     /// Limits all pods together. Ends once they are, or with the agent.
-    pub async fn of_all_pods(self, capacity: Capacity) {
+    pub async fn limit_all_pods(self, capacity: Capacity) {
         let (target, failed) = (Target::AllPods(capacity.all_pods()), "Failed to update Node Allocatable Limits");
         if !self.retried(failed, target).await {
             return;
@@ -46,7 +46,7 @@ impl Enforcement {
     }
 
     /// Limits the cgroups of the node's own processes that are to be. Ends once they are, or with the agent.
-    pub async fn of_reserved(self, reserved: Reserved) {
+    pub async fn limit_reserved(self, reserved: Reserved) {
         let Reserved { kube, system, kube_cgroup, system_cgroup } = &reserved;
         tokio::join!(self.limit(system_cgroup, system, "system"), self.limit(kube_cgroup, kube, "kube"));
     }

@@ -16,12 +16,10 @@ use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::kernel_settings::{self, KernelError};
-use crate::config::{Config, ConfigError};
+use crate::kernel_settings::{self, KernelError};
+use crate::settings::NodeSettings;
 pub use agent_conflicts::{OtherAgent, find as other_agent};
-use limpet_host::node_name::NameError;
 use limpet_host::peer;
-use limpet_upgrade::state_version::StateError;
 
 /// The lock file in the root and the run directory.
 const LOCK: &str = "lock";
@@ -31,12 +29,6 @@ const EXEC_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why the agent does not start. [`exit_code`](Self::exit_code) depends on the kind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is unreadable or invalid.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The node has no valid name.
-    #[error(transparent)]
-    Name(#[from] NameError),
     /// The user is not root.
     #[error(
         "limpet run needs root, to mount, to create namespaces and cgroups, and to call containerd (user id {uid}); use sudo"
@@ -65,27 +57,19 @@ pub enum StartError {
         /// PID and command line, as far as known.
         holder: String,
     },
-    /// The state is of a newer release, or its version cannot be read or written.
-    #[error(transparent)]
-    State(#[from] StateError),
     /// A directory or lock could not be created.
     #[error("cannot {verb} {path}: {source}")]
     Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl StartError {
-    /// 1: an error of the machine; 2: usage or configuration; 4: permission denied; 5: another agent runs.
+    /// 1: an error of the machine; 4: permission denied; 5: another agent runs.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Name(NameError::Invalid { .. } | NameError::Differs { .. }) => 2,
             Self::NotRoot { .. } => 4,
             Self::Locked { .. } | Self::OtherAgent { .. } | Self::SocketInUse { .. } => 5,
-            Self::Io { source, .. } | Self::Name(NameError::Io { source, .. })
-                if source.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                4
-            }
-            Self::Kernel(_) | Self::State(_) | Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => 4,
+            Self::Kernel(_) | Self::Io { .. } => 1,
         }
     }
 }
@@ -109,32 +93,43 @@ impl Drop for Lock {
     }
 }
 
+/// What an agent has for itself as long as it runs.
+#[derive(Debug, Clone)]
+pub struct AgentPlaces {
+    pub root_dir: PathBuf,
+    pub run_dir: PathBuf,
+    /// The local socket.
+    pub socket: PathBuf,
+    /// The parent of `kubepods`; processes in it are pods', and no other agents.
+    pub cgroup_root: PathBuf,
+}
+
 /// Creates the root and run directories, takes both locks, and fails if another agent runs on the node. Hold the result
 /// until the process exits.
 ///
 /// # Errors
 /// Not root, another agent, a kernel that is not as the configuration demands, or a directory that cannot be created: see
 /// [`StartError::exit_code`].
-pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
+pub fn take(places: &AgentPlaces, settings: &NodeSettings) -> Result<NodeLock, StartError> {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
         return Err(StartError::NotRoot { uid: uid.as_raw() });
     }
-    let lock = lock_node(config)?;
-    if let Some(other) = agent_conflicts::find(&config.cgroup_root) {
-        if !config.ignore_other_agents {
+    let lock = lock_node(places)?;
+    if let Some(other) = agent_conflicts::find(&places.cgroup_root) {
+        if !settings.ignore_other_agents {
             return Err(StartError::OtherAgent { other });
         }
         tracing::warn!(%other, "another node agent runs on this node, ignored as configured");
     }
-    kernel_settings::demand(config)?;
+    kernel_settings::demand(&settings.kernel)?;
     Ok(lock)
 }
 
-fn lock_node(config: &Config) -> Result<NodeLock, StartError> {
-    let root = lock(&config.root_dir)?;
-    let run = lock(&config.run_dir)?;
-    check_socket(&config.socket())?;
+fn lock_node(places: &AgentPlaces) -> Result<NodeLock, StartError> {
+    let root = lock(&places.root_dir)?;
+    let run = lock(&places.run_dir)?;
+    check_socket(&places.socket)?;
     Ok(NodeLock { _root: root, _run: run })
 }
 

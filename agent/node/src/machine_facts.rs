@@ -1,45 +1,49 @@
-//! Facts about the node that do not change while the agent runs.
+//! What the kernel says of the machine, which does not change while the agent runs.
+
+use std::collections::BTreeMap;
 
 use rustix::fs::statfs;
 use rustix::thread::CapabilitySet;
-
-use crate::config::Config;
-use crate::node::capacity::Capacity;
-use limpet_host::cgroup::CgroupDriver;
-use limpet_model::node::NodeFacts;
 
 /// The lowest `oom_score_adj`; setting it needs `CAP_SYS_RESOURCE`.
 const OOM_SCORE_MIN: i32 = -1_000;
 /// `CGROUP2_SUPER_MAGIC`, statfs(2).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
-/// Reads the facts from the kernel. An unknown fact is logged and replaced by the safer value.
-#[allow(clippy::useless_conversion)] // totalram and totalswap are C longs: 32 bits on 32-bit machines
-pub fn facts(config: &Config, name: String) -> NodeFacts {
-    let memory = rustix::system::sysinfo();
-    let memory_capacity = u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit));
-    let swap_capacity = u64::from(memory.totalswap).saturating_mul(u64::from(memory.mem_unit));
-    let huge_pages = limpet_host::huge_pages::pools();
-    NodeFacts {
-        name,
-        memory_capacity,
-        limits: Capacity::of(config, memory_capacity, 0, &huge_pages).limits(),
-        swap_capacity,
-        swap_behavior: config.swap_behavior,
-        single_process_oom_kill: config.single_process_oom_kill,
-        cpu_quotas: config.cpu_quotas,
-        memory_qos: config.memory_qos,
-        oom_score_floor: oom_score_floor(),
-        cgroup_v2: cgroup_v2(),
-        systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
-        service: service(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()),
-        seccomp_default: config.seccomp_default,
-        seccomp_dir: config.root_dir.join("seccomp"),
-        runtime_endpoint: config.runtime_endpoint.clone(),
-        devices: config.devices.clone(),
-        cdi_dirs: config.cdi_dirs.clone(),
-        huge_pages,
-        limits_huge_pages: limpet_host::cgroup::limits_huge_pages(),
+/// The facts that the kernel reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineFacts {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of swap, at the agent's start.
+    pub swap: u64,
+    /// The lowest `oom_score_adj` that the agent may set.
+    pub oom_score_floor: i32,
+    /// Only the unified hierarchy of cgroups is mounted.
+    pub cgroup_v2: bool,
+    /// The agent's own systemd service, when it runs as one.
+    pub service: Option<String>,
+    /// The number of huge pages that are reserved, by their size in bytes.
+    pub huge_pages: BTreeMap<u64, u64>,
+    /// Cgroups can limit huge pages.
+    pub limits_huge_pages: bool,
+}
+
+impl MachineFacts {
+    /// Reads the facts from the kernel. An unknown fact is logged and replaced by the safer value.
+    #[allow(clippy::useless_conversion)] // totalram and totalswap are C longs: 32 bits on 32-bit machines
+    pub fn read() -> Self {
+        let memory = rustix::system::sysinfo();
+        let unit = u64::from(memory.mem_unit);
+        Self {
+            memory: u64::from(memory.totalram).saturating_mul(unit),
+            swap: u64::from(memory.totalswap).saturating_mul(unit),
+            oom_score_floor: oom_score_floor(),
+            cgroup_v2: cgroup_v2(),
+            service: service(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()),
+            huge_pages: limpet_host::huge_pages::pools(),
+            limits_huge_pages: limpet_host::cgroup::limits_huge_pages(),
+        }
     }
 }
 
@@ -54,7 +58,7 @@ fn oom_score_floor() -> i32 {
 }
 
 /// Whether only the unified hierarchy is mounted.
-pub(crate) fn cgroup_v2() -> bool {
+pub fn cgroup_v2() -> bool {
     match statfs("/sys/fs/cgroup") {
         Ok(found) => u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC),
         Err(error) => {
@@ -80,13 +84,12 @@ mod tests {
 
     #[test]
     fn facts_match_proc() {
-        let facts = facts(&Config { seccomp_default: true, ..Config::default() }, "edge1".to_owned());
+        let facts = MachineFacts::read();
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
         let kilobytes: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
-        assert_eq!(facts.memory_capacity >> 10, kilobytes);
+        assert_eq!(facts.memory >> 10, kilobytes);
         assert_eq!(facts.cgroup_v2, std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
-        assert!(facts.seccomp_default && facts.seccomp_dir.ends_with("limpet/seccomp"));
         assert!((OOM_SCORE_MIN..=1_000).contains(&facts.oom_score_floor));
     }
 

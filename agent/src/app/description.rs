@@ -4,15 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::config::Config;
-use crate::node::capacity::Capacity;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM};
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::machine::{self, MachineIds};
 use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
 use limpet_model::kubelet_version;
-
 use limpet_model::node::{NodeFacts, architecture};
+use limpet_node::capacity::Capacity;
 
 /// Describes the node for its object. Reads files; what cannot be read stays empty.
 pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
@@ -25,11 +24,11 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         external_cloud: config
             .cluster
             .external_cloud
-            .then_some(ExternalCloud { given_addresses: config.node_ip.specified() }),
+            .then_some(ExternalCloud { given_addresses: config.node.ip.specified() }),
         architecture: architecture(),
         capacity: capacity.all.clone(),
         allocatable: capacity.allocatable.clone(),
-        max_pods: config.most_pods(machine::processors()),
+        max_pods: config.node.most_pods(machine::processors()),
         runtime_handlers: runtime_handlers(config).map(|(name, _)| name).collect(),
         user_namespaces: with_user_namespaces(config),
         swap: MemoryInfo::read().map_or(0, |memory| memory.swap_total),
@@ -40,7 +39,7 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
 
 /// The runtime handlers whose pods can have user namespaces.
 fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
-    if user_namespace::missing_support(&config.snapshotter).is_some() {
+    if user_namespace::missing_support(&config.runtime.snapshotter).is_some() {
         return BTreeSet::new();
     }
     runtime_handlers(config).filter(|(_, shim)| *shim == RUNC_SHIM).map(|(name, _)| name).collect()
@@ -48,8 +47,8 @@ fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
 
 /// The names that a RuntimeClass may have for a runtime of the node, each with its shim; the empty one is for pods without a class.
 fn runtime_handlers(config: &Config) -> impl Iterator<Item = (String, &str)> {
-    let classes = config.runtime_classes.iter().map(|(name, class)| (name.clone(), class.runtime.as_str()));
-    let own = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime_classes.contains_key(*name));
+    let classes = config.runtime.classes.iter().map(|(name, class)| (name.clone(), class.runtime.as_str()));
+    let own = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime.classes.contains_key(*name));
     own.map(|name| (name.to_owned(), RUNC_SHIM)).chain(classes)
 }
 

@@ -3,9 +3,10 @@
 //! requests against it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use crate::config::{Config, Reservation};
-use limpet_core::eviction::Signal;
+use crate::settings::{NodeSettings, Reservation};
+use limpet_core::eviction::{EvictionPolicy, Signal};
 use limpet_host::cgroup::{AllPodsLimits, ReservedLimits};
 use limpet_host::proc_files::{self, ProcessIds};
 use limpet_host::{blocking, file_system};
@@ -13,6 +14,13 @@ use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
+
+/// What divides the node's resources between pods and its own processes.
+#[derive(Debug, Clone, Copy)]
+pub struct CapacitySettings<'a> {
+    pub node: &'a NodeSettings,
+    pub eviction: &'a EvictionPolicy,
+}
 
 /// The node's processors, memory, disk and huge pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,17 +36,18 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Measures the disk of `--root-dir`; one that cannot be measured counts as none.
-    pub async fn measure(config: &Config, facts: &NodeFacts) -> Self {
-        let root = config.root_dir.clone();
+    /// Measures the disk of the root directory; one that cannot be measured counts as none.
+    pub async fn measure(root_dir: &Path, settings: CapacitySettings<'_>, facts: &NodeFacts) -> Self {
+        let root = root_dir.to_owned();
         let look = blocking::run(root.clone(), blocking::DEADLINE, move |_| file_system::space(&root).ok());
         let disk = look.await.ok().flatten().map_or(0, |space| space.capacity);
-        let pids = ProcessIds::read().and_then(|ids| unreserved_pids(config, ids.limit));
-        Self { pids, ..Self::of(config, facts.memory_capacity, disk, &facts.huge_pages) }
+        let pids = ProcessIds::read().and_then(|ids| unreserved_pids(settings.node, ids.limit));
+        Self { pids, ..Self::divide(settings, facts.memory_capacity, disk, &facts.huge_pages) }
     }
 
-    /// Of a node of that many bytes of memory, of disk and, by their size, pages.
-    pub fn of(config: &Config, memory: u64, disk: u64, huge_pages: &BTreeMap<u64, u64>) -> Self {
+    /// Divides a node of that many bytes of memory, of disk and, by their size, pages.
+    pub fn divide(settings: CapacitySettings<'_>, memory: u64, disk: u64, huge_pages: &BTreeMap<u64, u64>) -> Self {
+        let CapacitySettings { node, eviction } = settings;
         let cpus = u64::from(proc_files::online_cpus());
         let mut all = Requests::default();
         all[Resource::Cpu] = Amount::from_units(cpus);
@@ -51,10 +60,10 @@ impl Capacity {
             // Their memory belongs to no pod unless it requests them.
             set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
-        let reserved = &config.reserved;
+        let reserved = &node.reserved;
         let unreserved = all.clone().without(&reserved.kube.resources).without(&reserved.system.resources);
-        let allocatable = unreserved.clone().without(&kept_free(config, memory, disk)).without(&set_aside);
-        let limit = if config.limit_all_pods { unreserved } else { all.clone() };
+        let allocatable = unreserved.clone().without(&kept_free(eviction, memory, disk)).without(&set_aside);
+        let limit = if node.limit_all_pods { unreserved } else { all.clone() };
         Self { all, allocatable, limit, pids: None }
     }
 
@@ -104,15 +113,15 @@ pub fn reserved_limits(reservation: &Reservation, compressible_only: bool) -> Re
 }
 
 /// Those of a node that can have so many. Without a reservation no limit is needed: the kernel has its own.
-fn unreserved_pids(config: &Config, limit: u64) -> Option<u64> {
-    let reserved = config.reserved.kube.pids.saturating_add(config.reserved.system.pids);
-    (config.limit_all_pods && reserved > 0).then(|| limit.saturating_sub(reserved))
+fn unreserved_pids(node: &NodeSettings, limit: u64) -> Option<u64> {
+    let reserved = node.reserved.kube.pids.saturating_add(node.reserved.system.pids);
+    (node.limit_all_pods && reserved > 0).then(|| limit.saturating_sub(reserved))
 }
 
 /// What hard eviction keeps free.
-fn kept_free(config: &Config, memory: u64, disk: u64) -> Requests {
+fn kept_free(eviction: &EvictionPolicy, memory: u64, disk: u64) -> Requests {
     let kept = |signal: Signal, capacity: u64| {
-        let hard = config.eviction.thresholds.iter().find(|one| one.signal == signal && one.is_hard());
+        let hard = eviction.thresholds.iter().find(|threshold| threshold.signal == signal && threshold.is_hard());
         Amount::from_units(hard.map_or(0, |threshold| threshold.value.of(capacity)))
     };
     let mut free = Requests::default();
@@ -128,18 +137,20 @@ mod tests {
 
     #[test]
     fn process_ids_that_are_reserved_are_not_for_pods() {
-        let mut config = Config::default();
-        assert_eq!(unreserved_pids(&config, 1_000), None);
-        config.reserved.kube = Reservation { pids: 100, ..Reservation::default() };
-        config.reserved.system = Reservation { pids: 150, ..Reservation::default() };
-        assert_eq!(unreserved_pids(&config, 1_000), Some(750));
-        assert_eq!(unreserved_pids(&config, 200), Some(0));
-        let of_memory = Capacity::of(&config, 1 << 30, 0, &BTreeMap::new());
+        let mut node = NodeSettings::default();
+        assert_eq!(unreserved_pids(&node, 1_000), None);
+        node.reserved.kube = Reservation { pids: 100, ..Reservation::default() };
+        node.reserved.system = Reservation { pids: 150, ..Reservation::default() };
+        assert_eq!(unreserved_pids(&node, 1_000), Some(750));
+        assert_eq!(unreserved_pids(&node, 200), Some(0));
+        let eviction = EvictionPolicy::default();
+        let settings = CapacitySettings { node: &node, eviction: &eviction };
+        let of_memory = Capacity::divide(settings, 1 << 30, 0, &BTreeMap::new());
         let whole = Capacity { pids: Some(0), ..of_memory.clone() };
         assert_eq!((of_memory.reserved_whole(), whole.reserved_whole()), (None, Some("process ids")));
         assert_eq!(whole.all_pods().pids, None, "with a limit of none no pod could start");
-        config.limit_all_pods = false;
-        assert_eq!(unreserved_pids(&config, 1_000), None);
+        node.limit_all_pods = false;
+        assert_eq!(unreserved_pids(&node, 1_000), None);
     }
 
     #[test]

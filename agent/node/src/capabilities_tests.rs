@@ -2,10 +2,7 @@
 
 use std::process::Command;
 
-use limpet_bpf::GuardMode;
-
 use super::*;
-use crate::config::GuardSettings;
 
 const DOCUMENT: &str = include_str!("../../../docs/configuration.md");
 const UNIT: &str = include_str!("../../../deploy/limpet.service");
@@ -41,34 +38,32 @@ fn each_capability_is_in_the_table_once() {
 
 #[test]
 fn the_configuration_decides_which_capabilities_are_needed() {
-    let plain = needed(&Config::default());
+    let plain = needed(AgentUses::default());
     assert!(plain.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_PTRACE));
     assert!(!plain.intersects(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME));
     assert_eq!(plain.contains(CapabilitySet::MAC_ADMIN), apparmor::is_enabled());
-    assert_eq!(plain.contains(CapabilitySet::BPF | CapabilitySet::PERFMON), cfg!(feature = "attribution"));
-    let guard = GuardSettings { mode: Some(GuardMode::Audit), ..GuardSettings::default() };
-    let address = |port: u16| Some(([127, 0, 0, 1], port).into());
-    let guarded = Config { guard, metrics_address: address(80), ..Config::default() };
-    let guarded_by = apparmor::is_enabled() || cfg!(feature = "attribution");
-    assert_eq!(needed(&guarded).contains(CapabilitySet::MAC_ADMIN), guarded_by);
-    assert!(needed(&guarded).contains(CapabilitySet::NET_BIND_SERVICE));
-    let high = Config { metrics_address: address(9_100), ..Config::default() };
-    assert_eq!(needed(&high), plain);
+    assert!(!plain.intersects(CapabilitySet::BPF | CapabilitySet::PERFMON));
+    let programs = AgentUses { programs: true, ..AgentUses::default() };
+    assert!(needed(programs).contains(CapabilitySet::BPF | CapabilitySet::PERFMON));
+    assert_eq!(needed(programs).contains(CapabilitySet::MAC_ADMIN), apparmor::is_enabled());
+    assert!(needed(AgentUses { guard: true, ..programs }).contains(CapabilitySet::MAC_ADMIN));
+    let low_port = AgentUses { low_port: true, ..AgentUses::default() };
+    assert_eq!(needed(low_port), plain | CapabilitySet::NET_BIND_SERVICE);
 }
 
 #[test]
 fn a_missing_capability_is_reported_unless_implied_or_unknown_to_the_kernel() {
-    let config = Config::default();
+    let uses = AgentUses { programs: true, ..AgentUses::default() };
     let all = CapabilitySet::all();
-    let lacks = |held| named(&lacking_of(&config, held, all));
+    let lacks = |held| named(&lacking_among(uses, held, all));
     assert!(lacks(all).is_empty());
     assert_eq!(lacks(all - CapabilitySet::SYS_RESOURCE), ["CAP_SYS_RESOURCE"]);
     assert!(lacks(all - CapabilitySet::BPF - CapabilitySet::MAC_ADMIN).is_empty());
     let without_admin = lacks(all - CapabilitySet::SYS_ADMIN - CapabilitySet::BPF);
-    assert_eq!(without_admin.contains(&"CAP_BPF"), cfg!(feature = "attribution"));
+    assert!(without_admin.contains(&"CAP_BPF"));
     assert!(without_admin.contains(&"CAP_SYS_ADMIN"));
     let old = all - CapabilitySet::KILL;
-    assert!(lacking_of(&config, CapabilitySet::all() - CapabilitySet::KILL, old).is_empty());
+    assert!(lacking_among(uses, CapabilitySet::all() - CapabilitySet::KILL, old).is_empty());
 }
 
 /// A field of this thread's status.
@@ -82,13 +77,13 @@ fn status(of: &str, line: &str) -> u64 {
 #[test]
 fn dropped_capabilities_are_gone_for_the_thread_and_its_children_and_dropping_twice_is_harmless() {
     let before = thread::capabilities(None).unwrap();
-    let needed = needed(&Config::default());
+    let needed = needed(AgentUses::default());
     let may = before.effective.contains(CapabilitySet::SETPCAP);
     assert!(narrow(needed).is_ok() || !may);
     let after = thread::capabilities(None).unwrap();
     assert_eq!((after.effective, after.permitted), (before.effective & needed, before.permitted & needed));
     // Without CAP_SETPCAP the bounding set stays unchanged; the rest is dropped.
-    drop_unneeded(&Config::default());
+    drop_unneeded(AgentUses::default());
     assert_eq!(thread::capabilities(None).unwrap(), after);
     if !may {
         return;

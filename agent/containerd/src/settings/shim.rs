@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use limpet_containerd::container::runtime::SHIM_PROGRAM;
+use crate::container::runtime::SHIM_PROGRAM;
 
 /// The shim of new containers. Running ones keep theirs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,7 +19,10 @@ pub enum Shim {
 
 impl Shim {
     /// Parses the value of the key; the error is what is wrong with it.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// Neither a name of one nor the absolute path of limpet's.
+    pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
             "runc-v2" => Ok(Self::RuncV2),

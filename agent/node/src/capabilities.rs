@@ -7,7 +7,6 @@ use std::io;
 
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
-use crate::config::Config;
 use limpet_host::apparmor;
 
 /// The condition under which a capability is needed.
@@ -37,22 +36,28 @@ impl When {
         }
     }
 
-    fn applies(self, config: &Config) -> bool {
+    fn applies(self, uses: AgentUses) -> bool {
         match self {
             Self::Always => true,
-            Self::LowPort => {
-                let metrics = config.metrics_address.map(|address| address.port());
-                config.server.ports().chain(metrics).any(|port| (1..1_024).contains(&port))
-            }
-            Self::Programs => cfg!(feature = "attribution"),
-            Self::SecurityModules => {
-                apparmor::is_enabled() || cfg!(feature = "attribution") && config.guard.mode.is_some()
-            }
-            Self::FlexDrivers => {
-                std::fs::read_dir(&config.volume_plugin_dir).is_ok_and(|mut drivers| drivers.next().is_some())
-            }
+            Self::LowPort => uses.low_port,
+            Self::Programs => uses.programs,
+            Self::SecurityModules => apparmor::is_enabled() || uses.programs && uses.guard,
+            Self::FlexDrivers => uses.flex_drivers,
         }
     }
+}
+
+/// What the agent does that not every agent does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AgentUses {
+    /// It listens at a port below 1024.
+    pub low_port: bool,
+    /// It is built with BPF programs.
+    pub programs: bool,
+    /// A `manifestGuard` is configured.
+    pub guard: bool,
+    /// There is a driver in `volumePluginDir`.
+    pub flex_drivers: bool,
 }
 
 /// A capability the agent needs.
@@ -220,27 +225,27 @@ pub static NEEDS: [Need; 20] = [
     },
 ];
 
-/// The capabilities needed with this configuration.
-fn needed(config: &Config) -> CapabilitySet {
-    NEEDS.iter().filter(|need| need.when.applies(config)).map(|need| need.set).collect()
+/// The capabilities that are needed for what the agent does.
+fn needed(uses: AgentUses) -> CapabilitySet {
+    NEEDS.iter().filter(|need| need.when.applies(uses)).map(|need| need.set).collect()
 }
 
 /// The needed capabilities that are not in `held`, of those that the kernel `knows`.
-fn lacking_of(config: &Config, held: CapabilitySet, knows: CapabilitySet) -> Vec<&'static Need> {
+fn lacking_among(uses: AgentUses, held: CapabilitySet, knows: CapabilitySet) -> Vec<&'static Need> {
     let lacks = |need: &&Need| {
         // CAP_SYS_ADMIN includes both, as before Linux 5.8 (capabilities(7)).
         let implied = need.when == When::Programs && held.contains(CapabilitySet::SYS_ADMIN);
-        need.when.applies(config) && knows.contains(need.set) && !held.contains(need.set) && !implied
+        need.when.applies(uses) && knows.contains(need.set) && !held.contains(need.set) && !implied
     };
     NEEDS.iter().filter(lacks).collect()
 }
 
-/// The capabilities needed with this configuration that this thread lacks.
+/// The needed capabilities that this thread lacks.
 ///
 /// # Errors
 /// The kernel does not report them.
-pub fn lacking(config: &Config) -> io::Result<Vec<&'static Need>> {
-    Ok(lacking_of(config, thread::capabilities(None)?.effective, known()))
+pub fn lacking(uses: AgentUses) -> io::Result<Vec<&'static Need>> {
+    Ok(lacking_among(uses, thread::capabilities(None)?.effective, known()))
 }
 
 /// The capabilities this kernel has.
@@ -253,15 +258,15 @@ fn each(set: CapabilitySet) -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)).filter(move |one| set.contains(*one))
 }
 
-/// Permanently drops the capabilities not needed with this configuration, from this thread and its future threads and
+/// Permanently drops the capabilities that are not needed, from this thread and its future threads and
 /// children; must be called while it is the only thread. Undroppable ones stay. Logs each missing capability.
-pub fn drop_unneeded(config: &Config) {
-    let needed = needed(config);
+pub fn drop_unneeded(uses: AgentUses) {
+    let needed = needed(uses);
     match narrow(needed) {
         Ok(()) => tracing::debug!(kept = names(needed), "dropped unneeded capabilities"),
         Err(error) => tracing::info!(%error, "cannot drop all unneeded capabilities"),
     }
-    for need in lacking(config).unwrap_or_default() {
+    for need in lacking(uses).unwrap_or_default() {
         tracing::warn!("no {}: {}", need.name, need.lost);
     }
 }

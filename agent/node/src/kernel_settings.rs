@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fmt, fs, io};
 
-use crate::config::Config;
+use crate::settings::KernelSettings;
 
 const SETTINGS: &str = "/proc/sys";
 const SWAPS: &str = "/proc/swaps";
@@ -61,15 +61,15 @@ pub enum KernelError {
 ///
 /// # Errors
 /// Swap is in use, or the kernel has other settings.
-pub(super) fn demand(config: &Config) -> Result<(), KernelError> {
-    if let Some(swap) = forbidden_swap(config) {
+pub(super) fn demand(settings: &KernelSettings) -> Result<(), KernelError> {
+    if let Some(swap) = forbidden_swap(settings) {
         return Err(KernelError::SwapInUse { swap });
     }
-    let deviations = match config.protect_kernel_defaults {
+    let deviations = match settings.protect_defaults {
         None => return Ok(()),
         Some(_) => deviations(Path::new(SETTINGS)),
     };
-    if config.protect_kernel_defaults == Some(true) {
+    if settings.protect_defaults == Some(true) {
         return if deviations.is_empty() { Ok(()) } else { Err(KernelError::Settings { deviations }) };
     }
     for deviation in deviations {
@@ -82,15 +82,15 @@ pub(super) fn demand(config: &Config) -> Result<(), KernelError> {
 }
 
 /// The swap that is in use although `failSwapOn` forbids it.
-pub fn forbidden_swap(config: &Config) -> Option<String> {
+pub fn forbidden_swap(settings: &KernelSettings) -> Option<String> {
     // A kernel without swap has no such file.
-    let swaps = fs::read_to_string(SWAPS).ok().filter(|_| config.fail_swap_on)?;
+    let swaps = fs::read_to_string(SWAPS).ok().filter(|_| settings.fail_swap_on)?;
     swap_in_use(&swaps)
 }
 
 /// The settings for which `protectKernelDefaults` keeps limpet from starting.
-pub fn forbidden_settings(config: &Config) -> Vec<Deviation> {
-    if config.protect_kernel_defaults == Some(true) { deviations(Path::new(SETTINGS)) } else { Vec::new() }
+pub fn forbidden_settings(settings: &KernelSettings) -> Vec<Deviation> {
+    if settings.protect_defaults == Some(true) { deviations(Path::new(SETTINGS)) } else { Vec::new() }
 }
 
 /// The devices and files in `/proc/swaps`, behind its heading.
@@ -147,10 +147,12 @@ mod tests {
 
     #[test]
     fn nothing_is_demanded_by_default() {
-        assert!(demand(&Config::default()).is_ok() && forbidden_settings(&Config::default()).is_empty());
+        assert!(
+            demand(&KernelSettings::default()).is_ok() && forbidden_settings(&KernelSettings::default()).is_empty()
+        );
         let swap = swap_in_use(&fs::read_to_string(SWAPS).unwrap_or_default());
-        assert_eq!(forbidden_swap(&Config { fail_swap_on: true, ..Config::default() }), swap);
-        let strict = Config { protect_kernel_defaults: Some(true), ..Config::default() };
+        assert_eq!(forbidden_swap(&KernelSettings { fail_swap_on: true, ..KernelSettings::default() }), swap);
+        let strict = KernelSettings { protect_defaults: Some(true), ..KernelSettings::default() };
         let refused = demand(&strict).err().map(|error| error.to_string());
         match deviations(Path::new(SETTINGS)).as_slice() {
             [] => assert_eq!(refused, None),
