@@ -9,16 +9,16 @@
 //! - `follow` lists and watches this node's Node and the Pods bound to it; `split` separates mirrors from
 //!   the apiserver's own pods.
 //! - `node`, `lease` and `csi_node` report the node, by what `images` and `runtime` read of it.
-//! - `mirrors` shows the pods of the agent's own sources; `pods` reports on the apiserver's own, which go to
-//!   the source of the apiserver's pods, a source like the others; `corrections` limits how often an
-//!   overwritten status is corrected; `outbox` counts what has not been sent yet.
+//! - `reported_pod` is the loop that reports pods: `mirrors` says what is due for those of the agent's own sources,
+//!   `api_pods` for the apiserver's own, which go to the source of the apiserver's pods, a source like the others;
+//!   `outbox` counts what has not been sent yet.
 //! - `references` and `claims` fetch what the apiserver's pods refer to; `service_accounts` requests tokens.
 //! - `events` and `unsent_events` post the node's events; `reviews` authenticates and authorizes callers.
 
+mod api_pods;
 pub mod certificate_files;
 pub mod certificates;
 mod claims;
-mod corrections;
 mod csi_node;
 mod event_schedule;
 mod events;
@@ -27,15 +27,14 @@ mod fake;
 mod follow;
 mod followed;
 mod images;
-mod in_flight;
 mod lease;
 mod link;
 mod mirrors;
 mod node;
 mod outbox;
 mod own_change;
-mod pods;
 mod references;
+mod reported_pod;
 mod reviews;
 mod runtime;
 mod seen_node;
@@ -165,11 +164,11 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
     let of_node_name = Selector::of_fields(format!("spec.nodeName={name}"));
     let follow_pods = WatchTarget { resource: Resource::AllPods, selector: of_node_name, leads: None };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
-    let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), Arc::clone(&inputs.slots));
+    let pods = api_pods::ApiPods::new(link.clone(), inputs.observed.clone(), Arc::clone(&inputs.slots));
     let references = fetch_references(&link, &inputs, &name, &seen_by_others);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),
-        name.clone(),
+        &name,
         (inputs.observed.clone(), inputs.desired.clone(), inputs.sources.clone()),
         inputs.events.clone(),
         seen_by_others.clone(),
@@ -187,8 +186,8 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
         Box::pin(reporter.run(node_updates)),
         Box::pin(lease.renew(seen_by_others)),
         Box::pin(split::split(link.clone(), all_pods, receivers)),
-        Box::pin(mirrors.run(mirror_updates)),
-        Box::pin(pods.run(own_updates)),
+        Box::pin(reported_pod::report(mirrors, link.clone(), mirror_updates)),
+        Box::pin(reported_pod::report(pods, link.clone(), own_updates)),
         Box::pin(references),
         Box::pin(csi_node),
         Box::pin(events::post(link.clone(), name.clone(), events, unsent)),

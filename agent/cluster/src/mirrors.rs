@@ -1,39 +1,39 @@
-//! Keeps the mirror pods and their statuses: compares, and does what [`mirror::step`] says for each pod.
-//!
-//! After each change every pod is compared, and what is due is sent, a few requests at a time. What fails is due again
-//! after a pause, and whatever fails, the pod itself is not touched.
-
-mod retries;
+//! Keeps the mirror pods and their statuses: what is due for each is decided by [`mirror::step`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures_util::future::{BoxFuture, FutureExt as _};
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::sync::watch;
 
-use self::retries::Retries;
-use super::corrections::Corrections;
 use super::followed::Update;
-use super::in_flight::InFlight;
 use super::link::Link;
+use super::reported_pod::{Comparison, DueStep, ReportedPods, delete, resource, send_status};
 use super::seen_node::NodeFromApiserver;
 use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
-use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};
-use limpet_core::status::observed::{Observed, ObservedPod};
-use limpet_core::stored_status::{Reported, StoredStatus};
-use limpet_host::clock::sleep_until_or_forever;
+use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner};
+use limpet_core::reported_pod::{self, Step};
+use limpet_core::status::observed::{Changes, Observed, ObservedPod};
+use limpet_core::stored_status::Reported;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 
-/// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
-type Planned = (PodKey, Step, Option<DesiredMirror>, Option<i64>);
+/// What a step of a mirror is done with.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    /// The pod; `None`: it is gone, and its mirror with it.
+    wanted: Option<DesiredMirror>,
+    node_name: Arc<str>,
+    /// Of the Node object, which owns the mirror.
+    node_uid: Arc<str>,
+}
 
 /// What a step has brought.
-enum StepResult {
+pub(super) enum Outcome {
     /// There is this mirror now.
     Created(Mirror),
     /// The mirror of that UID is gone.
@@ -42,41 +42,36 @@ enum StepResult {
     Reported(Reported),
 }
 
-/// A step that has ended.
-struct Ended {
-    step: Step,
-    wanted: Option<DesiredMirror>,
-    result: Result<StepResult, RequestError>,
-}
-
-/// Keeps the mirror pods.
+/// The mirror pods.
 #[derive(Debug)]
 pub(super) struct Mirrors {
     link: Link,
-    node_name: String,
+    node_name: Arc<str>,
     observed: Observed,
     desired: Desired,
     sources: Vec<SourceKind>,
     events: Events,
     node: watch::Receiver<NodeFromApiserver>,
+    observed_changes: Changes,
+    desired_changes: watch::Receiver<u64>,
     /// What the apiserver has, once it has been listed.
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
-    retries: Retries,
-    corrections: Corrections,
 }
 
 impl Mirrors {
     pub(super) fn new(
         link: Link,
-        node_name: String,
+        node_name: &str,
         (observed, desired, sources): (Observed, Desired, Vec<SourceKind>),
         events: Events,
         node: watch::Receiver<NodeFromApiserver>,
     ) -> Self {
         Self {
             link,
-            node_name,
+            node_name: Arc::from(node_name),
+            observed_changes: observed.changes(),
+            desired_changes: desired.changes(),
             observed,
             desired,
             sources,
@@ -84,62 +79,7 @@ impl Mirrors {
             node,
             found: None,
             known: BTreeMap::new(),
-            retries: Retries::default(),
-            corrections: Corrections::default(),
         }
-    }
-
-    /// Keeps them until the sender of updates is dropped.
-    pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
-        let (mut pods, mut desired) = (self.observed.changes(), self.desired.changes());
-        let mut requests = InFlight::new();
-        loop {
-            while let Ok(update) = updates.try_recv() {
-                self.apply_update(update);
-            }
-            let steps = self.compare();
-            let online = self.link.is_online();
-            if online {
-                self.begin(steps, &mut requests);
-            }
-            let retry = self.next_retry(requests.pods()).filter(|_| online && requests.has_room());
-            tokio::select! {
-                biased;
-                (key, ended) = requests.ended() => self.ended(&key, ended),
-                update = updates.recv() => match update {
-                    Some(update) => self.apply_update(update),
-                    None => return,
-                },
-                true = pods.next() => {}
-                Ok(()) = desired.changed() => {}
-                Ok(()) = self.node.changed() => {}
-                () = self.link.switched(online) => {}
-                () = sleep_until_or_forever(retry) => {}
-            }
-        }
-    }
-
-    fn apply_update(&mut self, update: Update) {
-        match update {
-            Update::Bookmark(_) => {}
-            Update::Listed(pods, _) => {
-                let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
-                // A cluster that was restored has mirrors again that were deleted, and older statuses.
-                self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
-                pods.iter().for_each(|pod| self.stored(pod));
-                let found = self.found.get_or_insert_default();
-                let gone = before.keys().filter(|key| !found.contains_key(key));
-                gone.for_each(|key| self.observed.set_mirror(key, None));
-            }
-            Update::Stored(pod) => self.stored(&pod),
-            Update::Deleted(pod) => {
-                if let Some(key) = mirror::key_of(&pod) {
-                    self.gone(&key, pod["metadata"]["uid"].as_str().unwrap_or_default());
-                }
-            }
-        }
-        let mirrors = self.found.as_ref().map_or(0, BTreeMap::len);
-        self.link.show(|view| view.mirrors = mirrors);
     }
 
     fn stored(&mut self, pod: &Value) {
@@ -161,58 +101,8 @@ impl Mirrors {
         }
     }
 
-    /// Begins the steps that are due, as far as there is room.
-    fn begin(&mut self, mut steps: Vec<Planned>, requests: &mut InFlight<Ended>) {
-        let Some(owner) = self.owner() else { return };
-        self.retries.retain_due(&mut steps, Instant::now());
-        for (key, step, wanted, generation) in steps {
-            if requests.pods().contains(&key) || !requests.has_room() {
-                continue;
-            }
-            let (link, name, uid) = (self.link.clone(), self.node_name.clone(), owner.uid.clone());
-            requests.begin(key.clone(), async move {
-                let result = perform(&link, &key, &step, wanted.as_ref(), generation, (&name, &uid)).await;
-                Ended { step, wanted, result }
-            });
-        }
-    }
-
-    fn ended(&mut self, key: &PodKey, Ended { step, wanted, result }: Ended) {
-        match result {
-            Ok(done) => {
-                self.corrections.done(key, &step, Instant::now());
-                self.done(key, done);
-            }
-            Err(error) => self.failed(key, &step, wanted.as_ref(), &error),
-        }
-    }
-
-    /// When a step that failed or waits is due again, of a pod that is not in flight; `None` while there is nothing to
-    /// compare, or no Node object to own a mirror.
-    fn next_retry(&mut self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
-        self.found.as_ref()?;
-        self.owner()?;
-        self.retries.next(in_flight).into_iter().chain(self.corrections.next()).min()
-    }
-
     fn owner(&mut self) -> Option<Owner> {
         self.node.borrow_and_update().node().map(|node| Owner { uid: node.uid.clone(), deleting: node.deleting })
-    }
-
-    /// The steps that are to be done; their number is what is unsent.
-    fn compare(&mut self) -> Vec<Planned> {
-        let (wanted, owner) = (self.wanted(), self.owner());
-        let (steps, count) = match (&self.found, owner) {
-            (Some(_), Some(owner)) => {
-                let steps = self.steps(wanted, &owner);
-                let count = steps.len();
-                (steps, count)
-            }
-            // What the apiserver has has not been seen yet.
-            _ => (Vec::new(), wanted.len()),
-        };
-        self.link.outbox().set_mirrors(count);
-        steps
     }
 
     /// The pods that are to have a mirror.
@@ -224,101 +114,146 @@ impl Mirrors {
                 .pods
                 .iter()
                 .filter(|(_, record)| record.source.traits().is_mirrored)
-                .map(|(k, r)| (k.clone(), DesiredMirror::desired(r))),
+                .map(|(key, record)| (key.clone(), DesiredMirror::desired(record))),
         );
         wanted.extend(
             observed
                 .pods
                 .iter()
                 .filter(|(_, pod)| pod.record.source.traits().is_mirrored)
-                .map(|(k, p)| (k.clone(), DesiredMirror::observed(p))),
+                .map(|(key, pod)| (key.clone(), DesiredMirror::observed(pod))),
         );
         wanted
     }
 
-    fn steps(&mut self, mut wanted: BTreeMap<PodKey, DesiredMirror>, owner: &Owner) -> Vec<Planned> {
-        self.corrections.begin(Instant::now());
+    fn due(&mut self, mut wanted: BTreeMap<PodKey, DesiredMirror>, owner: &Owner) -> Vec<DueStep<Subject>> {
         let Some(found) = &self.found else { return Vec::new() };
         let desired = self.desired.load();
         let all_sources_ready = self.sources.iter().all(|kind| desired.is_ready(*kind));
         let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
         self.known.retain(|key, _| keys.contains(key));
-        let nothing = Acknowledged::default();
-        let mut steps = Vec::new();
+        let (nothing, node_uid) = (Acknowledged::default(), Arc::<str>::from(owner.uid.as_str()));
+        let mut due = Vec::new();
         for key in keys {
-            let pod = wanted.remove(&key);
-            let mirror = found.get(&key);
+            let (wanted, mirror) = (wanted.remove(&key), found.get(&key));
             let known = self.known.get(&key).unwrap_or(&nothing);
-            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, all_sources_ready)
-                && !self.corrections.holds(&key, &step)
-            {
-                let generation = mirror.and_then(|mirror| mirror.generation);
-                steps.push((key, step, pod, generation));
+            if let Some(step) = mirror::step(wanted.as_ref(), mirror, known, owner, all_sources_ready) {
+                due.push(DueStep {
+                    key,
+                    step,
+                    generation: mirror.and_then(|mirror| mirror.generation),
+                    version: wanted.as_ref().map(|wanted| wanted.record.fingerprint),
+                    subject: Subject {
+                        wanted,
+                        node_name: Arc::clone(&self.node_name),
+                        node_uid: Arc::clone(&node_uid),
+                    },
+                });
             }
         }
-        self.retries.retain(&steps);
-        steps
+        due
+    }
+}
+
+impl ReportedPods for Mirrors {
+    type Subject = Subject;
+    type Outcome = Outcome;
+
+    fn apply_update(&mut self, update: Update) {
+        match update {
+            Update::Bookmark(_) => {}
+            Update::Listed(pods, _) => {
+                let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
+                // A cluster that was restored has mirrors again that were deleted, and older statuses.
+                self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
+                pods.iter().for_each(|pod| self.stored(pod));
+                let found = self.found.get_or_insert_default();
+                let gone = before.keys().filter(|key| !found.contains_key(key));
+                gone.for_each(|key| self.observed.set_mirror(key, None));
+            }
+            Update::Stored(pod) => self.stored(&pod),
+            Update::Deleted(pod) => {
+                if let Some(key) = reported_pod::key_of(&pod) {
+                    self.gone(&key, pod["metadata"]["uid"].as_str().unwrap_or_default());
+                }
+            }
+        }
+        let mirrors = self.found.as_ref().map_or(0, BTreeMap::len);
+        self.link.show(|view| view.mirrors = mirrors);
     }
 
-    fn done(&mut self, key: &PodKey, done: StepResult) {
-        self.retries.succeeded(key);
+    fn compare(&mut self) -> Comparison<Subject> {
+        let (wanted, owner) = (self.wanted(), self.owner());
+        match owner.filter(|_| self.found.is_some()) {
+            Some(owner) => Comparison::Due(self.due(wanted, &owner)),
+            // Without a Node object there is nothing that could own a mirror.
+            None => Comparison::Unknown(wanted.len()),
+        }
+    }
+
+    fn set_unsent(&self, count: usize) {
+        self.link.outbox().set_mirrors(count);
+    }
+
+    fn perform<'a>(link: &'a Link, due: &'a DueStep<Subject>) -> BoxFuture<'a, Result<Outcome, RequestError>> {
+        perform(link, due).boxed()
+    }
+
+    fn done(&mut self, DueStep { key, .. }: DueStep<Subject>, outcome: Outcome) {
         let known = self.known.entry(key.clone()).or_default();
-        match done {
-            StepResult::Created(mirror) => {
+        match outcome {
+            Outcome::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
-                self.observed.set_mirror(key, Some(&mirror.uid));
+                self.observed.set_mirror(&key, Some(&mirror.uid));
                 // What the watch has brought of it is newer.
                 let found = self.found.get_or_insert_default();
-                if found.get(key).is_none_or(|found| found.uid != mirror.uid) {
+                if found.get(&key).is_none_or(|found| found.uid != mirror.uid) {
                     found.insert(key.clone(), mirror);
                 }
             }
-            StepResult::Deleted(uid) => {
+            Outcome::Deleted(uid) => {
                 known.deleted = Some(uid.clone());
-                self.gone(key, &uid);
+                self.gone(&key, &uid);
                 return;
             }
-            StepResult::Reported(reported) => known.status = Some(reported),
+            Outcome::Reported(reported) => known.status = Some(reported),
         }
-        if self.link.view().refused.contains_key(key) {
-            self.link.show(|view| drop(view.refused.remove(key)));
+        if self.link.view().refused.contains_key(&key) {
+            self.link.show(|view| drop(view.refused.remove(&key)));
             self.observed.touch();
         }
     }
 
-    /// Without a connection there is nothing to say, and nothing to wait for but the connection.
-    fn failed(&mut self, key: &PodKey, step: &Step, wanted: Option<&DesiredMirror>, error: &RequestError) {
-        if !self.link.is_online() {
-            return;
-        }
-        let of = wanted.map(|wanted| wanted.record.fingerprint);
-        self.retries.failed((key, step), of, error, Instant::now(), fastrand::u64(..));
+    fn failed(&mut self, DueStep { key, step, subject, .. }: &DueStep<Subject>, _: u32, error: &RequestError) {
         tracing::debug!(pod = %key, ?step, %error, "request for the mirror pod failed");
-        let Some(wanted) = wanted.filter(|_| matches!(step, Step::Create | Step::Replace { .. })) else { return };
+        let makes_one = matches!(step, Step::Create | Step::Replace { .. });
+        let Some(wanted) = subject.wanted.as_ref().filter(|_| makes_one) else { return };
         let message = format!("The apiserver does not show the pod, which runs all the same: {error}");
         if self.link.view().refused.get(key) == Some(&message) {
             return;
         }
         tracing::warn!(pod = %key, %error, "the apiserver does not have the mirror pod");
-        let record = &wanted.record;
-        let pod = Some((key.clone(), record.uid.clone()));
+        let pod = Some((key.clone(), wanted.record.uid.clone()));
         self.events.emit(pod, None, EventType::Warning, "FailedMirrorPod", message.clone());
         self.link.show(|view| drop(view.refused.insert(key.clone(), message)));
         self.observed.touch();
     }
+
+    async fn changed(&mut self) {
+        tokio::select! {
+            true = self.observed_changes.next() => {}
+            Ok(()) = self.desired_changes.changed() => {}
+            Ok(()) = self.node.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
 }
 
 /// Does one step.
-async fn perform(
-    link: &Link,
-    key: &PodKey,
-    step: &Step,
-    wanted: Option<&DesiredMirror>,
-    generation: Option<i64>,
-    node: (&str, &str),
-) -> Result<StepResult, RequestError> {
-    let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
-    match (step, wanted, observed) {
+async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<Outcome, RequestError> {
+    let DueStep { key, step, generation, subject, .. } = due;
+    let observed = subject.wanted.as_ref().and_then(|wanted| wanted.observed.as_ref());
+    match (step, &subject.wanted, observed) {
         (Step::Delete { uid }, ..) => delete_mirror(link, key, uid).await,
         // The next pass makes another one, unless the Node is being deleted.
         (Step::Replace { uid, why }, ..) => {
@@ -326,25 +261,19 @@ async fn perform(
             delete_mirror(link, key, uid).await
         }
         (Step::Report { uid } | Step::Correct { uid }, _, Some(observed)) => {
-            report_status(link, key, uid, observed, generation).await
+            report_status(link, key, uid, observed, *generation).await
         }
-        (Step::Create, Some(wanted), _) => create_mirror(link, key, wanted, node).await,
-        // A step is of a pod that is there: nothing comes here.
+        (Step::Create, Some(wanted), _) => create_mirror(link, key, wanted, subject).await,
+        // A step is planned for a pod that is there, so nothing comes here.
         (Step::Create | Step::Report { .. } | Step::Correct { .. }, ..) => {
             Err(RequestError::Unreadable("a step without a pod".to_owned()))
         }
     }
 }
 
-fn resource(key: &PodKey) -> Resource {
-    Resource::Pod(key.namespace().to_owned(), key.name().to_owned())
-}
-
-async fn delete_mirror(link: &Link, key: &PodKey, uid: &str) -> Result<StepResult, RequestError> {
-    match link.send(Request::delete_now(resource(key), uid)).await {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(StepResult::Deleted(uid.to_owned())),
-    }
+async fn delete_mirror(link: &Link, key: &PodKey, uid: &str) -> Result<Outcome, RequestError> {
+    delete(link, key, uid).await?;
+    Ok(Outcome::Deleted(uid.to_owned()))
 }
 
 async fn report_status(
@@ -353,30 +282,23 @@ async fn report_status(
     uid: &str,
     observed: &Arc<ObservedPod>,
     generation: Option<i64>,
-) -> Result<StepResult, RequestError> {
-    let patch = mirror::status_patch(observed, uid, generation);
-    let reported = |stored| StepResult::Reported(Reported { uid: uid.to_owned(), pod: Arc::clone(observed), stored });
-    match link.report_status(key.namespace().to_owned(), key.name().to_owned(), patch).await {
-        Ok(stored) => Ok(reported(stored)),
-        Err(error) if error.is_not_found() => Ok(StepResult::Deleted(uid.to_owned())),
-        // The same status would be refused again; the next one may not be.
-        Err(error) if matches!(error.code(), Some(400 | 422)) => {
-            tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
-            Ok(reported(StoredStatus::default()))
-        }
-        Err(error) => Err(error),
-    }
+) -> Result<Outcome, RequestError> {
+    let patch = reported_pod::status_patch(observed, uid, generation);
+    Ok(match send_status(link, key, patch).await? {
+        Some(stored) => Outcome::Reported(Reported { uid: uid.to_owned(), pod: Arc::clone(observed), stored }),
+        None => Outcome::Deleted(uid.to_owned()),
+    })
 }
 
 async fn create_mirror(
     link: &Link,
     key: &PodKey,
     wanted: &DesiredMirror,
-    (node_name, node_uid): (&str, &str),
-) -> Result<StepResult, RequestError> {
+    subject: &Subject,
+) -> Result<Outcome, RequestError> {
     let started = wanted.observed.as_ref().and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
     let seen = started.unwrap_or_else(Timestamp::now).to_string();
-    let document = mirror::document(wanted, node_name, node_uid, &seen);
+    let document = mirror::document(wanted, &subject.node_name, &subject.node_uid, &seen);
     let created = match link.send(Request::create(Resource::Pods(key.namespace().to_owned()), document)).await {
         // An earlier request may have come through whose answer was lost.
         Err(error) if error.is_conflict() => {
@@ -390,6 +312,6 @@ async fn create_mirror(
     };
     let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
     mirror
-        .map(StepResult::Created)
+        .map(Outcome::Created)
         .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
 }

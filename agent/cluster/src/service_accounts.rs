@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::link::Link;
 use limpet_apiserver_client::{Request, RequestError, Resource};
-use limpet_core::mirror;
+use limpet_core::connectivity;
 use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
 
 /// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two minutes, as
@@ -38,7 +38,7 @@ pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: 
 pub(super) fn retry_pause(error: &RequestError, failures: u32) -> Option<Duration> {
     match error.code() {
         Some(400 | 403 | 404 | 422) if failures > QUICK_RETRIES => {
-            Some(mirror::refusal_pause(failures - QUICK_RETRIES, fastrand::u64(..)).min(MAX_REFUSAL_PAUSE))
+            Some(connectivity::refusal_pause(failures - QUICK_RETRIES, fastrand::u64(..)).min(MAX_REFUSAL_PAUSE))
         }
         _ => error.retry_after(),
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::mirror::{self, Acknowledged, Step, key_of};
+use crate::reported_pod::{self, Step, key_of};
 use crate::status::observed::ObservedPod;
-use crate::stored_status::{StatusComparison, StoredStatus, compare_status};
+use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
 /// Why a pod that uses what this node does not support is not run.
@@ -76,8 +76,8 @@ pub enum Ended {
     No,
 }
 
-/// The next step for one pod, if there is one. The last status is reported before the pod is deleted.
-pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: &Acknowledged) -> Option<Step> {
+/// The next step for one pod, if there is one. `acknowledged`: the status that the apiserver has taken. The last status is reported before the pod is deleted.
+pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<Step> {
     let uid = found.uid.clone();
     match known {
         LocalPod::Nothing => None,
@@ -89,7 +89,7 @@ pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: &Acknowledged) ->
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
-            let comparison = compare_status(acknowledged.status.as_ref(), &uid, found.status, pod);
+            let comparison = compare_status(acknowledged, &uid, found.status, pod);
             let is_reported = !found.over || (found.status.runs() && comparison == StatusComparison::Outdated);
             let of_status = is_reported.then(|| Step::for_status(comparison, uid.clone())).flatten();
             of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
@@ -100,7 +100,7 @@ pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: &Acknowledged) ->
 /// The strategic merge patch that reports the pod's status. Of one that is `over` at the apiserver phase and reason stay: what
 /// has ended never runs again, whoever has set it.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>, over: bool) -> Value {
-    let mut patch = mirror::status_patch(pod, uid, generation);
+    let mut patch = reported_pod::status_patch(pod, uid, generation);
     if over && let Some(status) = patch["status"].as_object_mut() {
         ["phase", "reason", "message"].iter().for_each(|field| _ = status.remove(*field));
     }
@@ -151,12 +151,12 @@ mod tests {
     #[test]
     fn a_status_that_another_client_changed_is_corrected_but_not_one_of_a_pod_that_has_ended() {
         let own = pod("u-1");
-        let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
+        let known = reported(&own, "17");
         let stored = |version: &str, status: Value| {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": version});
             ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1
         };
-        let step_of = |found: &ApiPod| step(found, LocalPod::Observed(&own, Ended::No), &known);
+        let step_of = |found: &ApiPod| step(found, LocalPod::Observed(&own, Ended::No), Some(&known));
         let not_ready = json!({"conditions": [{"type": "Ready", "status": "False"}]});
         assert_eq!(step_of(&stored("18", not_ready.clone())), Some(Step::Correct { uid: "u-1".to_owned() }));
         assert_eq!(step_of(&stored("16", not_ready)), None);
@@ -168,25 +168,25 @@ mod tests {
         let (own, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
         let report = Some(Step::Report { uid: uid.clone() });
         let delete = Some(Step::Delete { uid: uid.clone() });
-        let nothing = Acknowledged::default();
-        let known_there = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
+        let there = reported(&own, "17");
+        let (nothing, known_there) = (None, Some(&there));
         let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
         let over = ApiPod { over: true, ..goes.clone() };
         let table = [
-            (&stays, LocalPod::Nothing, &nothing, None),
-            (&goes, LocalPod::Nothing, &nothing, None),
-            (&stays, LocalPod::Gone, &nothing, None),
-            (&goes, LocalPod::Gone, &nothing, delete.clone()),
-            (&stays, LocalPod::Observed(&own, Ended::No), &nothing, report.clone()),
-            (&stays, LocalPod::Observed(&own, Ended::No), &known_there, None),
-            (&stays, LocalPod::Observed(&other, Ended::No), &nothing, None),
-            (&goes, LocalPod::Observed(&own, Ended::No), &known_there, None),
-            (&goes, LocalPod::Observed(&own, Ended::Yes), &nothing, report),
-            (&goes, LocalPod::Observed(&own, Ended::Yes), &known_there, delete.clone()),
-            (&over, LocalPod::Observed(&own, Ended::No), &nothing, None),
-            (&over, LocalPod::Observed(&own, Ended::Yes), &nothing, delete),
-            (&goes, LocalPod::Observed(&other, Ended::Yes), &known_there, None),
-            (&stays, LocalPod::Observed(&own, Ended::Yes), &known_there, None),
+            (&stays, LocalPod::Nothing, nothing, None),
+            (&goes, LocalPod::Nothing, nothing, None),
+            (&stays, LocalPod::Gone, nothing, None),
+            (&goes, LocalPod::Gone, nothing, delete.clone()),
+            (&stays, LocalPod::Observed(&own, Ended::No), nothing, report.clone()),
+            (&stays, LocalPod::Observed(&own, Ended::No), known_there, None),
+            (&stays, LocalPod::Observed(&other, Ended::No), nothing, None),
+            (&goes, LocalPod::Observed(&own, Ended::No), known_there, None),
+            (&goes, LocalPod::Observed(&own, Ended::Yes), nothing, report),
+            (&goes, LocalPod::Observed(&own, Ended::Yes), known_there, delete.clone()),
+            (&over, LocalPod::Observed(&own, Ended::No), nothing, None),
+            (&over, LocalPod::Observed(&own, Ended::Yes), nothing, delete),
+            (&goes, LocalPod::Observed(&other, Ended::Yes), known_there, None),
+            (&stays, LocalPod::Observed(&own, Ended::Yes), known_there, None),
         ];
         for (number, (found, known, acknowledged, expected)) in table.into_iter().enumerate() {
             assert_eq!(step(found, known, acknowledged), expected, "row {number}");
@@ -201,7 +201,7 @@ mod tests {
             later.status.reason = Some("own".to_owned());
             Arc::new(later)
         });
-        let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
+        let known = reported(&own, "17");
         let ended = |state: &str, deleting: bool| {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "18"});
             let state = json!({ state: {}, "waiting": null });
@@ -221,7 +221,7 @@ mod tests {
             (ended("terminated", true), &later, Ended::Yes, delete),
         ];
         for (number, (found, pod, ended, expected)) in table.into_iter().enumerate() {
-            assert_eq!(step(&found, LocalPod::Observed(pod, ended), &known), expected, "row {number}");
+            assert_eq!(step(&found, LocalPod::Observed(pod, ended), Some(&known)), expected, "row {number}");
         }
         let fields = |over| {
             let patch = status_patch(&later, "u-1", None, over);
@@ -237,12 +237,12 @@ mod tests {
         let patch = refusal_patch(&faults, "u-1", Some(3));
         assert_eq!((&patch["status"]["phase"], &patch["metadata"]["uid"]), (&json!("Pending"), &json!("u-1")));
         assert!(patch["status"]["message"].as_str().unwrap().contains("spec.volumes[0].nfs"));
-        let (known, nothing) = (LocalPod::Refused(&faults), Acknowledged::default());
+        let known = LocalPod::Refused(&faults);
         let mut pod = found(json!({}));
-        assert_eq!(step(&pod, known, &nothing), Some(Step::Report { uid: "u-1".to_owned() }));
+        assert_eq!(step(&pod, known, None), Some(Step::Report { uid: "u-1".to_owned() }));
         pod.refusal_reported(&faults);
-        assert_eq!(step(&pod, known, &nothing), None);
+        assert_eq!(step(&pod, known, None), None);
         pod.deleting = true;
-        assert_eq!(step(&pod, known, &nothing), Some(Step::Delete { uid: "u-1".to_owned() }));
+        assert_eq!(step(&pod, known, None), Some(Step::Delete { uid: "u-1".to_owned() }));
     }
 }

@@ -162,6 +162,24 @@ pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>
     }
 }
 
+/// The pause after the `failures`th refusal in a row by the server's rules: only a change of them helps, or of the
+/// manifest, which ends the pause.
+pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
+    const INITIAL_PAUSE: Duration = Duration::from_secs(5);
+    const MAX_PAUSE: Duration = Duration::from_secs(300);
+    let doubled = INITIAL_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE);
+    jitter::around(doubled, 100, dice)
+}
+
+/// The pause before a missing namespace is looked up again: short at first, when it is probably about to be created, and
+/// longer the longer it is missing. For ten minutes within 2 s, after an hour every 10.
+pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
+    const MIN_PAUSE: Duration = Duration::from_millis(1_600);
+    const MAX_PAUSE: Duration = Duration::from_secs(10);
+    let pause = (missing_for / 360).clamp(MIN_PAUSE, MAX_PAUSE);
+    jitter::around(pause, 100, dice)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,5 +281,19 @@ mod tests {
             let longest = state.longest_pause(failures, program);
             assert_eq!(longest, Duration::from_secs(seconds), "{state:?} {failures} {program}");
         }
+    }
+
+    #[test]
+    fn refusals_are_tried_again_seldom() {
+        let seconds: Vec<u64> = [1, 2, 3, 7, u32::MAX].map(|failures| refusal_pause(failures, 100).as_secs()).to_vec();
+        assert_eq!(seconds, [5, 10, 20, 300, 300]);
+        assert_eq!(refusal_pause(1, 0), Duration::from_millis(4_500));
+    }
+
+    #[test]
+    fn a_missing_namespace_is_asked_for_every_two_seconds_at_first() {
+        let seconds = |minutes: u64| namespace_pause(Duration::from_secs(60 * minutes), 200).as_secs_f64();
+        assert!(seconds(0) < 2.0 && seconds(10) < 2.0, "{} {}", seconds(0), seconds(10));
+        assert!((3.0..4.0).contains(&seconds(20)) && seconds(10_000) <= 11.0, "{} {}", seconds(20), seconds(10_000));
     }
 }

@@ -51,6 +51,7 @@ pub mod probe;
 pub mod provisional;
 pub mod pull_rate;
 pub mod removal;
+pub mod reported_pod;
 pub mod source;
 pub mod state;
 pub mod status;

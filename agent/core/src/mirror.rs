@@ -6,15 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PodStatus;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::jitter;
+use crate::reported_pod::{Step, key_of};
 use crate::status::observed::ObservedPod;
-use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
+use crate::stored_status::{Reported, StoredStatus, compare_status};
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -23,11 +20,6 @@ use limpet_model::source::SourceKind;
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// kubelet's annotation with the time at which the pod was first seen.
 const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
-/// Conditions that a pod has at times: those that are gone must be removed by name.
-const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"];
-/// Those of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
-const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
-
 /// The pod that its mirror shows.
 #[derive(Debug, Clone)]
 pub struct DesiredMirror {
@@ -156,13 +148,7 @@ impl Mirror {
     }
 }
 
-/// The key of a Pod of the apiserver's; `None`: its names are none.
-pub fn key_of(pod: &Value) -> Option<PodKey> {
-    let metadata = &pod["metadata"];
-    PodKey::parse(metadata["namespace"].as_str()?, metadata["name"].as_str()?).ok()
-}
-
-/// What the apiserver has acknowledged about one pod.
+/// What the apiserver has acknowledged about one pod and its mirror.
 #[derive(Debug, Clone, Default)]
 pub struct Acknowledged {
     /// The mirror as it was admitted when this agent made it.
@@ -171,36 +157,6 @@ pub struct Acknowledged {
     pub status: Option<Reported>,
     /// The UID of the mirror that was deleted last: later events of a watch about it are outdated.
     pub deleted: Option<String>,
-}
-
-/// The next thing to do about one pod's mirror.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// It does not exist: create it.
-    Create,
-    /// It is not what it should be: delete it at once, this very one, and make another.
-    Replace {
-        uid: String,
-        /// Why, for people.
-        why: &'static str,
-    },
-    /// Its pod is gone: delete it at once.
-    Delete { uid: String },
-    /// Its status is not the newest.
-    Report { uid: String },
-    /// Somebody else has written over its status.
-    Correct { uid: String },
-}
-
-impl Step {
-    /// The step for the status of the Pod with that UID.
-    pub fn for_status(comparison: StatusComparison, uid: String) -> Option<Self> {
-        match comparison {
-            StatusComparison::Newest => None,
-            StatusComparison::Outdated => Some(Self::Report { uid }),
-            StatusComparison::Overwritten => Some(Self::Correct { uid }),
-        }
-    }
 }
 
 /// The next step for one pod, if there is one. `found`: the mirror of its key. `all_sources_read`: every source has
@@ -248,101 +204,6 @@ pub fn document(wanted: &DesiredMirror, node_name: &str, node_uid: &str, seen: &
         // The apiserver takes no mirror with what `limpet debug` has added.
         "spec": Arc::clone(record).without_added().spec(),
     })
-}
-
-/// The strategic merge patch that gives the Pod of that UID the pod's status; that of another is refused.
-pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
-    let is_stored = pod.record.source.traits().is_stored;
-    let own: &[&str] = if is_stored { &RESIZE_CONDITIONS } else { &PASSING_CONDITIONS };
-    // A pod of a manifest has no generation, so its mirror has no observed one, as with kubelet.
-    let generation = generation.filter(|_| is_stored);
-    let mut shown = pod.status_with_resources();
-    if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
-        // Of those that the apiserver's Pod has.
-        let authored = pod.record.authored_ephemeral();
-        let known: Vec<_> = ephemeral.into_iter().filter(|one| authored.contains(&one.name)).collect();
-        shown.ephemeral_container_statuses = (!known.is_empty()).then_some(known);
-    }
-    json!({ "metadata": { "uid": uid }, "status": status(&shown, generation, own) })
-}
-
-/// Every field the node owns, also those that are empty now. Conditions of others stay.
-fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Value {
-    let mut patch = Map::new();
-    let texts = [
-        ("phase", &status.phase),
-        ("reason", &status.reason),
-        ("message", &status.message),
-        ("hostIP", &status.host_ip),
-        ("podIP", &status.pod_ip),
-    ];
-    patch.extend(texts.map(|(name, value)| (name.to_owned(), json!(value))));
-    patch.insert("startTime".to_owned(), json!(status.start_time));
-    patch.insert("observedGeneration".to_owned(), json!(generation));
-    let lists = [
-        ("initContainerStatuses", &status.init_container_statuses),
-        ("containerStatuses", &status.container_statuses),
-        ("ephemeralContainerStatuses", &status.ephemeral_container_statuses),
-    ];
-    patch.extend(lists.map(|(name, value)| (name.to_owned(), json!(value))));
-    // Maps are merged: cpu and memory are what a pod may have had and has no more.
-    let amounts = |list: &Option<BTreeMap<String, Quantity>>| {
-        let mut all = json!({ "cpu": null, "memory": null });
-        list.iter().flatten().for_each(|(name, amount)| all[name] = json!(amount));
-        all
-    };
-    let resources = status.resources.as_ref();
-    let resources = resources.map(|of| json!({ "limits": amounts(&of.limits), "requests": amounts(&of.requests) }));
-    patch.insert("resources".to_owned(), json!(resources));
-    let allocated = status.resources.as_ref().map(|_| amounts(&status.allocated_resources));
-    patch.insert("allocatedResources".to_owned(), json!(allocated));
-    // These two are merged by address, unless the patch contains a directive.
-    let replaced = |list: Value| {
-        let all = list.as_array().cloned().unwrap_or_default();
-        Value::from_iter(std::iter::once(json!({ "$patch": "replace" })).chain(all))
-    };
-    patch.insert("hostIPs".to_owned(), replaced(json!(status.host_ips)));
-    patch.insert("podIPs".to_owned(), replaced(json!(status.pod_ips)));
-    let conditions = status.conditions.iter().flatten();
-    let mut all: Vec<Value> = conditions
-        .map(|condition| {
-            let mut patch = json!({
-                "type": condition.type_,
-                "status": condition.status,
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastTransitionTime": condition.last_transition_time,
-                "observedGeneration": generation,
-            });
-            if let Some(probed) = &condition.last_probe_time {
-                patch["lastProbeTime"] = json!(probed);
-            }
-            patch
-        })
-        .collect();
-    let gone = passing.iter().filter(|name| all.iter().all(|one| one["type"] != **name));
-    let gone: Vec<Value> = gone.map(|name| json!({ "$patch": "delete", "type": name })).collect();
-    all.extend(gone);
-    patch.insert("conditions".to_owned(), Value::Array(all));
-    Value::Object(patch)
-}
-
-/// The pause after the `failures`th refusal in a row by the server's rules: only a change of them helps, or of the
-/// manifest, which ends the pause.
-pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
-    const INITIAL_PAUSE: Duration = Duration::from_secs(5);
-    const MAX_PAUSE: Duration = Duration::from_secs(300);
-    let doubled = INITIAL_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE);
-    jitter::around(doubled, 100, dice)
-}
-
-/// The pause before a missing namespace is looked up again: short at first, when it is probably about to be created, and
-/// longer the longer it is missing. For ten minutes within 2 s, after an hour every 10.
-pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
-    const MIN_PAUSE: Duration = Duration::from_millis(1_600);
-    const MAX_PAUSE: Duration = Duration::from_secs(10);
-    let pause = (missing_for / 360).clamp(MIN_PAUSE, MAX_PAUSE);
-    jitter::around(pause, 100, dice)
 }
 
 #[cfg(test)]

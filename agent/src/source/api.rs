@@ -386,7 +386,7 @@ impl ApiSource {
 }
 
 fn key_of(pod: &Value) -> Option<PodKey> {
-    limpet_core::mirror::key_of(pod)
+    limpet_core::reported_pod::key_of(pod)
 }
 
 fn uid_of(pod: &Value) -> Option<&str> {

@@ -20,8 +20,8 @@ use crate::followed::Update;
 use crate::link::Link;
 use crate::seen_node::NodeFromApiserver;
 use limpet_apiserver_client::{Request, RequestError, Resource, Selector};
+use limpet_core::connectivity;
 use limpet_core::merge::Desired;
-use limpet_core::mirror;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::pod_certificate::{self, Answer, PodCertificateDemand, Requester};
@@ -64,7 +64,7 @@ impl Failure {
     fn pause(&self, failures: u32) -> Option<Duration> {
         let Self::Request(error) = self else { return None };
         match error.code() {
-            Some(400 | 403 | 404 | 422) => Some(mirror::refusal_pause(failures, fastrand::u64(..))),
+            Some(400 | 403 | 404 | 422) => Some(connectivity::refusal_pause(failures, fastrand::u64(..))),
             _ => error.retry_after(),
         }
     }

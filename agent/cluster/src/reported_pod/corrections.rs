@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use limpet_core::mirror::Step;
+use limpet_core::reported_pod::Step;
 use limpet_model::pod::PodKey;
 
 /// Between two of one pod: as often as kubelet compares.

@@ -1,23 +1,23 @@
-//! When steps of mirrors that failed are due again: each pod by itself, but the pods of a namespace that is missing
-//! together, by one of them: a node may not watch namespaces, and has to read them.
+//! When steps that failed are due again: each pod by itself, but the mirrors of a namespace that is missing together, by
+//! one of them, since a node may not watch namespaces and has to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use limpet_apiserver_client::RequestError;
 use limpet_core::connectivity;
-use limpet_core::mirror::{self, Step};
+use limpet_core::reported_pod::Step;
 use limpet_model::pod::{Fingerprint, PodKey};
 use tokio::time::Instant;
 
-use super::Planned;
+use super::DueStep;
 
 /// A pod whose step failed.
 #[derive(Debug)]
 struct Retry {
     failures: u32,
     at: Instant,
-    /// The version of the pod: another one is checked at once.
-    of: Option<Fingerprint>,
+    /// The version of the pod that failed: another one is tried at once.
+    version: Option<Fingerprint>,
 }
 
 /// A namespace that is not there.
@@ -37,12 +37,11 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    /// Leaves of `steps` those that are due at `now`.
-    pub(super) fn retain_due(&self, steps: &mut Vec<Planned>, now: Instant) {
+    /// Leaves of the steps those that need not wait at `now`.
+    pub(super) fn retain_due<S>(&self, steps: &mut Vec<DueStep<S>>, now: Instant) {
         let mut asked = BTreeSet::new();
-        steps.retain(|(key, step, wanted, _)| {
-            let version = wanted.as_ref().map(|wanted| wanted.record.fingerprint);
-            if self.pods.get(key).is_some_and(|retry| retry.at > now && retry.of == version) {
+        steps.retain(|DueStep { key, step, version, .. }| {
+            if self.pods.get(key).is_some_and(|retry| retry.at > now && retry.version == *version) {
                 return false;
             }
             let Some(missing) = self.namespaces.get(key.namespace()).filter(|_| *step == Step::Create) else {
@@ -61,16 +60,16 @@ impl Retries {
         let namespaces = self.namespaces.iter().filter(|(name, _)| !is_asked_for(name));
         let due = |missing: &Missing| {
             // A pod of it that is not held back by a failure of its own is there at once.
-            let own = missing.pods.iter().map(|key| self.pods.get(key).map(|retry| retry.at)).min().flatten();
-            own.map_or(missing.at, |own| missing.at.max(own))
+            let held_back = missing.pods.iter().map(|key| self.pods.get(key).map(|retry| retry.at)).min().flatten();
+            held_back.map_or(missing.at, |until| missing.at.max(until))
         };
         pods.map(|(_, retry)| retry.at).chain(namespaces.map(|(_, missing)| due(missing))).min()
     }
 
     /// Forgets what needs no step any more, as when the mirror of a lost answer turned up.
-    pub(super) fn retain(&mut self, steps: &[Planned]) {
-        self.pods.retain(|key, _| steps.iter().any(|(due, ..)| due == key));
-        let creates = |due: &PodKey| steps.iter().any(|(key, step, ..)| *step == Step::Create && key == due);
+    pub(super) fn retain<S>(&mut self, steps: &[DueStep<S>]) {
+        self.pods.retain(|key, _| steps.iter().any(|due| due.key == *key));
+        let creates = |key: &PodKey| steps.iter().any(|due| due.step == Step::Create && due.key == *key);
         self.namespaces.retain(|_, missing| {
             missing.pods.retain(creates);
             !missing.pods.is_empty()
@@ -83,28 +82,22 @@ impl Retries {
         self.namespaces.remove(key.namespace());
     }
 
-    /// A step of that version of the pod failed at `now`; `dice` is any number.
-    pub(super) fn failed(
-        &mut self,
-        (key, step): (&PodKey, &Step),
-        of: Option<Fingerprint>,
-        error: &RequestError,
-        now: Instant,
-        dice: u64,
-    ) {
+    /// The step failed at `now`; `dice` is any number. Returns how often it has failed in a row by itself.
+    pub(super) fn failed<S>(&mut self, due: &DueStep<S>, error: &RequestError, now: Instant, dice: u64) -> u32 {
+        let (key, version) = (&due.key, due.version);
         // One that is being deleted may be recreated.
-        if *step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
+        if due.step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
             let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
             let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
-            missing.at = now + mirror::namespace_pause(now - missing.since, dice);
+            missing.at = now + connectivity::namespace_pause(now - missing.since, dice);
             missing.pods.insert(key.clone());
             self.pods.remove(key);
-            return;
+            return 1;
         }
         let failures = self.pods.get(key).map_or(1, |retry| retry.failures.saturating_add(1));
         let refused = matches!(error.code(), Some(400 | 403 | 413 | 422));
         let pause = match refused {
-            true => mirror::refusal_pause(failures, dice),
+            true => connectivity::refusal_pause(failures, dice),
             false => connectivity::pause(failures, error.retry_after(), connectivity::MAX_RECONNECT_DELAY, dice),
         };
         if let Some(missing) = self.namespaces.get_mut(key.namespace()) {
@@ -115,7 +108,8 @@ impl Retries {
                 missing.at = missing.at.max(now + pause);
             }
         }
-        self.pods.insert(key.clone(), Retry { failures, at: now + pause, of });
+        self.pods.insert(key.clone(), Retry { failures, at: now + pause, version });
+        failures
     }
 }
 
@@ -126,30 +120,31 @@ mod tests {
 
     use super::*;
 
-    fn create(name: &str) -> Planned {
-        (PodKey::new("lab", name), Step::Create, None, None)
+    fn create(name: &str) -> DueStep<()> {
+        let key = PodKey::new("lab", name);
+        DueStep { key, step: Step::Create, generation: None, version: None, subject: () }
     }
 
     fn not_found() -> RequestError {
         RequestError::Refused { code: 404, reason: "NotFound".to_owned(), message: String::new(), retry_after: None }
     }
 
-    fn names(steps: &[Planned]) -> Vec<&str> {
-        steps.iter().map(|(key, ..)| key.name()).collect()
+    fn names(steps: &[DueStep<()>]) -> Vec<&str> {
+        steps.iter().map(|due| due.key.name()).collect()
     }
 
     #[test]
     fn one_pod_of_a_missing_namespace_checks_for_all_of_them() {
         let (mut retries, now) = (Retries::default(), Instant::now());
         let steps = || vec![create("a"), create("b")];
-        let due = |retries: &Retries, steps: &[Planned], now| {
+        let due = |retries: &Retries, steps: &[DueStep<()>], now| {
             let mut due = steps.to_vec();
             retries.retain_due(&mut due, now);
             names(&due).into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(due(&retries, &steps(), now), ["a", "b"]);
-        for (key, step, ..) in steps() {
-            retries.failed((&key, &step), None, &not_found(), now, 100);
+        for step in steps() {
+            retries.failed(&step, &not_found(), now, 100);
         }
         assert!(due(&retries, &steps(), now).is_empty());
         let next = retries.next(&BTreeSet::new()).unwrap();
@@ -161,7 +156,7 @@ mod tests {
         let message = "unable to create new content in namespace lab because it is being terminated".to_owned();
         let terminating =
             RequestError::Refused { code: 403, reason: "Forbidden".to_owned(), message, retry_after: None };
-        retries.failed((&three[2].0, &three[2].1), None, &terminating, now, 100);
+        retries.failed(&three[2], &terminating, now, 100);
         assert_eq!(due(&retries, &three, next), ["a"], "a namespace that is being deleted");
         // The namespace is there: the others follow at once.
         retries.succeeded(&PodKey::new("lab", "a"));
@@ -173,13 +168,13 @@ mod tests {
     fn a_pod_that_is_refused_for_another_reason_stops_checking_its_namespace() {
         let (mut retries, now) = (Retries::default(), Instant::now());
         let (a, b) = (create("a"), create("b"));
-        for (key, step, ..) in [&a, &b] {
-            retries.failed((key, step), None, &not_found(), now, 100);
+        for step in [&a, &b] {
+            retries.failed(step, &not_found(), now, 100);
         }
         let next = retries.next(&BTreeSet::new()).unwrap();
         let forbidden =
             RequestError::Refused { code: 403, reason: String::new(), message: String::new(), retry_after: None };
-        retries.failed((&a.0, &a.1), None, &forbidden, next, 100);
+        retries.failed(&a, &forbidden, next, 100);
         let due = |retries: &Retries, now| {
             let mut due = vec![a.clone(), b.clone()];
             retries.retain_due(&mut due, now);
@@ -189,11 +184,11 @@ mod tests {
         let wait = Some(Duration::from_secs(2));
         let busy =
             RequestError::Refused { code: 429, reason: String::new(), message: String::new(), retry_after: wait };
-        retries.failed((&b.0, &b.1), None, &busy, next, 100);
+        retries.failed(&b, &busy, next, 100);
         assert!(due(&retries, next).is_empty(), "a server that is busy says nothing of the namespace");
         let next = next + Duration::from_secs(4);
         assert_eq!(due(&retries, next), ["b"]);
-        retries.succeeded(&b.0);
+        retries.succeeded(&b.key);
         assert_eq!(due(&retries, next), ["b"]);
         assert_eq!(due(&retries, next + Duration::from_secs(6)), ["a", "b"]);
     }
@@ -201,8 +196,7 @@ mod tests {
     #[test]
     fn a_missing_namespace_without_pods_is_forgotten() {
         let (mut retries, now) = (Retries::default(), Instant::now());
-        let (key, step, ..) = create("a");
-        retries.failed((&key, &step), None, &not_found(), now, 100);
+        retries.failed(&create("a"), &not_found(), now, 100);
         retries.retain(&[create("a")]);
         assert!(retries.next(&BTreeSet::new()).is_some());
         retries.retain(&[create("b")]);

@@ -1,0 +1,235 @@
+//! Reports on the pods that the apiserver has for this node, and deletes there what has ended here.
+//!
+//! What is due for each is decided by [`api_pod::step`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt as _};
+
+use super::followed::Update;
+use super::link::Link;
+use super::reported_pod::{Comparison, DueStep, ReportedPods, delete, send_status};
+use crate::SOURCE;
+use limpet_apiserver_client::RequestError;
+use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
+use limpet_core::merge::slot::Slots;
+use limpet_core::reported_pod::Step;
+use limpet_core::source::Rejection;
+use limpet_core::status::observed::{Changes, Consumer, Observed, ObservedPod};
+use limpet_core::stored_status::{Reported, StoredStatus};
+use limpet_model::pod::PodKey;
+
+/// What a status is made of.
+#[derive(Debug, Clone)]
+enum Report {
+    Observed(Arc<ObservedPod>),
+    Refused(Arc<Rejection>),
+    Nothing,
+}
+
+/// What a step is done with.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    report: Report,
+    /// The pod has ended for good at the apiserver.
+    over: bool,
+}
+
+/// The apiserver's own pods.
+#[derive(Debug)]
+pub(super) struct ApiPods {
+    link: Link,
+    observed: Observed,
+    changes: Changes,
+    slots: Arc<Slots>,
+    /// Keeps the last status of a pod until it is reported.
+    last_statuses: Consumer,
+    /// What the apiserver has, once it has been listed.
+    found: Option<BTreeMap<PodKey, ApiPod>>,
+    /// The statuses that the apiserver has taken.
+    known: BTreeMap<PodKey, Reported>,
+    /// The last statuses of pods that were deleted at the apiserver, until it says that they are gone: one that is
+    /// restored may have them again.
+    deleted: BTreeMap<PodKey, Arc<ObservedPod>>,
+}
+
+impl ApiPods {
+    pub(super) fn new(link: Link, observed: Observed, slots: Arc<Slots>) -> Self {
+        let (changes, last_statuses) = (observed.changes(), observed.register("apiserver"));
+        let (known, deleted) = (BTreeMap::new(), BTreeMap::new());
+        Self { link, observed, changes, slots, last_statuses, found: None, known, deleted }
+    }
+
+    /// Drops the last statuses that are not needed: of other sources, and of pods that the apiserver does not have. One
+    /// that its source holds although another cluster's list lacks it may be requested once the earlier cluster is
+    /// back.
+    fn release(&self) {
+        let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
+        for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
+            let found = self.found.as_ref();
+            let there = found.is_none_or(|found| found.get(&pod.record.key).is_some_and(|found| is_it(found, pod)));
+            let is_held = source.pods.get(&pod.record.key).is_some_and(|held| held.uid == pod.record.uid);
+            if pod.record.source != SOURCE || !(there || is_held) {
+                self.last_statuses.acknowledge(version);
+            }
+        }
+    }
+
+    fn due(&mut self, found: &BTreeMap<PodKey, ApiPod>) -> Vec<DueStep<Subject>> {
+        let observed = self.observed.load();
+        let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
+        for (_, pod) in self.last_statuses.awaited(&observed) {
+            last.insert(&pod.record.key, pod);
+        }
+        self.known.retain(|key, _| found.contains_key(key));
+        let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
+        let mut due = Vec::new();
+        for (key, pod) in found {
+            let shows = |observed: &&Arc<ObservedPod>| is_it(pod, observed);
+            let rejection = source.rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
+            let running = observed.pods.get(key);
+            // A pod of another source that has its place runs only once nothing of this one does.
+            let displaced = running.is_some_and(|running| running.record.source != SOURCE);
+            let last = last.get(key).copied().or_else(|| self.deleted.get(key)).filter(shows);
+            let (known, report) = match (running.filter(shows), last, rejection) {
+                (Some(running), ..) => (LocalPod::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
+                (None, Some(gone), _) => (LocalPod::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
+                (None, None, Some(why)) => (LocalPod::Refused(&why.faults), Report::Refused(Arc::clone(why))),
+                (None, None, None) if displaced => (LocalPod::Gone, Report::Nothing),
+                // It ended before the node's disk or the cluster's was replaced: no worker takes it up.
+                (None, None, None)
+                    if pod.over && source.pods.get(key).is_none_or(|held| *held.uid.to_string() != *pod.uid) =>
+                {
+                    (LocalPod::Gone, Report::Nothing)
+                }
+                (None, None, None) => continue,
+            };
+            if let Some(step) = api_pod::step(pod, known, self.known.get(key)) {
+                let subject = Subject { report, over: pod.over };
+                due.push(DueStep { key: key.clone(), step, generation: pod.generation, version: None, subject });
+            }
+        }
+        due
+    }
+}
+
+impl ReportedPods for ApiPods {
+    type Subject = Subject;
+    type Outcome = StoredStatus;
+
+    fn apply_update(&mut self, update: Update) {
+        match update {
+            Update::Bookmark(_) => {}
+            Update::Listed(pods, _) => {
+                let found: BTreeMap<PodKey, ApiPod> = pods.iter().filter_map(ApiPod::read).collect();
+                // One that is not being deleted any more keeps running.
+                self.deleted.retain(|key, pod| found.get(key).is_some_and(|found| found.deleting && is_it(found, pod)));
+                self.found = Some(found);
+                // A list comes after a long time, or from a cluster that was restored and may have older statuses.
+                self.known.clear();
+            }
+            Update::Stored(pod) => {
+                if let Some((key, pod)) = ApiPod::read(&pod)
+                    // What is left of a deleted one is from before, or waits for a finalizer.
+                    && !self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted))
+                {
+                    self.found.get_or_insert_default().insert(key, pod);
+                }
+            }
+            Update::Deleted(pod) => {
+                let Some((key, pod)) = ApiPod::read(&pod) else { return };
+                if self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted)) {
+                    self.deleted.remove(&key);
+                }
+                if let Some(found) = &mut self.found
+                    && found.get(&key).is_some_and(|known| known.uid == pod.uid)
+                {
+                    found.remove(&key);
+                }
+            }
+        }
+    }
+
+    fn compare(&mut self) -> Comparison<Subject> {
+        self.release();
+        let Some(found) = self.found.take() else {
+            // What the apiserver knows of them has not been seen yet.
+            let observed = self.observed.load();
+            return Comparison::Unknown(observed.pods.values().filter(|pod| pod.record.source == SOURCE).count());
+        };
+        let due = self.due(&found);
+        self.found = Some(found);
+        Comparison::Due(due)
+    }
+
+    fn set_unsent(&self, count: usize) {
+        self.link.outbox().set_statuses(count);
+    }
+
+    fn perform<'a>(link: &'a Link, due: &'a DueStep<Subject>) -> BoxFuture<'a, Result<StoredStatus, RequestError>> {
+        perform(link, due).boxed()
+    }
+
+    fn done(&mut self, due: DueStep<Subject>, stored: StoredStatus) {
+        let DueStep { key, step, subject: Subject { report, .. }, .. } = due;
+        match (step, report) {
+            (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
+                self.known.insert(key, Reported { uid, pod, stored });
+            }
+            (Step::Report { uid }, Report::Refused(why)) => {
+                let pod = self.found.as_mut().and_then(|found| found.get_mut(&key));
+                // Meanwhile another pod may have that name.
+                if let Some(pod) = pod.filter(|pod| pod.uid == uid) {
+                    pod.refusal_reported(&why.faults);
+                }
+            }
+            (step, report) => {
+                tracing::info!(pod = %key, "deleted at the apiserver");
+                // The watch may have brought the deletion already, and another pod of that name.
+                let is_deleted = |found: &ApiPod| matches!(&step, Step::Delete { uid } if found.uid == *uid);
+                let found = self.found.as_mut().filter(|found| found.get(&key).is_some_and(is_deleted));
+                if found.and_then(|found| found.remove(&key)).is_some()
+                    && let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
+                    && *pod.record.uid.to_string() == *uid
+                {
+                    self.deleted.insert(key, pod);
+                }
+            }
+        }
+    }
+
+    fn failed(&mut self, due: &DueStep<Subject>, failures: u32, error: &RequestError) {
+        if failures == 1 {
+            tracing::warn!(pod = %due.key, %error, "the apiserver rejected a report about the pod");
+        }
+    }
+
+    async fn changed(&mut self) {
+        if !self.changes.next().await {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Whether that is what the apiserver has.
+fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
+    *found.uid == *observed.record.uid.to_string()
+}
+
+/// Does one step, and returns the status that is stored then. A pod that is not there any more needs none.
+async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<StoredStatus, RequestError> {
+    let DueStep { key, step, generation, subject, .. } = due;
+    let patch = match (step, &subject.report) {
+        (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
+            api_pod::status_patch(pod, uid, *generation, subject.over)
+        }
+        (Step::Report { uid }, Report::Refused(why)) => api_pod::refusal_patch(&why.faults, uid, *generation),
+        (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
+            delete(link, key, uid).await?;
+            return Ok(StoredStatus::default());
+        }
+        (Step::Create | Step::Report { .. } | Step::Correct { .. }, _) => return Ok(StoredStatus::default()),
+    };
+    Ok(send_status(link, key, patch).await?.unwrap_or_default())
+}
