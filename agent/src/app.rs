@@ -39,7 +39,7 @@ use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
 use image_collection::RequestedCollection;
-use limpet_cluster::Link;
+use limpet_cluster::{ClientSource, Link, LinkParts};
 use limpet_containerd::image::Images;
 use limpet_core::known_pods::KnownPods;
 use limpet_core::merge::Desired;
@@ -323,7 +323,10 @@ async fn shared(
         capacity,
         backends: Backends::open(&config.executor(), node, volumes_in_use.clone()).await,
         volumes_in_use,
-        link: Link::new(&config.cluster, &config.pki_dir(), node_network.clone(), metrics.clone(), events.clone()),
+        link: ClientSource::files(&config.cluster, &config.pki_dir()).map(|source| {
+            let (metrics, events) = (metrics.clone(), events.clone());
+            Link::new(source, &config.cluster.server, LinkParts { node_network: node_network.clone(), metrics, events })
+        }),
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),

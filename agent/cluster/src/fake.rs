@@ -10,7 +10,7 @@ use hyper::http::{Method, Request, Response};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::link::Link;
+use super::link::{ClientSource, Link, LinkParts};
 use limpet_apiserver_client::Body;
 use limpet_apiserver_client::Client;
 use limpet_core::node_state::NodeNetwork;
@@ -50,8 +50,9 @@ where
             answer(Asked { method: head.method, path, query, body }).await
         }
     });
-    let (_, network) = watch::channel(NodeNetwork::default());
-    Link::over(Client::over(service), "", network, Metrics::new("node"), Events::default())
+    let (_, node_network) = watch::channel(NodeNetwork::default());
+    let parts = LinkParts { node_network, metrics: Metrics::new("node"), events: Events::default() };
+    Link::new(ClientSource::Fixed(Client::over(service)), "", parts)
 }
 
 /// A whole answer.

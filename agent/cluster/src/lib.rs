@@ -68,7 +68,7 @@ use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
-pub use link::{ClusterView, Link};
+pub use link::{ClientSource, ClusterView, Link, LinkParts};
 use node::NodeReporter;
 pub use outbox::Unsent;
 use own_change::OwnChanges;

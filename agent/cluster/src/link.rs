@@ -1,207 +1,114 @@
 //! The connection to the apiserver as the agent sees it: requests go through it, and their results say how it is.
 //!
-//! The client is made at the first request, and again after each loss, but where the server answers that it cannot
-//! work: so credentials that were rotated, and a kubeconfig that was edited, are read by themselves, and no earlier
-//! connection is used again.
+//! [`connection`] holds the client, below everything else. Beside it, [`view`] is what others are shown, and the outbox
+//! counts what is unsent.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use super::certificate_files::client_certificate;
 use super::event_schedule::due;
 use super::outbox::{Outbox, Unsent};
-use crate::settings::ClusterSettings;
-use limpet_apiserver_client::{CertificateFault, Client, Credentials, RequestError};
+use connection::Connection;
+use limpet_apiserver_client::{CertificateFault, Client, RequestError};
 use limpet_core::certificate::Validity;
-use limpet_core::connectivity::{Cause, Connectivity};
+use limpet_core::connectivity::Cause;
 use limpet_core::node_state::NodeNetwork;
-use limpet_model::pod::PodKey;
-use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::event::Events;
 use limpet_telemetry::metrics::{ApiserverMetrics, Metrics};
-use opened::Opened;
-pub(super) use opened::open;
 use request_scheduler::RequestScheduler;
-pub(super) use requests::BUSY;
+use view::SharedView;
 
+pub use connection::ClientSource;
+pub(super) use opened::open;
+pub(super) use requests::BUSY;
+pub use view::ClusterView;
+
+mod connection;
 mod opened;
 mod pauses;
 mod request_scheduler;
 mod requests;
-
-/// What others are shown of the cluster.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClusterView {
-    /// The server's URL.
-    pub server: String,
-    /// Whether it answers.
-    pub state: Connectivity,
-    /// When it answered last, while it does not.
-    pub last_online: Option<Timestamp>,
-    /// How many mirror pods it has of this node.
-    pub mirrors: usize,
-    /// Why the apiserver does not show these pods. They run nevertheless.
-    pub refused: BTreeMap<PodKey, String>,
-}
-
-/// Where the credentials come from.
-#[derive(Debug)]
-enum Origin {
-    /// Files, read again after each loss of the connection.
-    Files {
-        kubeconfig: PathBuf,
-        /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
-        certificate: Option<PathBuf>,
-    },
-    /// They were read before, for several nodes.
-    Read(Box<Credentials>),
-    /// Nowhere: this client is used, of a simulated cluster.
-    Fixed(Client),
-}
+mod view;
 
 /// The connection. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Link(Arc<LinkState>);
 
-/// No time.
-const NEVER: i64 = i64::MIN;
+/// What of the agent a connection uses.
+#[derive(Debug, Clone)]
+pub struct LinkParts {
+    pub node_network: watch::Receiver<NodeNetwork>,
+    pub metrics: Metrics,
+    pub events: Events,
+}
 
 #[derive(Debug)]
 struct LinkState {
-    origin: Origin,
-    client: Mutex<Option<Client>>,
-    /// When the certificate of the last client is valid; `None`: it had none.
-    identity: Mutex<Option<Validity>>,
-    /// Making the last client has run a program.
-    runs_program: AtomicBool,
-    /// Counts the changes of the credentials.
-    credentials: watch::Sender<u64>,
+    connection: Connection,
+    scheduler: RequestScheduler,
+    view: SharedView,
+    outbox: Outbox,
+    listed: ListedState,
+    node_network: watch::Receiver<NodeNetwork>,
+}
+
+/// How far the lists of the cluster have come.
+#[derive(Debug)]
+struct ListedState {
     /// Counts how often the cluster has gone back to an older state.
     beginnings: watch::Sender<u64>,
-    view: watch::Sender<ClusterView>,
-    /// When a request was answered last, in milliseconds; [`NEVER`]: none was.
-    answered: AtomicI64,
-    /// Whether the server may know streaming lists.
-    streams_lists: AtomicBool,
     /// The version that the list of Pods and what followed it have come to; 0: none.
     pods_version: AtomicU64,
-    scheduler: RequestScheduler,
-    outbox: Outbox,
-    node_network: watch::Receiver<NodeNetwork>,
-    metrics: Metrics,
-    events: Events,
 }
 
 impl Link {
-    /// A connection that is not made yet; `None` without a kubeconfig. `certificates`: the directory of the node's own.
-    pub fn new(
-        settings: &ClusterSettings,
-        certificates: &Path,
-        node_network: watch::Receiver<NodeNetwork>,
-        metrics: Metrics,
-        events: Events,
-    ) -> Option<Self> {
-        let kubeconfig = settings.kubeconfig.clone()?;
-        let certificate = settings.manages_certificate().then(|| client_certificate(certificates));
-        Some(Self::of(Origin::Files { kubeconfig, certificate }, &settings.server, node_network, metrics, events))
-    }
-
-    /// A connection by this client: of a simulated cluster.
-    pub fn over(
-        client: Client,
-        server: &str,
-        node_network: watch::Receiver<NodeNetwork>,
-        metrics: Metrics,
-        events: Events,
-    ) -> Self {
-        Self::of(Origin::Fixed(client), server, node_network, metrics, events)
-    }
-
-    /// A connection by credentials that were read before, which is not made yet.
-    pub fn by(
-        credentials: Credentials,
-        server: &str,
-        node_network: watch::Receiver<NodeNetwork>,
-        metrics: Metrics,
-        events: Events,
-    ) -> Self {
-        Self::of(Origin::Read(Box::new(credentials)), server, node_network, metrics, events)
-    }
-
-    fn of(
-        origin: Origin,
-        server: &str,
-        node_network: watch::Receiver<NodeNetwork>,
-        metrics: Metrics,
-        events: Events,
-    ) -> Self {
-        metrics.apiserver().set_connected(server, false);
-        let (view, _) = watch::channel(ClusterView {
-            server: server.to_owned(),
-            state: Connectivity::Connecting,
-            last_online: None,
-            mirrors: 0,
-            refused: BTreeMap::new(),
-        });
-        let (client, identity, (credentials, _)) = (Mutex::default(), Mutex::default(), watch::channel(0));
-        let (beginnings, _) = watch::channel(0);
+    /// A connection to that server, which is not made yet.
+    pub fn new(source: ClientSource, server: &str, parts: LinkParts) -> Self {
+        let LinkParts { node_network, metrics, events } = parts;
         Self(Arc::new(LinkState {
-            origin,
-            client,
-            identity,
-            runs_program: AtomicBool::new(false),
-            credentials,
-            beginnings,
-            view,
-            answered: AtomicI64::new(NEVER),
-            streams_lists: AtomicBool::new(true),
-            pods_version: AtomicU64::new(0),
+            connection: Connection::new(source),
             scheduler: RequestScheduler::default(),
+            view: SharedView::new(server, metrics, events),
             outbox: Outbox::default(),
+            listed: ListedState { beginnings: watch::channel(0).0, pods_version: AtomicU64::new(0) },
             node_network,
-            metrics,
-            events,
         }))
     }
 
     /// How it is now.
     pub fn view(&self) -> ClusterView {
-        self.0.view.borrow().clone()
+        self.0.view.load()
     }
 
     /// When the certificate is valid by which the node names itself; `None`: it has another way, or was not read yet.
     pub fn identity(&self) -> Option<Validity> {
-        *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.connection.identity()
     }
 
     /// Digests of the certificates of the authorities that the kubeconfig in use names.
     pub(super) fn authorities(&self) -> BTreeSet<String> {
-        let client = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let hex = |byte: &u8| format!("{byte:02x}");
-        let digest = |certificate: &Vec<u8>| Sha256::digest(certificate).iter().map(hex).collect();
-        client.iter().flat_map(|client| client.authorities().iter().map(digest)).collect()
+        self.0.connection.authorities()
     }
 
     /// When the apiserver answered a request last; `None`: not since the agent started.
     pub fn last_answer(&self) -> Option<Timestamp> {
-        Timestamp::from_millisecond(self.0.answered.load(Ordering::Relaxed)).ok()
+        self.0.view.last_answer()
     }
 
     /// What the node of that name has not sent to the apiserver yet.
     pub fn unsent(&self, node: &str) -> Unsent {
-        let all = self.0.events.snapshot();
+        let all = self.0.view.events().snapshot();
         let events = due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();
         self.0.outbox.unsent(events)
     }
 
     /// The metrics of a node in a cluster.
     pub(super) fn metrics(&self) -> &ApiserverMetrics {
-        self.0.metrics.apiserver()
+        self.0.view.metrics()
     }
 
     /// Where the tasks say what is unsent.
@@ -211,59 +118,58 @@ impl Link {
 
     /// Changes what others are shown of the pods.
     pub(super) fn show(&self, change: impl FnOnce(&mut ClusterView)) {
-        self.0.view.send_modify(change);
+        self.0.view.change_pods(change);
     }
 
     /// Resolves while the server answers.
     pub(super) async fn online(&self) {
-        // The sender lives as long as this handle.
-        let _ = self.0.view.subscribe().wait_for(|view| view.state.is_online()).await;
+        self.0.view.wait_for(true).await;
     }
 
     /// Resolves once the server does not answer any more.
     pub(super) async fn lost(&self) {
-        let _ = self.0.view.subscribe().wait_for(|view| !view.state.is_online()).await;
+        self.0.view.wait_for(false).await;
     }
 
     /// Resolves once the server answers, or does not any more, other than `online`.
     pub(super) async fn switched(&self, online: bool) {
-        let _ = self.0.view.subscribe().wait_for(|view| view.state.is_online() != online).await;
+        self.0.view.wait_for(!online).await;
     }
 
     /// The cluster has gone back to an older state: everything has to be listed again.
     pub(super) fn list_again(&self) {
         self.pods_reached(0);
-        self.0.beginnings.send_modify(|count| *count = count.wrapping_add(1));
+        self.0.listed.beginnings.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Changes when everything has to be listed again.
     pub(super) fn beginnings(&self) -> watch::Receiver<u64> {
-        self.0.beginnings.subscribe()
+        self.0.listed.beginnings.subscribe()
     }
 
     /// The list of Pods, or what followed it, has come to that version.
     pub(super) fn pods_reached(&self, version: u64) {
-        self.0.pods_version.store(version, Ordering::Relaxed);
+        self.0.listed.pods_version.store(version, Ordering::Relaxed);
     }
 
     /// The version that the Pods have come to; 0: none.
     pub(super) fn pods_version(&self) -> u64 {
-        self.0.pods_version.load(Ordering::Relaxed)
+        self.0.listed.pods_version.load(Ordering::Relaxed)
     }
 
     /// Counts what has come from the server, whatever it answers: changes as long as something comes.
     pub(super) fn received_count(&self) -> Option<u64> {
-        self.0.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Client::received_count)
+        self.0.connection.received_count()
     }
 
     /// Whether the server answers.
     pub(super) fn is_online(&self) -> bool {
-        self.0.view.borrow().state.is_online()
+        self.0.view.is_online()
     }
 
     /// The server answers.
     pub(super) fn succeeded(&self) {
-        self.change(|state| state.succeeded(Timestamp::now()));
+        self.0.view.change_state(|state| state.succeeded(Timestamp::now()));
     }
 
     /// What leads has failed, whatever by: there is no connection to work with.
@@ -284,76 +190,16 @@ impl Link {
     fn failed(&self, cause: Cause, error: &RequestError) {
         // A server that answers so has nothing against the connection, and one that is busy is spared new ones.
         if cause != Cause::ServerError {
-            *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.0.connection.close();
         }
         let now = Timestamp::now();
         let cause = cause.explained(self.identity(), now);
-        self.change(|state| state.failed(cause, error.to_string(), now));
-    }
-
-    fn change(&self, next: impl FnOnce(&Connectivity) -> Connectivity) {
-        let mut report = None;
-        self.0.view.send_if_modified(|view| {
-            let state = next(&view.state);
-            if state == view.state {
-                return false;
-            }
-            if state.differs(&view.state) {
-                report = Some(view.state.is_online());
-            }
-            if view.state.is_online() && !state.is_online() {
-                view.last_online = Some(Timestamp::now());
-            }
-            view.state = state;
-            true
-        });
-        if let Some(was_online) = report {
-            self.report(was_online);
-        }
-    }
-
-    /// One line and one event for each change of the state.
-    fn report(&self, was_online: bool) {
-        let ClusterView { server, state, .. } = self.view();
-        self.0.metrics.apiserver().set_connected(&server, state.is_online());
-        match state {
-            Connectivity::Connecting => {}
-            Connectivity::Online { .. } => {
-                tracing::info!(server, "connected to the apiserver");
-                let message = format!("The apiserver {server} answers");
-                self.0.events.emit(None, None, EventType::Normal, "ApiserverConnected", message);
-            }
-            Connectivity::Offline { cause, message, .. } => {
-                tracing::warn!(server, %cause, error = message, "no connection to the apiserver; pods keep running");
-                // At the start it is no news.
-                if was_online {
-                    let message = format!("No connection to the apiserver {server}: {cause}");
-                    self.0.events.emit(None, None, EventType::Warning, "ApiserverDisconnected", message);
-                }
-            }
-        }
-    }
-
-    /// Others are shown that server: the kubeconfig may have been edited.
-    fn show_server(&self, server: &str) {
-        let mut before = None;
-        self.0.view.send_if_modified(|view| {
-            let differs = view.server != server;
-            if differs {
-                before = Some(std::mem::replace(&mut view.server, server.to_owned()));
-            }
-            differs
-        });
-        if let Some(before) = before {
-            self.0.metrics.apiserver().forget_server(&before);
-            self.0.metrics.apiserver().set_connected(server, self.is_online());
-        }
+        self.0.view.change_state(|state| state.failed(cause, error.to_string(), now));
     }
 
     /// There are new credentials: the next request uses them, and pausing requests are tried again.
     pub(super) fn renew_client(&self) {
-        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.0.credentials.send_modify(|changes| *changes = changes.wrapping_add(1));
+        self.0.connection.renew();
     }
 
     /// The node's addresses, and their changes.
@@ -361,24 +207,15 @@ impl Link {
         self.0.node_network.clone()
     }
 
-    /// The client. One that is made meanwhile replaces the first.
+    /// The client, which is made if none is open.
     async fn client(&self) -> Result<Client, RequestError> {
-        if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+        if let Some(client) = self.0.connection.client() {
             return Ok(client);
         }
-        let Opened { client, identity, runs_program } = match &self.0.origin {
-            Origin::Files { kubeconfig, certificate } => open(kubeconfig.clone(), certificate.clone()).await?,
-            Origin::Read(credentials) => {
-                Opened { client: credentials.client()?, identity: None, runs_program: credentials.runs_program() }
-            }
-            Origin::Fixed(client) => Opened { client: client.clone(), identity: None, runs_program: false },
-        };
-        self.0.runs_program.store(runs_program, Ordering::Relaxed);
+        let client = self.0.connection.open().await?;
         if let Some(server) = client.server() {
-            self.show_server(server);
+            self.0.view.set_server(server);
         }
-        *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
-        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
     }
 }

@@ -21,7 +21,7 @@ use limpet::source::api::ApiSource;
 use limpet::store::Store;
 use limpet_apiserver_client::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
-use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
+use limpet_cluster::{ClientSource, HollowRuntime, Link, LinkParts, NodeRuntime};
 use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
@@ -153,13 +153,9 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
     let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MAX_HOLLOW_NODES - 1) * POD_ADDRESSES);
     let world = Arc::new(Mutex::new(World::calm(u64::from(number), network)));
     let (node_state, selectable) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
-    let link = Link::by(
-        common.credentials.as_node(name),
-        &common.config.cluster.server,
-        common.node_network.clone(),
-        metrics,
-        events.clone(),
-    );
+    let credentials = ClientSource::Read(Box::new(common.credentials.as_node(name)));
+    let parts = LinkParts { node_network: common.node_network.clone(), metrics, events: events.clone() };
+    let link = Link::new(credentials, &common.config.cluster.server, parts);
     let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
     let inputs = limpet_cluster::Inputs {
         settings: common.config.cluster.clone(),

@@ -11,7 +11,7 @@ use limpet::store::Store;
 use limpet_apiserver_client::Client;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::settings::ClusterSettings;
-use limpet_cluster::{HollowRuntime, Link, Unsent};
+use limpet_cluster::{ClientSource, HollowRuntime, Link, LinkParts, Unsent};
 use limpet_core::admission::Selectable;
 use limpet_core::allocation::NodeOffer;
 use limpet_core::connectivity::Connectivity;
@@ -274,7 +274,12 @@ impl Parts<'_> {
         let (slots, of_api) = (Arc::clone(self.slots), ApiSource::new(NODE, store, DECODER));
         let publish = move |snapshot| slots.publish(SourceKind::Api, snapshot);
         tasks.spawn(of_api.run(inbox, publish, self.stop.clone()));
-        let link = Link::over(client, "", self.node_network.clone(), self.metrics.clone(), self.events.clone());
+        let parts = LinkParts {
+            node_network: self.node_network.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+        };
+        let link = Link::new(ClientSource::Fixed(client), "", parts);
         let (selectable, _) = watch::channel(Selectable::default());
         let (_, node_state) = watch::channel(NodeState::default());
         let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());

@@ -1,9 +1,8 @@
 //! Pauses between tries, and what ends them early: another address of the node's, other credentials, a clock that is set.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Link, Origin};
+use super::Link;
 use limpet_core::connectivity;
 use limpet_host::wall_clock::{self, Wake};
 
@@ -16,24 +15,17 @@ impl Link {
 
     /// The same after a failure that took so long, which counts as a part of the pause.
     pub(crate) async fn pause_after(&self, failures: u32, asked: Option<Duration>, took: Duration) -> bool {
-        let runs_program = self.0.runs_program.load(Ordering::Relaxed);
-        let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
+        let longest = self.0.view.longest_pause(failures, self.0.connection.runs_program());
         let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
         let pause = connectivity::rest_of_pause(pause, longest, asked, took);
         tokio::select! {
             biased;
             () = tokio::time::sleep(pause) => false,
             () = self.network_changed() => true,
-            () = self.credentials_changed() => true,
+            () = self.0.connection.credentials_changed() => true,
             // A simulated cluster has a time of its own.
-            () = clock_set(), if !matches!(self.0.origin, Origin::Fixed(_)) => true,
+            () = clock_set(), if !self.0.connection.is_simulated() => true,
         }
-    }
-
-    /// Resolves once there are other credentials.
-    async fn credentials_changed(&self) {
-        // The sender lives as long as this handle.
-        let _ = self.0.credentials.subscribe().changed().await;
     }
 
     /// Resolves at the next change of the node's links or addresses.

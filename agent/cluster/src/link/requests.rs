@@ -1,11 +1,9 @@
 //! The requests that go over the link: each is counted and timed, has a span with its verb and its object, and its
 //! result says how the connection is.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hyper::Method;
-use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -37,7 +35,7 @@ impl Link {
             };
             let (waited, took) = (begun - asked, begun.elapsed());
             let Traffic { code, sent, received } = traffic;
-            self.0.metrics.apiserver().answered(&verb, resource, took, sent, received);
+            self.metrics().answered(&verb, resource, took, sent, received);
             let (waited_ms, took_ms) = (waited.as_millis(), took.as_millis());
             tracing::debug!(code, waited_ms, took_ms, sent, received, "answered");
             self.count_answer(need, permit.as_ref(), &result);
@@ -89,12 +87,12 @@ impl Link {
 
     /// Whether a list may be requested as the beginning of a watch.
     pub(crate) fn streams_lists(&self) -> bool {
-        self.0.streams_lists.load(Ordering::Relaxed)
+        self.0.connection.streams_lists()
     }
 
     /// The server has refused that. After an upgrade of the server the next agent tries again.
     pub(crate) fn set_no_streaming_lists(&self) {
-        self.0.streams_lists.store(false, Ordering::Relaxed);
+        self.0.connection.set_no_streaming_lists();
     }
 
     /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there
@@ -118,9 +116,9 @@ impl Link {
     ) -> Result<T, RequestError> {
         // The words of client-go's `rest_client_requests_total`.
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
-        self.0.metrics.apiserver().requested(method, resource, code);
+        self.metrics().requested(method, resource, code);
         if result.is_ok() {
-            self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
+            self.0.view.answered();
         }
         if let Err(error) = &result
             && let Some(cause) = cause(error)
@@ -150,7 +148,7 @@ mod tests {
     use super::*;
     use crate::fake::{self, Asked};
 
-    fn of_service(name: &str) -> Request {
+    fn get_service(name: &str) -> Request {
         Request::get(Resource::Service("default".to_owned(), name.to_owned()))
     }
 
@@ -171,19 +169,19 @@ mod tests {
         });
         link.succeeded();
         let late = async {
-            assert!(link.send(of_service("late")).await.is_err());
+            assert!(link.send(get_service("late")).await.is_err());
             assert!(link.is_online());
         };
         let others = async {
             tokio::task::yield_now().await;
-            assert!(link.send(of_service("fails")).await.is_err());
+            assert!(link.send(get_service("fails")).await.is_err());
             assert!(!link.is_online());
             link.succeeded();
             open.send_replace(true);
         };
         tokio::join!(late, others);
-        link.send(of_service("works")).await.unwrap();
-        assert!(link.send(of_service("fails")).await.is_err());
+        link.send(get_service("works")).await.unwrap();
+        assert!(link.send(get_service("fails")).await.is_err());
         assert!(!link.is_online(), "the present one ends by its own failures");
     }
 
@@ -199,7 +197,7 @@ mod tests {
         });
         link.succeeded();
         let late = async {
-            assert!(link.send(of_service("late")).await.is_err());
+            assert!(link.send(get_service("late")).await.is_err());
             assert!(link.is_online());
         };
         let leader = async {

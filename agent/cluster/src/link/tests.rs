@@ -5,7 +5,12 @@ use std::path::Path;
 use limpet_apiserver_client::{Request, Resource};
 
 use super::*;
+use crate::settings::ClusterSettings;
 use limpet_core::status::observed::ObservedPods;
+
+fn link(settings: &ClusterSettings, directory: &Path, parts: LinkParts) -> Link {
+    Link::new(ClientSource::files(settings, directory).unwrap(), &settings.server, parts)
+}
 
 fn kubeconfig(path: &Path, server: &str) {
     let text = format!(
@@ -26,8 +31,9 @@ async fn the_server_of_an_edited_kubeconfig_is_shown() {
     kubeconfig(&path, before);
     let mut settings = ClusterSettings::default();
     (settings.kubeconfig, settings.server) = (Some(path.clone()), before.to_owned());
-    let (metrics, (_, network)) = (Metrics::new("node"), watch::channel(NodeNetwork::default()));
-    let link = Link::new(&settings, dir.path(), network, metrics.clone(), Events::default()).unwrap();
+    let (metrics, (_, node_network)) = (Metrics::new("node"), watch::channel(NodeNetwork::default()));
+    let parts = LinkParts { node_network, metrics: metrics.clone(), events: Events::default() };
+    let link = link(&settings, dir.path(), parts);
     let shown = async || {
         assert!(link.send(Request::get(Resource::Nodes)).await.is_err());
         let text = metrics.render(&ObservedPods::default(), None);
@@ -46,12 +52,13 @@ async fn a_change_of_links_or_credentials_ends_a_pause() {
     let path = dir.path().join("kubeconfig");
     kubeconfig(&path, "http://127.0.0.1:1");
     let settings = ClusterSettings { kubeconfig: Some(path), ..ClusterSettings::default() };
-    let (network, seen) = watch::channel(NodeNetwork::default());
-    let link = Link::new(&settings, dir.path(), seen, Metrics::new("node"), Events::default()).unwrap();
+    let (network, node_network) = watch::channel(NodeNetwork::default());
+    let parts = LinkParts { node_network, metrics: Metrics::new("node"), events: Events::default() };
+    let link = link(&settings, dir.path(), parts);
     let began = tokio::time::Instant::now();
     let changed = async { network.send_modify(|_| {}) };
     assert!(tokio::join!(link.pause(10, None), changed).0);
-    let changed = async { link.0.credentials.send_modify(|_| {}) };
+    let changed = async { link.renew_client() };
     assert!(tokio::join!(link.pause(10, None), changed).0);
     assert_eq!(began.elapsed(), std::time::Duration::ZERO);
     // Without one it lasts.
