@@ -221,13 +221,12 @@ impl Network {
     }
 
     /// The pods with a record, attached or partly attached, for the clean-up of orphans.
-    pub async fn attached(&self) -> Vec<PodUid> {
+    ///
+    /// # Errors
+    /// The records cannot be listed.
+    pub async fn attached(&self) -> io::Result<Vec<PodUid>> {
         let records = self.inner.records.clone();
-        let listed = blocking::run(records.dir.clone(), blocking::DEADLINE, move |_| records.list()).await;
-        listed.flatten().unwrap_or_else(|error| {
-            tracing::warn!(directory = %self.inner.records.dir.display(), %error, "listing network attachments failed");
-            Vec::new()
-        })
+        blocking::run(records.dir.clone(), blocking::DEADLINE, move |_| records.list()).await.flatten()
     }
 
     /// The attachment of a pod whose namespace is pinned at `netns`. `None`: it is not attached there. What its record does

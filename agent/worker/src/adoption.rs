@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use limpet_core::adopt::adopt;
 use limpet_core::outcome::{Outcome, apply};
 use limpet_core::state::{Instance, Now, PodState};
-use limpet_model::container::{ContainerId, FoundContainer, Recorded};
+use limpet_model::container::{ContainerId, ContainerIdentity, FoundContainer, Recorded};
 use limpet_model::manifest;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
@@ -104,16 +104,21 @@ fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
     })?;
     let identity = &newest.recorded.identity;
     match manifest::restore(&newest.recorded.manifest, &identity.origin, identity.source(), node_name) {
-        Ok(mut record) => {
-            record.uid = PodUid::parse(identity.uid.as_str()).ok()?;
-            record.key = identity.pod_key().ok()?;
-            Some(record)
-        }
-        Err(faults) => {
-            let fault = faults.first().map(ToString::to_string).unwrap_or_default();
-            let pod = format!("{}/{}", identity.namespace, identity.pod);
-            tracing::error!(pod, fault, "a running pod's manifest cannot be read; left alone");
-            None
-        }
+        Ok(mut record) => match (PodUid::parse(identity.uid.as_str()), identity.pod_key()) {
+            (Ok(uid), Ok(key)) => {
+                (record.uid, record.key) = (uid, key);
+                Some(record)
+            }
+            (Err(error), _) => left_alone(identity, &error),
+            (_, Err(error)) => left_alone(identity, &error),
+        },
+        Err(faults) => left_alone(identity, &faults.first().map(ToString::to_string).unwrap_or_default()),
     }
+}
+
+/// Says that a pod runs on without a worker.
+fn left_alone(identity: &ContainerIdentity, fault: &dyn std::fmt::Display) -> Option<PodRecord> {
+    let pod = format!("{}/{}", identity.namespace, identity.pod);
+    tracing::error!(pod, %fault, "a running pod's manifest cannot be read; left alone");
+    None
 }

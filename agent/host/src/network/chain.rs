@@ -93,7 +93,11 @@ async fn call(
         });
     };
     let mut process = Command::new(program);
-    process.envs(environment(record, command, bin_path(&plugins.dirs)));
+    let netns = network_namespace(record, command).map_err(|error| {
+        let path = record.network_namespace.path.display();
+        failed_call(record, plugin, command, format!("cannot stat {path}: {error}"))
+    })?;
+    process.envs(environment(record, command, netns, bin_path(&plugins.dirs)));
     let input = stdin.to_string();
     let output = program::run(process, input.as_bytes(), plugins.deadline).await.map_err(|error| {
         let reason = match error.kind() {
@@ -110,11 +114,16 @@ async fn call(
     Err(NetworkError::Plugin { pod, plugin: plugin.to_owned(), command, code, message })
 }
 
-/// CNI's variables, with the `CNI_ARGS` of Kubernetes' runtimes. For a missing namespace `CNI_NETNS` is empty: the
-/// plugins then release only what they hold outside it.
-fn environment(record: &Record, command: &'static str, path: String) -> [(&'static str, String); 6] {
-    let at = &record.network_namespace;
-    let netns = if command != "del" || at.exists() { at.path.to_string_lossy().into_owned() } else { String::new() };
+/// `CNI_NETNS`. It is empty for a namespace that is gone: the plugins then release only what they hold outside it. Of one
+/// that may be there they would leave their interface, so that is not guessed.
+fn network_namespace(record: &Record, command: &'static str) -> io::Result<String> {
+    let namespace = &record.network_namespace;
+    let is_there = command != "del" || namespace.exists()?;
+    Ok(if is_there { namespace.path.to_string_lossy().into_owned() } else { String::new() })
+}
+
+/// CNI's variables, with the `CNI_ARGS` of Kubernetes' runtimes.
+fn environment(record: &Record, command: &'static str, netns: String, path: String) -> [(&'static str, String); 6] {
     let args = format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={uid};K8S_POD_UID={uid}",
         record.namespace,

@@ -40,8 +40,15 @@ impl NetworkNamespace {
     }
 
     /// Whether the namespace still exists at its path.
-    pub(super) fn exists(&self) -> bool {
-        Self::at(&self.path).is_ok_and(|now| now == *self)
+    ///
+    /// # Errors
+    /// That is not known.
+    pub(super) fn exists(&self) -> io::Result<bool> {
+        match Self::at(&self.path) {
+            Ok(now) => Ok(now == *self),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

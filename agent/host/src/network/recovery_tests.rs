@@ -101,7 +101,7 @@ async fn a_pod_whose_attachment_never_came_up_goes_without_a_del() {
     }
     node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     node.network.detach(&uid, &netns).await.unwrap();
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn a_corrected_configuration_detaches_what_the_recorded_one_cannot() {
     node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns", "one DEL netns"]);
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 
     // What is busy is not handed to another configuration. That of another network gets no result of this one.
     std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
@@ -141,10 +141,14 @@ async fn a_pod_whose_plugin_was_uninstalled_goes_and_its_address_is_released_lat
     let (plugin, away) = (node.at("bin/one"), node.at("one"));
     std::fs::rename(&plugin, &away).unwrap();
     node.network.detach(&uid, &netns).await.unwrap();
-    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid), "the next start of the agent finds it");
+    assert_eq!(
+        node.network.attached().await.unwrap(),
+        std::slice::from_ref(&uid),
+        "the next start of the agent finds it"
+    );
     std::fs::rename(&away, &plugin).unwrap();
     node.network.detach(&uid, &netns).await.unwrap();
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -164,7 +168,7 @@ async fn a_list_of_the_first_versions_attaches_and_detaches() {
         assert_eq!(node.stdin("two-ADD")["prevResult"]["ip4"]["ip"], "10.1.0.5/16");
         node.network.detach(&uid, &netns).await.unwrap();
         assert_eq!(node.stdin("one-DEL").get("prevResult"), None);
-        assert_eq!(node.network.attached().await, []);
+        assert_eq!(node.network.attached().await.unwrap(), []);
     }
 }
 

@@ -121,7 +121,7 @@ async fn an_attachment_is_recorded_checked_and_detached() {
     );
     let attached = Attachment { addresses: addresses.clone(), is_recorded: true };
     assert_eq!(node.network.attachment(&uid, &netns).await.unwrap(), Some(attached));
-    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await.unwrap(), std::slice::from_ref(&uid));
 
     // Again, by a restarted agent: CHECK with the recorded result, no ADD.
     let again =
@@ -138,7 +138,7 @@ async fn an_attachment_is_recorded_checked_and_detached() {
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
     again.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), [""; 0]);
-    assert_eq!(again.attached().await, []);
+    assert_eq!(again.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -197,18 +197,18 @@ async fn a_failed_add_is_undone_and_reported_with_the_plugins_message() {
     assert_eq!(error.to_string(), "network of pod default/web-node: plugin type=\"two\" failed (add): busy; later");
     assert!(matches!(error, NetworkError::Plugin { code: Some(11), .. }));
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 
     // A failed DEL leaves the record, and the other plugins still get their DEL.
     std::fs::write(node.at("fail-two-DEL"), "").unwrap();
     node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
-    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await.unwrap(), std::slice::from_ref(&uid));
     assert!(node.network.detach(&uid, &netns).await.is_err());
-    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await.unwrap(), std::slice::from_ref(&uid));
     std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
     node.network.detach(&uid, &netns).await.unwrap();
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn unusable_results_are_errors() {
         std::fs::write(node.at("result"), result).unwrap();
         let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
-        assert_eq!(node.network.attached().await, []);
+        assert_eq!(node.network.attached().await.unwrap(), []);
     }
     std::fs::remove_file(node.at("bin/two")).unwrap();
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
@@ -237,7 +237,7 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
     record["result"] = Value::Null;
     std::fs::write(&file, record.to_string()).unwrap();
     node.calls();
-    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await.unwrap(), std::slice::from_ref(&uid));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns", "one ADD netns", "two ADD netns"]);
 
@@ -245,7 +245,7 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
     std::fs::write(&file, "{").unwrap();
     node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
-    assert_eq!(node.network.attached().await, []);
+    assert_eq!(node.network.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -380,7 +380,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     network.detach(&uids[1], &pods[1].0).await.unwrap();
     assert_eq!(reserved(&data), [""; 0]);
     sandboxes.remove(&uids[0]).await.unwrap();
-    assert_eq!(network.attached().await, []);
+    assert_eq!(network.attached().await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -396,7 +396,7 @@ async fn host_ports_wait_for_a_plugin_that_forwards_them() {
     let wanted = AttachRequest { ports: vec![port], ..pod(&uid, &netns) };
     let error = node.network.attach(&wanted).await.unwrap_err().to_string();
     assert!(error.contains("network \"net\" has none; add the portmap plugin"), "{error}");
-    assert_eq!((node.calls(), node.network.attached().await), (vec![], vec![]));
+    assert_eq!((node.calls(), node.network.attached().await.unwrap()), (vec![], vec![]));
 
     let plugins = json!([{"type": "one"}, {"type": "two", "capabilities": {"portMappings": true}}]);
     let config = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});

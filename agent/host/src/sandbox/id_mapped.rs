@@ -183,11 +183,12 @@ fn remove_below(copies: &Path) -> Result<(), SandboxError> {
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>, SandboxError> {
-    match std::fs::read_dir(directory) {
-        Ok(entries) => Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect()),
+    let listed = match std::fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(SandboxError::path("list", directory, source)),
-    }
+        Err(error) => Err(error),
+    };
+    listed.map_err(|source| SandboxError::path("list", directory, source))
 }
 
 fn remove_directory(path: &Path) -> Result<(), SandboxError> {

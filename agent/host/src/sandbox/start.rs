@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -106,7 +107,10 @@ async fn reported_pid(child: &mut Child) -> io::Result<u32> {
 
 /// Whether the init of the sandbox in `dir` lives.
 pub(super) fn is_alive(dir: &Path) -> Result<bool, SandboxError> {
-    Ok(find(dir)?.is_some_and(|pid| is_init_of(pid, dir)))
+    match find(dir)? {
+        Some(pid) => is_init(pid, dir),
+        None => Ok(false),
+    }
 }
 
 /// Kills the init of the sandbox in `dir`, and with it every process in its namespace; none is success.
@@ -114,7 +118,7 @@ pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
     let pid = find(dir)?.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
     if let Some((pid, process)) = pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
-        && is_init_of(pid.as_raw_nonzero().get().unsigned_abs(), dir)
+        && is_init(pid.as_raw_nonzero().get().unsigned_abs(), dir)?
     {
         // It may have exited by itself.
         let _ = pidfd_send_signal(&process, Signal::KILL);
@@ -138,10 +142,19 @@ fn find(dir: &Path) -> Result<Option<u32>, SandboxError> {
 }
 
 /// Whether the process makes its children in the pinned namespace; one that has exited makes none.
-fn is_init_of(pid: u32, dir: &Path) -> bool {
-    let inode = |path: PathBuf| std::fs::metadata(path).ok().map(|namespace| (namespace.dev(), namespace.ino()));
-    let pinned = inode(dir.join("pid"));
-    pinned.is_some() && inode(format!("/proc/{pid}/ns/pid_for_children").into()) == pinned
+fn is_init(pid: u32, dir: &Path) -> Result<bool, SandboxError> {
+    let pinned = namespace(dir.join("pid"))?;
+    Ok(pinned.is_some() && namespace(format!("/proc/{pid}/ns/pid_for_children").into())? == pinned)
+}
+
+/// Device and inode of the namespace at `path`; `None`: there is none, as of a process that has exited.
+fn namespace(path: PathBuf) -> Result<Option<(u64, u64)>, SandboxError> {
+    match std::fs::metadata(&path) {
+        Ok(namespace) => Ok(Some((namespace.dev(), namespace.ino()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => Ok(None),
+        Err(source) => Err(SandboxError::path("stat", &path, source)),
+    }
 }
 
 #[cfg(test)]

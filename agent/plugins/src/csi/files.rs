@@ -137,8 +137,18 @@ fn entries(directory: &Path, is_wanted: fn(&fs::FileType) -> bool) -> io::Result
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let is_wanted = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| is_wanted(&kind));
-    Ok(entries.flatten().filter(is_wanted).take(MAX_ENTRIES).map(|entry| entry.path()).collect())
+    let mut wanted = Vec::new();
+    // An entry that cannot be read may be the one that a volume is used by.
+    for entry in entries {
+        let entry = entry?;
+        match entry.file_type() {
+            Ok(kind) if is_wanted(&kind) && wanted.len() < MAX_ENTRIES => wanted.push(entry.path()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(wanted)
 }
 
 #[cfg(test)]

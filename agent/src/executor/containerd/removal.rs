@@ -69,13 +69,13 @@ impl ContainerdExecutor {
     /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods;
     /// those of limpet's go before the pod's directory.
     pub(super) async fn traces(&self) -> HashSet<PodUid> {
-        let mut found: HashSet<PodUid> = HashSet::new();
-        found.extend(self.network.attached().await);
-        found.extend(self.sandboxes.list().await.unwrap_or_default());
-        found.extend(self.volumes.list().await);
-        found.extend(self.cgroups.pods().await.unwrap_or_default());
-        found.extend(self.cpus.iter().flat_map(|cpus| cpus.pods()));
-        found
+        let mut pods: HashSet<PodUid> = HashSet::new();
+        pods.extend(listed("network attachments", self.network.attached().await));
+        pods.extend(listed("sandboxes", self.sandboxes.list().await));
+        pods.extend(self.volumes.list().await);
+        pods.extend(listed("cgroups of pods", self.cgroups.pods().await));
+        pods.extend(self.cpus.iter().flat_map(|cpus| cpus.pods()));
+        pods
     }
 
     async fn remove_resources(&self, extent: Extent, subject: Subject<'_>) -> Result<(), Failure> {
@@ -200,4 +200,12 @@ impl ContainerdExecutor {
         self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
         Err(Failure { message, ..failure })
     }
+}
+
+/// What could be listed. What could not is no reason to remove anything, and is listed again at the next start.
+fn listed<E: std::fmt::Display>(what: &str, pods: Result<Vec<PodUid>, E>) -> Vec<PodUid> {
+    pods.unwrap_or_else(|error| {
+        tracing::warn!(%error, "listing {what} failed; what is left of pods there stays until the next start");
+        Vec::new()
+    })
 }
