@@ -231,7 +231,8 @@ impl Volumes {
                 Some((source::VolumeSource::Server(export), _)) => exports.push(export),
                 Some((source::VolumeSource::Disk(disk), _)) => disks.push(disk),
                 Some((source::VolumeSource::Flex(mount), _)) => of_drivers.push(mount),
-                _ => {}
+                // A path of the node is there, and a CSI driver is asked elsewhere.
+                Some((source::VolumeSource::Node(_) | source::VolumeSource::Driver(_), _)) | None => {}
             }
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));

@@ -49,6 +49,7 @@ pub mod sysctl;
 pub mod totals;
 pub(crate) mod unsupported;
 pub(crate) mod validate;
+pub mod volume_kind;
 pub(crate) mod yaml;
 
 pub use decode::from_value;

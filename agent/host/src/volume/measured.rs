@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Volume;
 
 use super::empty_dir::EmptyDir;
 use super::{iscsi, nfs, written};
+use limpet_model::pod::volume_kind::VolumeKind;
 
 /// A volume to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,19 +29,25 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
         own_file_system,
         ephemeral,
     };
-    if let Some(source) = &volume.empty_dir {
-        let medium = source.medium.as_deref().unwrap_or_default();
-        // A hugetlbfs does not report its use.
-        return Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()));
+    match VolumeKind::find(volume)? {
+        VolumeKind::EmptyDir(source) => {
+            let medium = source.medium.as_deref().unwrap_or_default();
+            // A hugetlbfs does not report its use.
+            Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()))
+        }
+        VolumeKind::Nfs(_) => Some(measured(nfs::path(pod_dir, &volume.name), true, false)),
+        VolumeKind::Iscsi(_) => Some(measured(iscsi::path(pod_dir, &volume.name), true, false)),
+        VolumeKind::ConfigMap(_) => Some(measured(written::location(pod_dir, volume)?.0, false, true)),
+        VolumeKind::Secret(_) | VolumeKind::Projected(_) | VolumeKind::DownwardApi(_) => {
+            Some(measured(written::location(pod_dir, volume)?.0, false, false))
+        }
+        VolumeKind::HostPath(_)
+        | VolumeKind::Csi(_)
+        | VolumeKind::FlexVolume(_)
+        | VolumeKind::Image(_)
+        | VolumeKind::PersistentVolumeClaim(_)
+        | VolumeKind::Ephemeral(_) => None,
     }
-    if volume.nfs.is_some() {
-        return Some(measured(nfs::path(pod_dir, &volume.name), true, false));
-    }
-    if volume.iscsi.is_some() {
-        return Some(measured(iscsi::path(pod_dir, &volume.name), true, false));
-    }
-    let (path, _) = written::location(pod_dir, volume)?;
-    Some(measured(path, false, volume.config_map.is_some()))
 }
 
 #[cfg(test)]

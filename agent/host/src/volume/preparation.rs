@@ -13,6 +13,7 @@ use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, in_place, resolver, tmpfs};
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
+use limpet_model::pod::volume_kind::VolumeKind;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
@@ -20,15 +21,15 @@ use limpet_model::sandbox::PodAddresses;
 #[derive(Debug)]
 pub(super) struct Preparation {
     uid: PodUid,
-    volumes: Vec<VolumeKind>,
+    volumes: Vec<PreparedVolume>,
     hosts: HostsFile,
     hostname: String,
     dns: DnsRequest,
 }
 
-/// A supported volume.
+/// What is made of a volume before the first container starts.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum VolumeKind {
+pub(super) enum PreparedVolume {
     EmptyDir(EmptyDir),
     HostPath(HostPath),
     /// The directory that an image is mounted on.
@@ -65,7 +66,7 @@ impl Preparation {
         };
         let pod_dir = settings.pod_dir(&pod.uid);
         let sources = Sources { pod, objects, node: settings.limits };
-        let volumes = spec.volumes.iter().flatten().map(|volume| VolumeKind::of(volume, &pod_dir, sources));
+        let volumes = spec.volumes.iter().flatten().map(|volume| PreparedVolume::of(volume, &pod_dir, sources));
         Ok(Self {
             uid: pod.uid.clone(),
             volumes: volumes.collect::<Result<_, _>>()?,
@@ -82,11 +83,11 @@ impl Preparation {
         for volume in &self.volumes {
             progress.at(volume.path());
             match volume {
-                VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
-                VolumeKind::HostPath(host_path) => host_path.set_up()?,
-                VolumeKind::Image(path) => files::make_dirs(path, 0o755)?,
-                VolumeKind::Mounted(_) => {}
-                VolumeKind::Written(written) => {
+                PreparedVolume::EmptyDir(empty_dir) => empty_dir.set_up()?,
+                PreparedVolume::HostPath(host_path) => host_path.set_up()?,
+                PreparedVolume::Image(path) => files::make_dirs(path, 0o755)?,
+                PreparedVolume::Mounted(_) => {}
+                PreparedVolume::Written(written) => {
                     written.set_up()?;
                 }
             }
@@ -101,7 +102,7 @@ impl Preparation {
     }
 }
 
-impl VolumeKind {
+impl PreparedVolume {
     /// Its path on the node.
     fn path(&self) -> &Path {
         match self {
@@ -112,35 +113,57 @@ impl VolumeKind {
         }
     }
 
-    /// The volume as one of the supported kinds.
     fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
-        if let Some(source) = &volume.empty_dir {
-            return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir);
+        let name = &volume.name;
+        match VolumeKind::find(volume).ok_or_else(|| unsupported(volume))? {
+            VolumeKind::EmptyDir(source) => {
+                EmptyDir::of(pod_dir, name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir)
+            }
+            VolumeKind::Image(_) => Ok(Self::Image(image::path(pod_dir, name))),
+            VolumeKind::ConfigMap(_)
+            | VolumeKind::Secret(_)
+            | VolumeKind::Projected(_)
+            | VolumeKind::DownwardApi(_) => {
+                written(volume, pod_dir, sources)?.map(Self::Written).ok_or_else(|| unsupported(volume))
+            }
+            VolumeKind::HostPath(_)
+            | VolumeKind::Nfs(_)
+            | VolumeKind::Iscsi(_)
+            | VolumeKind::Csi(_)
+            | VolumeKind::FlexVolume(_)
+            | VolumeKind::PersistentVolumeClaim(_)
+            | VolumeKind::Ephemeral(_) => {
+                let source = VolumeSource::find(volume, sources.pod, sources.objects, pod_dir)?;
+                Ok(match source.ok_or_else(|| unsupported(volume))?.0 {
+                    VolumeSource::Node(host_path) => Self::HostPath(host_path),
+                    VolumeSource::Server(export) => Self::Mounted(export.path),
+                    VolumeSource::Disk(mount) => Self::Mounted(mount.path),
+                    VolumeSource::Driver(mount) => Self::Mounted(mount.path),
+                    VolumeSource::Flex(mount) => Self::Mounted(mount.path),
+                })
+            }
         }
-        match VolumeSource::find(volume, sources.pod, sources.objects, pod_dir)? {
-            Some((VolumeSource::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
-            Some((VolumeSource::Server(export), _)) => return Ok(Self::Mounted(export.path)),
-            Some((VolumeSource::Disk(mount), _)) => return Ok(Self::Mounted(mount.path)),
-            Some((VolumeSource::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
-            Some((VolumeSource::Flex(mount), _)) => return Ok(Self::Mounted(mount.path)),
-            None => {}
-        }
-        if volume.image.is_some() {
-            return Ok(Self::Image(image::path(pod_dir, &volume.name)));
-        }
-        written(volume, pod_dir, sources)?.map(Self::Written).ok_or_else(|| unsupported(volume))
     }
 }
 
 /// A volume's path below `pod_dir`, and whether it is read-only for containers.
 pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
-    if volume.empty_dir.is_some() {
-        return Ok((EmptyDir::path(pod_dir, &volume.name), false));
+    match VolumeKind::find(volume).ok_or_else(|| unsupported(volume))? {
+        VolumeKind::EmptyDir(_) => Ok((EmptyDir::path(pod_dir, &volume.name), false)),
+        VolumeKind::Image(_) => Ok((image::path(pod_dir, &volume.name), true)),
+        VolumeKind::ConfigMap(_) | VolumeKind::Secret(_) | VolumeKind::Projected(_) | VolumeKind::DownwardApi(_) => {
+            let (path, _) = written::location(pod_dir, volume).ok_or_else(|| unsupported(volume))?;
+            Ok((path, true))
+        }
+        // They are at the source of their data, which the caller has asked for first.
+        VolumeKind::HostPath(_)
+        | VolumeKind::Nfs(_)
+        | VolumeKind::Iscsi(_)
+        | VolumeKind::Csi(_)
+        | VolumeKind::FlexVolume(_)
+        | VolumeKind::PersistentVolumeClaim(_)
+        | VolumeKind::Ephemeral(_) => Err(unsupported(volume)),
     }
-    if volume.image.is_some() {
-        return Ok((image::path(pod_dir, &volume.name), true));
-    }
-    written::location(pod_dir, volume).map(|(path, _)| (path, true)).ok_or_else(|| unsupported(volume))
 }
 
 /// Rewrites the pod's volumes that come from its objects and its own metadata. Returns the names of those whose content
@@ -182,12 +205,10 @@ fn written(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Opti
 }
 
 fn unsupported(volume: &Volume) -> VolumeError {
+    let [others @ .., last] = VolumeKind::KEYS;
     VolumeError::Unsupported {
         volume: volume.name.clone(),
-        reason: format!(
-            "{} is not supported; use emptyDir, hostPath, nfs, iscsi, csi, flexVolume, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
-            kind(volume)
-        ),
+        reason: format!("{} is not supported; use {} or {last}", kind(volume), others.join(", ")),
     }
 }
 

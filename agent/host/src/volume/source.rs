@@ -17,6 +17,7 @@ use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKind, PodObjects, flex_secret, iscsi_secret};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::all_containers;
+use limpet_model::pod::volume_kind::VolumeKind;
 
 /// The source of a volume's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,33 +42,44 @@ impl VolumeSource {
         objects: &PodObjects,
         pod_dir: &Path,
     ) -> Result<Option<(Self, bool)>, VolumeError> {
-        let usage = Usage::of(pod, &volume.name);
-        if let Some(source) = &volume.host_path {
-            let mut found = HostPath::of(&volume.name, source)?;
-            // A missing device is waited for, and never created as a directory.
-            if usage.device {
-                found.kind = HostPathType::BlockDevice;
+        let (usage, name) = (Usage::of(pod, &volume.name), &volume.name);
+        let Some(kind) = VolumeKind::find(volume) else { return Ok(None) };
+        Ok(Some(match kind {
+            VolumeKind::HostPath(source) => {
+                let mut host_path = HostPath::of(name, source)?;
+                // A missing device is waited for, and never created as a directory.
+                if usage.device {
+                    host_path.kind = HostPathType::BlockDevice;
+                }
+                (Self::Node(host_path), false)
             }
-            return Ok(Some((Self::Node(found), false)));
-        }
-        if let Some(export) = &volume.nfs {
-            let read_only = export.read_only == Some(true);
-            return Ok(Some((Self::Server(NfsMount::of(pod_dir, &volume.name, export, &[], read_only)?), read_only)));
-        }
-        if let Some(source) = &volume.iscsi {
-            let found = IscsiVolume::inline(&volume.name, source);
-            let agrees = usage.agrees(false, &volume.name);
-            agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-            let secret = secret_values(iscsi_secret(volume), objects);
-            let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
-            return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
-        }
-        if let Some(source) = &volume.flex_volume {
-            let secret = secret_values(flex_secret(volume), objects);
-            let mount = FlexMount::of(pod, pod_dir, &volume.name, source, secret)?;
-            return Ok(Some((Self::Flex(Box::new(mount)), source.read_only == Some(true))));
-        }
-        Self::of_claim(volume, usage, pod, objects, pod_dir)
+            VolumeKind::Nfs(export) => {
+                let read_only = export.read_only == Some(true);
+                (Self::Server(NfsMount::of(pod_dir, name, export, &[], read_only)?), read_only)
+            }
+            VolumeKind::Iscsi(source) => {
+                let disk = IscsiVolume::inline(name, source);
+                let agrees = usage.agrees(false, name);
+                agrees.map_err(|reason| VolumeError::Claim { volume: name.clone(), reason })?;
+                let secret = secret_values(iscsi_secret(volume), objects);
+                let mount = IscsiMount::of(pod, pod_dir, name, &disk, secret, disk.read_only)?;
+                (Self::Disk(Box::new(mount)), disk.read_only)
+            }
+            VolumeKind::FlexVolume(source) => {
+                let secret = secret_values(flex_secret(volume), objects);
+                let mount = FlexMount::of(pod, pod_dir, name, source, secret)?;
+                (Self::Flex(Box::new(mount)), source.read_only == Some(true))
+            }
+            VolumeKind::Csi(_) | VolumeKind::PersistentVolumeClaim(_) | VolumeKind::Ephemeral(_) => {
+                return Self::of_claim(volume, usage, pod, objects, pod_dir);
+            }
+            VolumeKind::EmptyDir(_)
+            | VolumeKind::Image(_)
+            | VolumeKind::ConfigMap(_)
+            | VolumeKind::Secret(_)
+            | VolumeKind::Projected(_)
+            | VolumeKind::DownwardApi(_) => return Ok(None),
+        }))
     }
 
     /// The same for a volume that is a claim, or that a CSI driver provides for this pod alone.
@@ -128,8 +140,9 @@ struct Usage {
 impl Usage {
     fn of(pod: &PodRecord, volume: &str) -> Self {
         let containers = || all_containers(pod.spec()).chain(&pod.ephemeral);
-        let mounts = |one: &Container| one.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
-        let devices = |one: &Container| one.volume_devices.iter().flatten().any(|device| device.name == volume);
+        let mounts = |container: &Container| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+        let devices =
+            |container: &Container| container.volume_devices.iter().flatten().any(|device| device.name == volume);
         Self { mounted: containers().any(mounts), device: containers().any(devices) }
     }
 
