@@ -33,6 +33,10 @@ impl Failure {
         Self { code: 9, message: format!("{message}: failed precondition") }
     }
 
+    pub(crate) fn unavailable(message: impl std::fmt::Display) -> Self {
+        Self { code: 14, message: format!("{message}: unavailable") }
+    }
+
     pub(crate) fn unimplemented(message: impl std::fmt::Display) -> Self {
         Self { code: 12, message: format!("{message}: not implemented") }
     }

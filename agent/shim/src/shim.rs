@@ -29,6 +29,7 @@ use crate::messages::{Response, Status};
 use crate::poller::{Poller, Source};
 use crate::process::{Call, Container, Key, Process};
 use crate::publisher::Publisher;
+use crate::start;
 
 /// The most connections at once. containerd has one for each container.
 const MAX_CLIENTS: usize = 1_024;
@@ -41,6 +42,7 @@ const SOCKET: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlag
 pub(crate) struct Shim {
     poller: Poller,
     listener: UnixListener,
+    listener_token: u64,
     signals: SignalFd,
     /// Where it listens; the sockets for terminals are beside it.
     socket: PathBuf,
@@ -78,11 +80,12 @@ impl Shim {
         listener.set_nonblocking(true)?;
         let mut poller = Poller::new()?;
         let refused = || io::Error::other("epoll refuses the shim's own descriptors");
-        poller.add(&listener, Source::Listener, EventFlags::IN).ok_or_else(refused)?;
+        let listener_token = poller.add(&listener, Source::Listener, EventFlags::IN).ok_or_else(refused)?;
         poller.add(signals.as_fd(), Source::Signals, EventFlags::IN).ok_or_else(refused)?;
         Ok(Self {
             poller,
             listener,
+            listener_token,
             signals,
             socket,
             namespace,
@@ -122,6 +125,24 @@ impl Shim {
             // Whoever starts the pod's next container starts another shim. Not later: the name may be that one's then.
             let _ = std::fs::remove_file(&self.socket);
         }
+    }
+
+    /// Goes on for a new container although it was about to end: containerd may connect for a container before it ends the
+    /// shim for the last one of another.
+    ///
+    /// # Errors
+    /// Its address is another shim's by now. A containerd that starts again would look for the container there.
+    fn continue_serving(&mut self) -> Result<(), Failure> {
+        if self.ending.is_none() {
+            return Ok(());
+        }
+        let gone = |error: io::Error| Failure::unavailable(format!("the shim is about to end: {error}"));
+        let listener = start::listen_again(&self.socket).map_err(gone)?;
+        let token = self.poller.add(&listener, Source::Listener, EventFlags::IN);
+        let token = token.ok_or_else(|| gone(io::Error::other("epoll refuses its socket")))?;
+        self.poller.remove(&self.listener, self.listener_token);
+        (self.listener, self.listener_token, self.ending) = (listener, token, None);
+        Ok(())
     }
 
     fn has_ended(&self, now: Instant) -> bool {

@@ -33,10 +33,9 @@ const MAX_OPTIONS: u64 = 1 << 20;
 pub(crate) fn start(arguments: &Arguments, bundle: &Path) -> io::Result<String> {
     let spec = Spec::read(bundle)?;
     fs::create_dir_all(SOCKETS)?;
-    // Two containers of a group that start at once get one shim. The lock ends with this process.
-    let directory = File::open(SOCKETS)?;
-    rustix::fs::flock(&directory, FlockOperation::LockExclusive)?;
     let socket = socket_path(arguments, spec.group(&arguments.id));
+    // Two containers of a group that start at once get one shim.
+    let _lock = lock_sockets(&socket)?;
     let address = format!("unix://{}", socket.display());
     if UnixStream::connect(&socket).is_err() {
         // Of a shim that was killed.
@@ -71,6 +70,24 @@ fn socket_path(arguments: &Arguments, group: &str) -> PathBuf {
     Path::new(SOCKETS).join(name)
 }
 
+/// Locks the directory of a socket until the lock is dropped or its process ends.
+fn lock_sockets(socket: &Path) -> io::Result<File> {
+    let directory = File::open(socket.parent().unwrap_or(Path::new(SOCKETS)))?;
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
+}
+
+/// Listens at the shim's address again, which it has given up.
+///
+/// # Errors
+/// `AddrInUse`: another shim of the group has it.
+pub(crate) fn listen_again(socket: &Path) -> io::Result<UnixListener> {
+    let _lock = lock_sockets(socket)?;
+    let listener = UnixListener::bind(socket)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 /// Starts the process that serves at `socket`: the same program, without an action, with the socket as its input.
 fn start_server(arguments: &Arguments, socket: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
@@ -96,6 +113,7 @@ fn shim_cgroup() -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -103,6 +121,15 @@ mod tests {
     fn containerd_is_told_the_version_it_speaks() {
         assert_eq!(bootstrap("unix:///s", 2), "unix:///s");
         assert_eq!(bootstrap("unix:///s", 3), r#"{"version":3,"address":"unix:///s","protocol":"ttrpc"}"#);
+    }
+
+    #[test]
+    fn an_address_is_taken_again_unless_another_shim_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let first = listen_again(&socket).unwrap();
+        assert!(UnixStream::connect(&socket).is_ok() && first.accept().is_ok());
+        assert_eq!(listen_again(&socket).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]

@@ -153,8 +153,7 @@ impl Shim {
         if !bundle.is_absolute() || bundle.components().any(|part| part == Component::ParentDir) {
             return Err(Failure::invalid(format!("bundle {}", bundle.display())));
         }
-        // A shim that is about to shut down continues for the container.
-        self.ending = None;
+        self.continue_serving()?;
         self.create_container(call, request, &bundle)?;
         Ok(None)
     }
