@@ -32,7 +32,7 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(90);
 present version comes back by itself, also after a power cut. Pods run on in any case."
 )]
 pub struct UpgradeArgs {
-    /// The new version: the tarball of a release, or its executable, as a file or a URL; with its signature in <FILE>.minisig
+    /// The new version: the tarball of a release, or its executable, as a file or a URL; with its signature in `<FILE>.minisig`
     #[arg(value_name = "FILE|URL", required_unless_present = "rollback")]
     package: Option<String>,
     /// The public key of the releases [default: /etc/limpet/limpet.pub]

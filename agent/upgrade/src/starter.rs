@@ -2,7 +2,7 @@
 //!
 //! During a trial the present executable keeps its name, so every init system starts it, and it starts the new one. A version
 //! that crashes at once, or a power cut, leads back here. Each attempt is counted before it begins, and watched by a
-//! [guardian](crate::guardian) of the present version.
+//! [`crate::guardian`] of the present version.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
