@@ -77,7 +77,11 @@ impl Stage {
 
 /// More than half of so many bytes, as a quantity that nothing writes in another way.
 pub fn most(memory: u64) -> String {
-    format!("{}Mi", (memory / 20 * 11) >> 20 | 1)
+    format!("{}Mi", most_mebibytes(memory))
+}
+
+fn most_mebibytes(memory: u64) -> u64 {
+    (memory / 20 * 11) >> 20 | 1
 }
 
 /// An address of the loopback device that is no other run's: pods on the node's network listen there.
@@ -222,6 +226,7 @@ pub fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     let memory = machine.memory >> 10;
     names.add(&format!("{memory}k"), "NODE_MEMORY");
     names.add(&most(machine.memory), "MOST_MEMORY");
+    names.add(&(most_mebibytes(machine.memory) << 20).to_string(), "MOST_MEMORY_BYTES");
     // The `evictionHard` of tests keeps 1 MiB free.
     names.add(&format!("{}k", memory.saturating_sub(1024)), "ALLOCATABLE_MEMORY");
     let host = text(&pod["status"]["hostIP"]);
