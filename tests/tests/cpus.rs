@@ -54,7 +54,7 @@ fn all() -> String {
     format!("0-{}", last_processor())
 }
 
-fn own() -> String {
+fn exclusive() -> String {
     last_processor().to_string()
 }
 
@@ -89,12 +89,12 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     ensure!(allowed(node, "shared")? == all(), "{}", allowed(node, "shared")?);
     node.apply(&guaranteed("pinned", "1"))?;
     let pinned = node.wait_running("pinned")?;
-    ensure!(allowed(node, "pinned")? == own(), "{}", allowed(node, "pinned")?);
+    ensure!(allowed(node, "pinned")? == exclusive(), "{}", allowed(node, "pinned")?);
     wait_allowed(node, "shared", &reserved())?;
     let kept = state(node)?;
     let uid = pinned["metadata"]["uid"].as_str().context("no UID")?;
     ensure!(kept["policyName"] == "static" && kept["defaultCpuSet"] == reserved(), "{kept}");
-    ensure!(kept["entries"][uid]["main"] == own(), "{kept}");
+    ensure!(kept["entries"][uid]["main"] == exclusive(), "{kept}");
 
     // So is every container that starts now.
     node.apply(&plain("later"))?;
@@ -106,7 +106,7 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     node.wait_event_since(&mark, &["waits", "OutOfcpu"])?;
     node.remove("pinned")?;
     node.wait_running("waits")?;
-    ensure!(allowed(node, "waits")? == own(), "{}", allowed(node, "waits")?);
+    ensure!(allowed(node, "waits")? == exclusive(), "{}", allowed(node, "waits")?);
     node.remove("waits")?;
     node.wait_gone("waits")?;
     wait_allowed(node, "shared", &all())?;
@@ -129,7 +129,7 @@ fn exclusive_processors_survive_the_agent(node: &mut TestNode) -> Result<()> {
     node.agent.start()?;
     node.wait_running("pinned")?;
     ensure!(state(node)? == before, "{} and {before}", state(node)?);
-    ensure!(allowed(node, "pinned")? == own() && allowed(node, "shared")? == reserved());
+    ensure!(allowed(node, "pinned")? == exclusive() && allowed(node, "shared")? == reserved());
     node.ensure_unchanged("shared", &shared)?;
     node.ensure_unchanged("pinned", &pinned)?;
 
@@ -145,8 +145,8 @@ fn exclusive_processors_survive_the_agent(node: &mut TestNode) -> Result<()> {
 fn reserved_processors_are_no_pods_if_strict(node: &mut TestNode) -> Result<()> {
     node.apply(&plain("shared"))?;
     node.wait_running("shared")?;
-    ensure!(allowed(node, "shared")? == own(), "{}", allowed(node, "shared")?);
-    ensure!(state(node)?["defaultCpuSet"] == own(), "{}", state(node)?);
+    ensure!(allowed(node, "shared")? == exclusive(), "{}", allowed(node, "shared")?);
+    ensure!(state(node)?["defaultCpuSet"] == exclusive(), "{}", state(node)?);
     Ok(())
 }
 

@@ -63,7 +63,6 @@ pub(super) trait ReportedPods: Send + 'static {
     /// Shows how many pods differ.
     fn set_unsent(&self, count: usize);
 
-    /// Does one step.
     fn perform<'a>(
         link: &'a Link,
         due: &'a DueStep<Self::Subject>,

@@ -25,7 +25,6 @@ pub const NONE: &str = "none";
 /// kubelet's reason for a pod that cannot have whole cores.
 pub const SMT_ALIGNMENT: &str = "SMTAlignmentError";
 
-/// The machine's processors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuTopology {
     processors: BTreeMap<u32, Processor>,
@@ -160,7 +159,7 @@ impl CpuAssignments {
     }
 
     /// The processors that the container may run on.
-    pub fn of(&self, uid: &str, container: &str) -> &CpuSet {
+    pub fn cpus(&self, uid: &str, container: &str) -> &CpuSet {
         self.exclusive(uid, container).unwrap_or(&self.shared)
     }
 

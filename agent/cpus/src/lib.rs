@@ -174,10 +174,10 @@ impl ExclusiveCpus {
     }
 
     /// The processors of a container.
-    pub fn of(&self, uid: &PodUid, container: &str) -> ContainerCpus {
+    pub fn container_cpus(&self, uid: &PodUid, container: &str) -> ContainerCpus {
         let assignments = self.assignments();
         ContainerCpus {
-            cpus: assignments.of(uid.as_str(), container).clone(),
+            cpus: assignments.cpus(uid.as_str(), container).clone(),
             exclusive: assignments.exclusive(uid.as_str(), container).is_some(),
         }
     }

@@ -38,7 +38,7 @@ impl ExclusiveCpus {
         if let Some(with) = with {
             self.applied().0.insert(id.clone(), with.cpus.clone());
         }
-        if with != Some(&self.of(uid, container)) {
+        if with != Some(&self.container_cpus(uid, container)) {
             self.changes.send_modify(|changes| *changes += 1);
         }
     }
@@ -89,7 +89,7 @@ impl ExclusiveCpus {
         let running = found.into_iter().filter(|one| matches!(one.task, Some(Task::Running { .. })));
         let wanted = running.map(|one| {
             let identity = &one.recorded.identity;
-            (one.id, assignments.of(&identity.uid, &identity.container).clone())
+            (one.id, assignments.cpus(&identity.uid, &identity.container).clone())
         });
         Ok(wanted.collect())
     }

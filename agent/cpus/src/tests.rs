@@ -43,17 +43,17 @@ async fn what_a_pod_has_is_kept_over_restarts_and_written_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(checkpoint::FILE);
     let cpus = open(dir.path()).await;
-    let all = cpus.of(&PodUid::new("other"), "main");
+    let all = cpus.container_cpus(&PodUid::new("other"), "main");
     assert!(file.exists() && !all.exclusive && all.cpus == online());
     cpus.allocate(&pod("u")).await.unwrap();
-    let own = cpus.of(&PodUid::new("u"), "main");
+    let own = cpus.container_cpus(&PodUid::new("u"), "main");
     assert!(own.exclusive && own.cpus.len() == 1);
-    assert_eq!(cpus.of(&PodUid::new("other"), "main").cpus, online().difference(&own.cpus));
+    assert_eq!(cpus.container_cpus(&PodUid::new("other"), "main").cpus, online().difference(&own.cpus));
     drop(cpus);
 
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     let cpus = open(dir.path()).await;
-    assert_eq!((cpus.of(&PodUid::new("u"), "main"), cpus.pods()), (own, [PodUid::new("u")].into()));
+    assert_eq!((cpus.container_cpus(&PodUid::new("u"), "main"), cpus.pods()), (own, [PodUid::new("u")].into()));
     cpus.allocate(&pod("u")).await.unwrap();
     cpus.release(&PodUid::new("other")).await;
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before, "written though nothing has changed");
@@ -70,7 +70,7 @@ async fn a_start_that_something_has_changed_during_is_made_up_for() {
     }
     let dir = tempfile::tempdir().unwrap();
     let cpus = open(dir.path()).await;
-    let shared = cpus.of(&PodUid::new("s"), "main");
+    let shared = cpus.container_cpus(&PodUid::new("s"), "main");
     let mut changes = cpus.changes.subscribe();
     cpus.started(&ContainerId::new("a"), &PodUid::new("s"), "main", Some(&shared));
     assert!(!changes.has_changed().unwrap());

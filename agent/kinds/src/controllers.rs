@@ -326,7 +326,7 @@ impl Controllers {
         let (pace, clock, mut notices) = (&mut entry.pace, Clock { now, earliest: self.earliest }, Notices::default());
         let at = match &workload.spec {
             WorkloadSpec::Replicated(spec) => {
-                let facts = observed.iter().map(|pod| (pod.record.key.name(), Facts::of(pod))).collect();
+                let facts = observed.iter().map(|pod| (pod.record.key.name(), Facts::from_pod(pod))).collect();
                 let situation = Situation { node_name, key, spec, hash, facts: &facts, now };
                 let next = replicated::step(memory, pace, &situation);
                 if next.overdue {
@@ -338,7 +338,7 @@ impl Controllers {
             WorkloadSpec::StatefulSet(spec) => {
                 let records = &entry.records;
                 let member = |pod: &&Arc<ObservedPod>| Member {
-                    facts: Facts::of(pod),
+                    facts: Facts::from_pod(pod),
                     is_wanted: records.get(&pod.record.key).is_some_and(|wanted| wanted.uid == pod.record.uid),
                     terminating: pod.terminating_since.is_some(),
                 };
@@ -347,7 +347,7 @@ impl Controllers {
                 stateful_set::step(memory, pace, &situation, &mut notices)
             }
             WorkloadSpec::Job(spec) => {
-                let seen = observed.iter().map(|pod| (pod.record.key.name(), Seen::of(pod))).collect();
+                let seen = observed.iter().map(|pod| (pod.record.key.name(), Seen::from_pod(pod))).collect();
                 let situation = job::Situation { node_name, key, spec, hash, seen: &seen, clock };
                 let state = memory.job.get_or_insert_default();
                 job::step(state, &mut memory.pods, &situation, &mut notices).at
@@ -356,7 +356,7 @@ impl Controllers {
                 let mut seen: BTreeMap<&str, BTreeMap<&str, Seen>> = BTreeMap::new();
                 for pod in &observed {
                     let job = adoption::job(&pod.record).unwrap_or_default();
-                    seen.entry(job).or_default().insert(pod.record.key.name(), Seen::of(pod));
+                    seen.entry(job).or_default().insert(pod.record.key.name(), Seen::from_pod(pod));
                 }
                 let zone = (self.zones)(spec.time_zone.as_deref());
                 let situation = cron_job::Situation { node_name, key, spec, hash, seen: &seen, zone, clock };

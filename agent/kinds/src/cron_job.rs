@@ -23,7 +23,6 @@ use missed::{Missed, last_due};
 pub(crate) struct Situation<'a> {
     /// The node, whose name is part of pods' names.
     pub(crate) node_name: &'a str,
-    /// The CronJob.
     pub(crate) key: &'a ObjectKey,
     /// What it is to be.
     pub(crate) spec: &'a CronJob,
@@ -33,7 +32,6 @@ pub(crate) struct Situation<'a> {
     pub(crate) seen: &'a BTreeMap<&'a str, BTreeMap<&'a str, Seen>>,
     /// Its time zone; `None`: the node does not have it.
     pub(crate) zone: Option<TimeZone>,
-    /// This moment.
     pub(crate) clock: Clock,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// The facts of a pod.
-    pub(crate) fn of(pod: &ObservedPod) -> Self {
+    pub(crate) fn from_pod(pod: &ObservedPod) -> Self {
         let status = &pod.status;
         let phase = match status.phase.as_deref() {
             Some(phase) if is_terminal_phase(phase) => Phase::Ended,

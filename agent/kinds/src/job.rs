@@ -30,7 +30,6 @@ const MOST_ENDED: usize = 100;
 pub(crate) struct Situation<'a> {
     /// The node, whose name is part of pods' names.
     pub(crate) node_name: &'a str,
-    /// The Job.
     pub(crate) key: &'a ObjectKey,
     /// What it is to be.
     pub(crate) spec: &'a Job,
@@ -38,7 +37,6 @@ pub(crate) struct Situation<'a> {
     pub(crate) hash: &'a str,
     /// What is observed of its pods, by name, those included that are not wanted any more and have not gone yet.
     pub(crate) seen: &'a BTreeMap<&'a str, Seen>,
-    /// This moment.
     pub(crate) clock: Clock,
 }
 

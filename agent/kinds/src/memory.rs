@@ -77,7 +77,6 @@ pub struct WantedPod {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Task {
-    /// The Job.
     pub job: String,
     /// Its completion index, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,9 +89,7 @@ pub struct Task {
 /// How a Job's pod has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// It has succeeded.
     Succeeded,
-    /// It has failed.
     Failed,
 }
 

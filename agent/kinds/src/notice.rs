@@ -9,7 +9,6 @@ use limpet_model::object::ObjectKey;
 pub struct Notice {
     /// The workload, or the Job that it has made.
     pub object: ObjectKey,
-    /// Its UID.
     pub uid: String,
     /// It needs attention.
     pub is_warning: bool,

@@ -30,7 +30,6 @@ pub(crate) struct Member {
 /// What a step decides on.
 #[derive(Debug)]
 pub(crate) struct Situation<'a> {
-    /// The StatefulSet.
     pub(crate) key: &'a ObjectKey,
     /// What it is to be.
     pub(crate) spec: &'a StatefulSet,
@@ -38,7 +37,6 @@ pub(crate) struct Situation<'a> {
     pub(crate) hash: &'a str,
     /// What is observed of its pods, by name.
     pub(crate) members: &'a BTreeMap<&'a str, Member>,
-    /// This moment.
     pub(crate) now: Timestamp,
 }
 

@@ -77,7 +77,7 @@ impl Lister {
         let key = PodKey::parse(resources.namespace.as_str(), resources.name.as_str()).ok();
         let Some(pod) = key.and_then(|key| observed.pods.get(&key)) else { return };
         for container in &mut resources.containers {
-            let given = cpus.of(&pod.record.uid, &container.name);
+            let given = cpus.container_cpus(&pod.record.uid, &container.name);
             if given.exclusive {
                 container.cpu_ids = given.cpus.iter().map(i64::from).collect();
             }

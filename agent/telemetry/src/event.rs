@@ -130,6 +130,13 @@ impl Event {
 }
 
 impl Event {
+    /// An event of the node, now.
+    fn now(event_type: EventType, reason: Cow<'static, str>, message: String) -> Self {
+        let now = Timestamp::now();
+        let (pod, workload, field_path) = (None, None, None);
+        Self { pod, workload, field_path, event_type, reason, message, count: 1, first_seen: now, last_seen: now }
+    }
+
     /// The event that [`Self::as_kubernetes`] made this of; `None`: it is none of those.
     pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
         let object = event.involved_object;
@@ -177,20 +184,7 @@ impl Events {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) -> u32 {
-        let now = Timestamp::now();
-        let reason = reason.into();
-        let workload = None;
-        self.record(Event {
-            pod,
-            workload,
-            field_path,
-            event_type,
-            reason,
-            message,
-            count: 1,
-            first_seen: now,
-            last_seen: now,
-        })
+        self.record(Event { pod, field_path, ..Event::now(event_type, reason.into(), message) })
     }
 
     /// Records that something happened now to a workload of that UID.
@@ -201,18 +195,7 @@ impl Events {
         reason: Cow<'static, str>,
         message: String,
     ) {
-        let now = Timestamp::now();
-        self.record(Event {
-            pod: None,
-            workload: Some(workload),
-            field_path: None,
-            event_type,
-            reason,
-            message,
-            count: 1,
-            first_seen: now,
-            last_seen: now,
-        });
+        self.record(Event { workload: Some(workload), ..Event::now(event_type, reason, message) });
     }
 
     /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.

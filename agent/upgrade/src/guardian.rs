@@ -48,7 +48,6 @@ pub fn invoked() -> Option<Invocation> {
     None
 }
 
-/// Runs it.
 pub fn main(invocation: Invocation) -> ExitCode {
     let done = match invocation {
         Invocation::Launch(slot) => launch(&slot),

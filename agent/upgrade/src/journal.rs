@@ -25,7 +25,6 @@ pub enum Step {
     Undone { at: Time, reason: String },
 }
 
-/// The newest upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Journal {
@@ -64,6 +63,20 @@ impl Journal {
     /// Whether nothing is to be done for it any more.
     pub fn is_over(&self) -> bool {
         matches!(self.step, Step::Installed { .. } | Step::Undone { .. })
+    }
+
+    /// Of an upgrade from version 1 to 2.
+    #[cfg(test)]
+    pub(crate) fn fixture(step: Step) -> Self {
+        Self {
+            step,
+            from: "1".to_owned(),
+            to: "2".to_owned(),
+            deadline_seconds: 40,
+            socket: PathBuf::from("/run/limpet/limpet.sock"),
+            baseline: Baseline::default(),
+            reported: false,
+        }
     }
 
     pub(crate) fn at(self, step: Step) -> Self {

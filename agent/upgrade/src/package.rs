@@ -48,7 +48,6 @@ pub(crate) enum PackageError {
 pub(crate) struct Origin<'a> {
     /// A path or a URL.
     pub(crate) place: &'a str,
-    /// The public key.
     pub(crate) key: &'a Path,
     /// Authorities that vouch for the server beside those of the system.
     pub(crate) authorities: Option<&'a Path>,

@@ -14,7 +14,6 @@ use rustix::io::Errno;
 use crate::durable::{self, beside};
 use crate::journal::{Journal, Step};
 
-/// The agent.
 pub(crate) const PROGRAM: &str = "limpet";
 /// Its shim, which belongs to the same release.
 pub(crate) const SHIM: &str = "containerd-shim-limpet-v1";
@@ -172,19 +171,6 @@ fn same(first: &fs::Metadata, second: &fs::Metadata) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::journal::Baseline;
-
-    fn journal() -> Journal {
-        Journal {
-            step: Step::Accepted,
-            from: "1".to_owned(),
-            to: "2".to_owned(),
-            deadline_seconds: 40,
-            socket: PathBuf::from("/run/limpet/limpet.sock"),
-            baseline: Baseline::default(),
-            reported: false,
-        }
-    }
 
     /// `name content` of each file but the journal.
     fn files(slot: &Slot) -> Vec<String> {
@@ -205,15 +191,15 @@ mod tests {
         for round in 1..=3 {
             fs::write(slot.staged(), round.to_string()).unwrap();
             let lock = slot.lock().unwrap();
-            slot.install(&lock, journal()).unwrap();
+            slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
             // As after a power cut before the journal was written.
-            slot.install(&lock, journal()).unwrap();
+            slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
         }
         assert_eq!(files(&slot), ["limpet 3", "limpet.previous 2"]);
         assert!(slot.journal().unwrap().unwrap().is_over());
         fs::write(slot.staged(), "4").unwrap();
         fs::write(slot.staged_shim(), "shim").unwrap();
-        slot.undo(&slot.lock().unwrap(), journal(), "it hangs".to_owned()).unwrap();
+        slot.undo(&slot.lock().unwrap(), Journal::fixture(Step::Accepted), "it hangs".to_owned()).unwrap();
         assert_eq!(files(&slot), ["limpet 3", "limpet.previous 2"]);
         let undone = slot.journal().unwrap().unwrap();
         assert!(matches!(undone.step, Step::Undone { reason, .. } if reason == "it hangs"));
@@ -227,7 +213,7 @@ mod tests {
         fs::write(slot.staged(), "2").unwrap();
         link(&slot.present(), &slot.previous()).unwrap();
         fs::write(beside(&slot.previous(), ".tmp"), "left").unwrap();
-        slot.install(&slot.lock().unwrap(), journal()).unwrap();
+        slot.install(&slot.lock().unwrap(), Journal::fixture(Step::Accepted)).unwrap();
         assert_eq!(files(&slot), ["limpet 2", "limpet.previous 1", "limpet.previous.tmp left"]);
     }
 
@@ -237,7 +223,7 @@ mod tests {
         let slot = Slot::new(directory.path());
         fs::write(slot.journal_path(), "{\"step\":").unwrap();
         assert_eq!(slot.journal().unwrap(), None);
-        slot.write_journal(&journal()).unwrap();
-        assert_eq!(slot.journal().unwrap(), Some(journal()));
+        slot.write_journal(&Journal::fixture(Step::Accepted)).unwrap();
+        assert_eq!(slot.journal().unwrap(), Some(Journal::fixture(Step::Accepted)));
     }
 }

@@ -55,11 +55,9 @@ pub struct UpgradeDocument {
 pub struct LastUpgrade {
     /// The version before.
     pub from: String,
-    /// The new version.
     pub to: String,
     /// `trial`, `installed` or `undone`.
     pub outcome: String,
-    /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
     /// Why it was undone.

@@ -14,7 +14,6 @@ use limpet_telemetry::metrics::{ApiserverMetrics, Metrics};
 /// What others are shown of the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterView {
-    /// The server's URL.
     pub server: String,
     /// Whether it answers.
     pub state: Connectivity,

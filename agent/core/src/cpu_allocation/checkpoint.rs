@@ -167,7 +167,7 @@ mod tests {
         CpuAssignments { shared: cpus("7-9"), exclusive: [("pod".to_owned(), containers.into())].into() }
     }
 
-    fn of(file: &Value, policy: &str) -> Result<CpuAssignments, String> {
+    fn read_json(file: &Value, policy: &str) -> Result<CpuAssignments, String> {
         read(file.to_string().as_bytes(), policy).map_err(|error| error.to_string())
     }
 
@@ -178,13 +178,13 @@ mod tests {
         // The part for kubelets before is damaged on purpose.
         let newest = json!({"policyName": "other", "defaultCPUSet": "1-9", "checksum": 1234, "data": data,
             "dataChecksum": 1420829534_u64});
-        assert_eq!(of(&newest, STATIC), Ok(assignments()));
+        assert_eq!(read_json(&newest, STATIC), Ok(assignments()));
         let entries = json!({"pod": {"container1": "4-6", "container2": "1-3"}});
         let third = json!({"policyName": "static", "defaultCPUSet": "7-9", "entries": entries, "checksum": 1942532442});
-        assert_eq!(of(&third, STATIC), Ok(assignments()));
+        assert_eq!(read_json(&third, STATIC), Ok(assignments()));
         let none = json!({"policyName": "none", "defaultCPUSet": "1-9", "checksum": 1234,
             "data": r#"{"policyName":"none","defaultCPUSet":"4-6"}"#, "dataChecksum": 657950972});
-        assert_eq!(of(&none, "none").unwrap().shared.to_string(), "4-6");
+        assert_eq!(read_json(&none, "none").unwrap().shared.to_string(), "4-6");
         let table = [
             (json!({"data": data, "dataChecksum": 0}), "checkpoint is corrupted"),
             (json!({"data": data, "dataChecksum": 1234}), "checkpoint is corrupted"),
@@ -199,11 +199,11 @@ mod tests {
             (json!([]), "failed to deserialize cpu manager checkpoint"),
         ];
         for (file, why) in table {
-            let error = of(&file, STATIC).unwrap_err();
+            let error = read_json(&file, STATIC).unwrap_err();
             assert!(error.contains(why), "{file}: {error}");
         }
         let wrong = json!({"data": r#"{"policyName":"none","defaultCPUSet":"1.3"}"#, "dataChecksum": 3033143655_u64});
-        assert!(of(&wrong, "none").unwrap_err().contains("could not parse default CPU set \"1.3\""));
+        assert!(read_json(&wrong, "none").unwrap_err().contains("could not parse default CPU set \"1.3\""));
     }
 
     #[test]
@@ -218,9 +218,9 @@ mod tests {
         for key in ["data", "dataChecksum"] {
             file.as_object_mut().unwrap().remove(key);
         }
-        assert_eq!(of(&file, STATIC), Ok(assignments()), "a kubelet before 1.37");
+        assert_eq!(read_json(&file, STATIC), Ok(assignments()), "a kubelet before 1.37");
         file["defaultCpuSet"] = "7-8".into();
-        assert_eq!(of(&file, STATIC), Err("checkpoint is corrupted".to_owned()));
+        assert_eq!(read_json(&file, STATIC), Err("checkpoint is corrupted".to_owned()));
         let empty = write(STATIC, &CpuAssignments::default());
         assert_eq!(read(&empty, STATIC).unwrap(), CpuAssignments::default());
     }

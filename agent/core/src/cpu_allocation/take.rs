@@ -26,7 +26,7 @@ enum Level {
 }
 
 impl Level {
-    fn of(self, processor: &Processor) -> i64 {
+    fn id(self, processor: &Processor) -> i64 {
         match self {
             Self::NumaNode => i64::from(processor.numa_node),
             Self::Socket => processor.socket,
@@ -69,7 +69,7 @@ impl Selection<'_> {
 
     /// How many processors one has, all of them or the free ones.
     fn size(&self, level: Level, id: i64, free_only: bool) -> usize {
-        let of_it = self.topology.processors.iter().filter(|(_, processor)| level.of(processor) == id);
+        let of_it = self.topology.processors.iter().filter(|(_, processor)| level.id(processor) == id);
         of_it.filter(|(cpu, _)| !free_only || self.free.contains(**cpu)).count()
     }
 
@@ -78,8 +78,8 @@ impl Selection<'_> {
         let mut free: BTreeMap<i64, usize> = BTreeMap::new();
         for cpu in self.free.iter() {
             let Some(processor) = self.topology.processors.get(&cpu) else { continue };
-            if within.is_none_or(|(level, id)| level.of(processor) == id) {
-                *free.entry(level.of(processor)).or_default() += 1;
+            if within.is_none_or(|(level, id)| level.id(processor) == id) {
+                *free.entry(level.id(processor)).or_default() += 1;
             }
         }
         // kubelet counts all that are free in one, also where only a part of it is within the higher level.
@@ -109,7 +109,7 @@ impl Selection<'_> {
         for id in whole {
             let size = self.size(level, id, false);
             if self.missing >= size && size > 0 {
-                let of_it = self.topology.processors.iter().filter(|(_, processor)| level.of(processor) == id);
+                let of_it = self.topology.processors.iter().filter(|(_, processor)| level.id(processor) == id);
                 self.take(of_it.map(|(cpu, _)| *cpu).collect());
             }
         }
@@ -129,7 +129,9 @@ impl Selection<'_> {
     fn take_single(&mut self) {
         let cores = self.in_order(Level::Core);
         let threads = cores.into_iter().flat_map(|core| {
-            let of_core = |cpu: &u32| self.topology.processors.get(cpu).is_some_and(|one| Level::Core.of(one) == core);
+            let of_core = |cpu: &u32| {
+                self.topology.processors.get(cpu).is_some_and(|processor| Level::Core.id(processor) == core)
+            };
             self.free.iter().filter(of_core).collect::<Vec<_>>()
         });
         let taken: CpuSet = threads.take(self.missing).collect();

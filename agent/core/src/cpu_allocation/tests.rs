@@ -176,7 +176,10 @@ fn a_pod_has_its_processors_until_it_is_gone() {
     let first = policy.restore(None).unwrap();
     let exclusive = spec(&[], &[container("a", "1"), container("b", "500m")]);
     let given = policy.allocate(&first, "u", &exclusive).unwrap();
-    assert_eq!((given.of("u", "a"), given.of("u", "b"), given.of("v", "a")), (&cpus("1"), &cpus("0"), &cpus("0")));
+    assert_eq!(
+        (given.cpus("u", "a"), given.cpus("u", "b"), given.cpus("v", "a")),
+        (&cpus("1"), &cpus("0"), &cpus("0"))
+    );
     assert_eq!(policy.allocate(&given, "u", &exclusive), Ok(given.clone()), "it keeps what it has");
     let error = policy.allocate(&given, "v", &exclusive).unwrap_err();
     assert_eq!(error.to_string(), "not enough cpus available to satisfy request: requested=1, available=0");
@@ -193,13 +196,13 @@ fn what_an_init_container_has_is_passed_on() {
     let first = CpuAssignments { shared: cpus("0-7"), ..CpuAssignments::default() };
     let reused = policy.allocate(&first, "u", &spec(&[container("i", "4")], &[container("a", "2")])).unwrap();
     assert_eq!(
-        (reused.of("u", "i"), reused.of("u", "a"), &reused.shared),
+        (reused.cpus("u", "i"), reused.cpus("u", "a"), &reused.shared),
         (&cpus("0-1,4-5"), &cpus("0,4"), &cpus("2-3,6-7"))
     );
     let mut sidecar = container("i", "4");
     sidecar["restartPolicy"] = "Always".into();
     let beside = policy.allocate(&first, "u", &spec(&[sidecar], &[container("a", "2")])).unwrap();
-    assert_eq!((beside.of("u", "i"), beside.of("u", "a")), (&cpus("0-1,4-5"), &cpus("2,6")));
+    assert_eq!((beside.cpus("u", "i"), beside.cpus("u", "a")), (&cpus("0-1,4-5"), &cpus("2,6")));
     let mut after = beside;
     after.release("u");
     assert_eq!(after, first);
@@ -212,7 +215,7 @@ fn whole_cores_alone_are_given_where_that_is_wanted() {
     let policy = StaticPolicy::new(single_socket(), &ReservedCpus::These(cpus("0")), options).unwrap();
     let first = policy.restore(None).unwrap();
     let allocate = |cpu| policy.allocate(&first, "u", &spec(&[], &[container("a", cpu)]));
-    assert_eq!(allocate("2").unwrap().of("u", "a"), &cpus("1,5"));
+    assert_eq!(allocate("2").unwrap().cpus("u", "a"), &cpus("1,5"));
     let part = allocate("3").unwrap_err();
     assert!(part.is_alignment());
     assert_eq!(part.to_string(), "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2");

@@ -9,11 +9,9 @@ use super::seen::Seen;
 pub(crate) enum Effect {
     /// The Job fails, for that reason.
     FailJob(String),
-    /// Its index fails.
     FailIndex,
     /// It does not count.
     Ignore,
-    /// It counts.
     Count,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// What is known of a pod.
-    pub(crate) fn of(pod: &ObservedPod) -> Self {
+    pub(crate) fn from_pod(pod: &ObservedPod) -> Self {
         let status = &pod.status;
         let succeeded = match status.phase.as_deref() {
             Some("Succeeded") => Some(true),
@@ -34,7 +34,7 @@ impl Seen {
         };
         let conditions = status.conditions.iter().flatten();
         Self {
-            facts: Facts::of(pod),
+            facts: Facts::from_pod(pod),
             succeeded,
             terminating: pod.terminating_since.is_some(),
             finished_at: finished_at(status),

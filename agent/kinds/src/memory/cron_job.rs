@@ -22,7 +22,6 @@ pub struct CronMemory {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MadeJob {
-    /// Its name.
     pub name: String,
     /// When it was due.
     pub scheduled: Timestamp,

@@ -45,7 +45,6 @@ pub struct JobMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Failures {
-    /// How many.
     pub count: u32,
     /// How many of them the policy of failed pods has count.
     pub counted: u32,

@@ -12,7 +12,7 @@ use super::ContainerdExecutor;
 impl ContainerdExecutor {
     /// Those of a container; `None`: all.
     pub(super) fn cpus_of(&self, uid: &PodUid, container: &str) -> Option<ContainerCpus> {
-        self.cpus.as_ref().map(|cpus| cpus.of(uid, container))
+        self.cpus.as_ref().map(|cpus| cpus.container_cpus(uid, container))
     }
 
     /// Gives the pod's containers their exclusive ones.

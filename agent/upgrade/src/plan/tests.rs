@@ -1,23 +1,9 @@
-use std::path::PathBuf;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
 const AT: Time = Time(Timestamp::UNIX_EPOCH);
-
-fn journal(step: Step) -> Journal {
-    Journal {
-        step,
-        from: "1".to_owned(),
-        to: "2".to_owned(),
-        deadline_seconds: 40,
-        socket: PathBuf::from("/run/limpet/limpet.sock"),
-        baseline: Baseline::default(),
-        reported: false,
-    }
-}
 
 /// What is on disk: the journal, and which version each executable has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +23,7 @@ impl Disk {
     /// The last one is the state when it runs an executable, whose version is returned with it.
     fn start(mut self) -> (Vec<Self>, u32) {
         let mut states = vec![self.clone()];
-        let journal = self.step.clone().map(journal);
+        let journal = self.step.clone().map(Journal::fixture);
         let runs = match start(journal.as_ref(), self.staged.is_some()) {
             Start::Present => self.present,
             Start::Trial { attempt } => {

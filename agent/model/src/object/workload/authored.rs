@@ -16,11 +16,8 @@ use crate::pod::{Fault, FaultList, Reason, Severity, strict};
 pub(super) enum Authored {
     /// Of a Deployment, a ReplicaSet or a DaemonSet.
     Replicated(Box<replicated::Authored>),
-    /// Of a Job.
     Job(Box<JobSpec>),
-    /// Of a StatefulSet.
     StatefulSet(Box<StatefulSetSpec>),
-    /// Of a CronJob.
     CronJob(Box<CronJobSpec>),
 }
 

@@ -9,11 +9,8 @@ use super::stateful_set::StatefulSet;
 pub enum WorkloadSpec {
     /// Of a Deployment, a ReplicaSet or a DaemonSet: a number of equal pods.
     Replicated(Replicated),
-    /// Of a Job.
     Job(Box<Job>),
-    /// Of a StatefulSet.
     StatefulSet(StatefulSet),
-    /// Of a CronJob.
     CronJob(Box<CronJob>),
 }
 

@@ -52,7 +52,6 @@ impl Indexes {
         self.0.iter().map(common).sum()
     }
 
-    /// Adds an index.
     pub fn insert(&mut self, index: u32) {
         if self.has(index) {
             return;

@@ -7,13 +7,11 @@ use super::indexes::Indexes;
 /// What becomes of a Job whose pod failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The Job fails.
     FailJob,
     /// The pod's index fails.
     FailIndex,
     /// The failure does not count.
     Ignore,
-    /// The failure counts.
     Count,
 }
 
@@ -51,7 +49,6 @@ pub enum Requirement {
 /// A rule of `podFailurePolicy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureRule {
-    /// What to do.
     pub action: Action,
     /// With which pods.
     pub requirement: Requirement,
