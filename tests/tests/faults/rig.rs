@@ -1,6 +1,7 @@
 //! A node with the proxy on containerd's socket and the wrapper in its place, and one round of harm on it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ pub(crate) fn deadline() -> String {
 pub(crate) fn request_timeout(limit: Duration) -> String {
     format!("runtimeRequestTimeout: {}s", wait::patient(limit).as_secs())
 }
+
 /// How long after a request its runc comes, if it needs one.
 const RUNC_COMES: Duration = Duration::from_secs(1);
 
@@ -41,6 +43,8 @@ pub(crate) struct Rig<'a> {
     pub(crate) injected: usize,
     /// How many processes each harm has signalled.
     signalled: Signalled,
+    /// How often counting has begun: what has not found its process by then looks no longer, or two faults would meet.
+    round: Arc<AtomicUsize>,
 }
 
 /// A process's harm by its name, and how often it has found its process.
@@ -64,6 +68,7 @@ impl<'a> Rig<'a> {
             untouched: None,
             injected: 0,
             signalled: Signalled::default(),
+            round: Arc::default(),
         };
         rig.start_agent()?;
         for (name, kind) in [("bystander", Kind::Lasting), ("done", Kind::Once)] {
@@ -133,6 +138,7 @@ impl<'a> Rig<'a> {
 
     /// Disarms what is armed and counts from one again.
     pub(crate) fn reset(&mut self) -> Result<()> {
+        self.round.fetch_add(1, Ordering::Relaxed);
         self.proxy.reset_counts(Vec::new());
         self.wrapper.forget()
     }
@@ -223,7 +229,7 @@ impl<'a> Rig<'a> {
     pub(crate) fn blow(&self, harm: Harm, subject: &Subject) -> Blow {
         let containerd = self.node.containerd.pid();
         let (digits, socket, dir) = (subject.digits(), self.node.containerd.socket(), self.node.dir().to_owned());
-        let signalled = Arc::clone(&self.signalled);
+        let (signalled, round) = (Arc::clone(&self.signalled), Arc::clone(&self.round));
         Arc::new(move |agent| {
             let own = |processes: Vec<(u32, String)>| -> Vec<u32> {
                 let own = processes.into_iter().filter(|(_, id)| digits.iter().any(|digits| id.ends_with(digits)));
@@ -234,7 +240,7 @@ impl<'a> Rig<'a> {
                 Harm::KillContainerd => containerd.into_iter().collect(),
                 Harm::KillShim | Harm::StopShim => own(shims(&socket)),
                 Harm::KillLogger => own(loggers(&dir)),
-                Harm::KillRunc => return kill_runc(digits.clone(), Arc::clone(&signalled)),
+                Harm::KillRunc => return kill_runc(digits.clone(), Arc::clone(&signalled), Arc::clone(&round)),
                 _ => return,
             };
             let signal = if harm == Harm::StopShim { Signal::STOP } else { Signal::KILL };
@@ -258,6 +264,7 @@ impl<'a> Rig<'a> {
         faults: &[Option<Fault>],
     ) -> Result<(Vec<Call>, Vec<Fault>)> {
         let named = subjects.iter().map(|subject| (subject.name.clone(), subject.digits())).collect();
+        self.round.fetch_add(1, Ordering::Relaxed);
         self.wrapper.forget()?;
         self.proxy.reset_counts(named);
         for (subject, fault) in subjects.iter().zip(faults) {
@@ -302,15 +309,17 @@ impl<'a> Rig<'a> {
 }
 
 /// Kills the first runc that works for one of the pod's containers, as soon as it is there: the request that is passed
-/// on now starts it.
-fn kill_runc(digits: Vec<String>, signalled: Signalled) {
+/// on now starts it. Within `round`.
+fn kill_runc(digits: Vec<String>, signalled: Signalled, round: Arc<AtomicUsize>) {
+    let this = round.load(Ordering::Relaxed);
     std::thread::spawn(move || {
         let seen = || {
             let mut all = named("runc").into_iter();
-            all.find(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end))))
+            let pid = all.find(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end))));
+            if round.load(Ordering::Relaxed) == this { pid.map(Some) } else { Some(None) }
         };
         // None may come: not every request needs one.
-        if let Ok(pid) = wait::until(RUNC_COMES, "a runc", seen) {
+        if let Ok(Some(pid)) = wait::until(RUNC_COMES, "a runc", seen) {
             signal_pid(pid, Signal::KILL);
             count(&signalled, Harm::KillRunc, 1);
         }
