@@ -1,7 +1,7 @@
-//! The `Authorization` header of requests: a password or token of the kubeconfig, that of a file, which is read again each
-//! minute, or that of a program, which runs again before its token expires.
+//! The `Authorization` header of requests: a password or token from the kubeconfig, a token from a file, which is
+//! read again each minute, or from a program, which runs again before its token expires.
 //!
-//! What cannot be sent is an error of the credentials: HTTP has no form for a token with a line break in it.
+//! A token that cannot be sent, such as one with a line break, is a credentials error.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,25 +20,27 @@ use tokio::time::Instant;
 use crate::credentials_error::CredentialsError;
 use crate::program;
 
-/// How long the content of a token's file counts: with the time of a request, kubelet's minute.
+/// How long the content of a token file counts: with the time of a request, kubelet's minute.
 const MAX_AGE: Duration = Duration::from_secs(50);
-/// How long before a token expires its program runs again.
+/// How long before a token's expiry its program runs again.
 const MARGIN: SignedDuration = SignedDuration::from_secs(60);
 
-/// How a client names itself in each request.
+/// How a client authenticates each request.
 #[derive(Debug)]
 pub(crate) enum Authorization {
-    /// By what does not change.
+    /// With a value that never changes.
     Fixed(HeaderValue),
-    /// By what is read again.
+    /// With a value that is renewed.
     Renewed(Renewed),
 }
 
 impl Authorization {
-    /// That of a user; `None`: a certificate names it, or nothing does. `issued`: what its program has printed. Blocks.
+    /// The authorization of a user; `None` if the user has a certificate or no credentials. `issued` is its program's
+    /// output. Blocks.
     ///
     /// # Errors
-    /// There is nothing to send, or it cannot be sent.
+    ///
+    /// There is no usable value, or it cannot be sent.
     pub(crate) fn new(user: &AuthInfo, issued: Option<program::Issued>) -> Result<Option<Self>, CredentialsError> {
         if let Some(name) = &user.username {
             let password = user.password.as_ref().map_or("", |password| password.expose_secret());
@@ -47,7 +49,7 @@ impl Authorization {
         let fixed = user.token.as_ref().map(|token| bearer("users[].user.token", token.expose_secret())).transpose();
         if let Some(path) = &user.token_file {
             let source = Source::File(path.into());
-            // As client-go: the file counts where it can be read, else the token.
+            // As in client-go, the file takes precedence if it can be read, else the token counts.
             let begun = match (source.read(), fixed) {
                 (Err(_), Ok(Some(token))) => (token, Until::Moment(Instant::now() + MAX_AGE)),
                 (read, _) => read?,
@@ -68,9 +70,10 @@ impl Authorization {
         }))
     }
 
-    /// The value of the header.
+    /// The header's value.
     ///
     /// # Errors
+    ///
     /// A program that has to run again fails.
     pub(crate) async fn header(&self) -> Result<HeaderValue, CredentialsError> {
         match self {
@@ -80,7 +83,7 @@ impl Authorization {
     }
 }
 
-/// A token of that field as a header has it, without the line break that most files end with.
+/// A token from this field as a header value, without the line break at the end of most files.
 fn bearer(field: &str, token: &str) -> Result<HeaderValue, CredentialsError> {
     match token.trim() {
         "" => Err(CredentialsError(format!("{field}: is empty; write a token"))),
@@ -97,7 +100,6 @@ fn header(scheme: &str, credentials: &str) -> Result<HeaderValue, CredentialsErr
     Ok(value)
 }
 
-/// Where a token comes from.
 #[derive(Debug)]
 enum Source {
     File(PathBuf),
@@ -108,7 +110,7 @@ enum Source {
 #[derive(Debug, Clone, Copy)]
 enum Until {
     Moment(Instant),
-    /// `None`: for ever.
+    /// `None` means for ever.
     Time(Option<Timestamp>),
 }
 
@@ -122,7 +124,7 @@ impl Until {
 }
 
 impl Source {
-    /// A token, and how long it counts. Blocks.
+    /// Reads a token and how long it counts. Blocks.
     fn read(&self) -> Result<(HeaderValue, Until), CredentialsError> {
         match self {
             Self::File(path) => {
@@ -140,11 +142,10 @@ impl Source {
     }
 }
 
-/// A token that is read again.
 #[derive(Debug)]
 pub(crate) struct Renewed {
     source: Arc<Source>,
-    /// Held while it is read: the other requests wait for the same token.
+    /// Locked while the token is read, so that other requests wait for the same token.
     state: Mutex<State>,
 }
 
@@ -160,8 +161,8 @@ impl Renewed {
         Self { source: Arc::new(source), state: Mutex::new(State { header, until, pending: None }) }
     }
 
-    /// Cancel safe: what a request that is given up has begun, the next one waits for. So one file system that hangs
-    /// occupies one thread.
+    /// Cancel safe: the next request waits for a reading that a cancelled request began, so a hanging file system
+    /// blocks only one thread.
     async fn header(&self) -> Result<HeaderValue, CredentialsError> {
         let mut state = self.state.lock().await;
         if state.until.is_over() {
@@ -171,7 +172,7 @@ impl Renewed {
             state.pending = None;
             match (outcome, &*self.source) {
                 (Ok(Ok(read)), _) => (state.header, state.until) = read,
-                // The last token counts, as with client-go: some remove the file once it was read.
+                // As in client-go, the last token still counts: some tools remove the file after it was read.
                 (Ok(Err(_)), Source::File(_)) => state.until = Until::Moment(Instant::now() + MAX_AGE),
                 (Ok(Err(error)), Source::Program(_)) => return Err(error),
                 (Err(error), _) => return Err(CredentialsError(format!("the token was not read: {error}"))),
@@ -186,7 +187,7 @@ impl Renewed {
 mod tests {
     use super::*;
 
-    /// What a request of that user says; for a program, after it has run.
+    /// What a request by this user sends; for a program, after it has run.
     async fn sent(user: AuthInfo) -> Result<Option<String>, String> {
         let issued = user.exec.as_ref().map(program::run).transpose().map_err(|error| error.to_string())?;
         let Some(made) = Authorization::new(&user, issued).map_err(|error| error.to_string())? else {

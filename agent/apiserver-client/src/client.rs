@@ -1,7 +1,7 @@
 //! The connection to one apiserver.
 //!
-//! hyper brings the connections. What is around them, address, authorization and the names that a request may be made in, is
-//! a few lines here: kube-rs's client tries again by itself and logs each failure.
+//! hyper provides the connections. The rest, address, authorization and impersonation, takes a few lines here:
+//! kube-rs's client retries by itself and logs each failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,29 +39,28 @@ use crate::proxy::Way;
 use crate::request::Request;
 use crate::{impersonation, kubeconfig, protobuf, retry_after};
 
-/// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
+/// How long the server may take to begin an answer, and between pieces of one: the deadline of kubelet's heartbeats.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-/// How long a whole answer may take while it keeps arriving: a list over a slow link.
+/// How long a complete answer may take while data keeps arriving, such as a list over a slow link.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// A connection without traffic is probed by the kernel after this time, and then at this interval: a watch whose
-/// connection is dead ends after 40 s.
+/// The kernel probes a silent connection after this time, and then at this interval. A watch on a dead connection
+/// ends after 40 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would
-/// wait on it.
+/// A connection is dead after this time without an acknowledgement of sent data or probes; requests would wait on it.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(20);
-/// A connection on which no request began for so long takes none any more, and is closed once the last has ended. Renewals of
-/// the lease keep the one of writes.
+/// A connection accepts no more requests after this time without a new one, and is closed once the last has ended.
+/// Renewals of the lease keep the connection for writes open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for the connection of reads. Longer than the watch of Pods lasts: else each watch that begins again would have a new
-/// connection, whose handshake is 4 kB.
+/// The same for the connection for reads. It outlasts the watch of Pods: otherwise each new watch would need a new
+/// connection, whose handshake takes 4 kB.
 const IDLE_TIMEOUT_OF_READS: Duration = Duration::from_secs(15 * 60);
-/// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
+/// The most unread bytes of one answer, and of all answers on a connection; bounds memory.
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
-/// The largest answer that is read: some thousand Pods.
+/// The largest answer in bytes: some thousand Pods.
 const MAX_ANSWER: usize = 64 << 20;
-/// The largest refusal.
+/// The largest refusal in bytes.
 pub(crate) const MAX_REFUSAL: usize = 1 << 20;
 
 type Connector = HttpsConnector<Way>;
@@ -74,16 +73,17 @@ pub struct Credentials {
     settings: Settings,
     connector: Connector,
     authorities: Arc<[Vec<u8>]>,
-    /// `None`: by a certificate, or not at all.
+    /// `None` if the client has a certificate, or no credentials.
     authorization: Option<Arc<Authorization>>,
 }
 
 impl Credentials {
-    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. `certificate`: a file with
-    /// certificate and key that counts instead of the kubeconfig's user. Blocks.
+    /// Reads the kubeconfig and the files it names, and runs its `exec` program if it has one. `certificate` is a
+    /// file with certificate and key that takes precedence over the kubeconfig's user. Blocks.
     ///
     /// # Errors
-    /// The credentials cannot be had.
+    ///
+    /// The credentials cannot be obtained.
     pub fn read(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
         let mut settings = kubeconfig::read(path)?;
         if let Some(certificate) = certificate {
@@ -107,13 +107,13 @@ impl Credentials {
         });
         let identity = kubeconfig::identity(path, &settings.user)?;
         let connector = over_tls(&settings, identity.as_deref(), dial)?;
-        // The connector has them now; each node's copy need not.
+        // The connector has them now, and not each node's copy.
         let user = &mut settings.user;
         (settings.authorities, user.client_certificate_data, user.client_key_data) = (None, None, None);
         Ok(Self { settings, connector, authorities, authorization })
     }
 
-    /// The same, asking in the name of a node: its user has to be allowed to impersonate `system:node:<name>` and the group
+    /// Credentials that act as a node: the user must be allowed to impersonate `system:node:<name>` and the group
     /// `system:nodes`. The apiserver then treats every request as one of that node.
     pub fn as_node(&self, name: &str) -> Self {
         let mut credentials = self.clone();
@@ -122,18 +122,19 @@ impl Credentials {
         credentials
     }
 
-    /// Whether a program prints the credentials.
     pub fn runs_program(&self) -> bool {
         self.settings.user.exec.is_some()
     }
 
-    /// A client with connections of its own. Connects to nothing yet.
+    /// A client with connections of its own. It does not connect yet.
     ///
     /// # Errors
+    ///
     /// The credentials cannot be sent.
     pub fn client(&self) -> Result<Client, RequestError> {
         let names = impersonation::headers(&self.settings.user)?;
-        // What lists, gets and watches has connections of its own: a long answer keeps no renewal of the lease waiting.
+        // Reads and watches have connections of their own, so that a long answer does not delay a renewal of the
+        // lease.
         let connections = |idle_timeout| {
             let connector = self.connector.clone();
             Arc::new(Connections::new(move || connection(connector.clone(), idle_timeout)))
@@ -153,7 +154,7 @@ impl Credentials {
                     request.headers_mut().insert(AUTHORIZATION, authorization.header().await?);
                 }
                 let answer = connection.request(request).await?;
-                // The place is free once the answer has been read, or is not waited for any more.
+                // The slot is released once the answer has been read, or was dropped.
                 let keep_place = move |frame| {
                     let _place = &place;
                     frame
@@ -172,7 +173,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// One connection by HTTP/2; with a server that has only HTTP/1.1 as many as there are requests at a time.
+/// A single HTTP/2 connection or, with a server that only supports HTTP/1.1, one per concurrent request.
 fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Connector, Body> {
     legacy::Builder::new(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -183,7 +184,8 @@ fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Co
         .build(connector)
 }
 
-/// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
+/// Connects over TLS, with HTTP/2 where the server supports it: one connection then carries many requests, and
+/// repeats no header.
 fn over_tls(settings: &Settings, identity: Option<&[u8]>, dial: Dial) -> Result<Connector, RequestError> {
     let tls = tls(settings, identity).map_err(|error| RequestError::Credentials(error.to_string()))?;
     let way = Way::new(dial, settings.proxy.as_ref(), &tls);
@@ -196,7 +198,7 @@ fn over_tls(settings: &Settings, identity: Option<&[u8]>, dial: Dial) -> Result<
     Ok(builder.enable_all_versions().wrap_connector(way))
 }
 
-/// Which servers are trusted: those of the authorities that the kubeconfig names, else the system's, or all.
+/// The trusted certificate authorities: those in the kubeconfig, else the system's; or none are checked.
 fn tls(settings: &Settings, identity: Option<&[u8]>) -> Result<ClientConfig, rustls::Error> {
     if settings.accepts_any_server {
         return limpet_tls::any_server(identity);
@@ -206,7 +208,7 @@ fn tls(settings: &Settings, identity: Option<&[u8]>) -> Result<ClientConfig, rus
     limpet_tls::client_config(named, system, identity)
 }
 
-/// The address of a request at a server whose URL may have a path.
+/// The URL of a request at a server whose URL may have a path.
 fn at(server: &Uri, request: &Uri) -> Result<Uri, http::Error> {
     let target = request.path_and_query().map_or("/", PathAndQuery::as_str);
     let mut parts = server.clone().into_parts();
@@ -214,39 +216,41 @@ fn at(server: &Uri, request: &Uri) -> Result<Uri, http::Error> {
     Ok(Uri::from_parts(parts)?)
 }
 
-/// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last clone is
-/// dropped, they are closed.
+/// A client with credentials as they were read once from the kubeconfig. Clones share its connections, which are
+/// closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct Client {
     exchange: Arc<Exchange>,
-    /// `None`: no server answers, but a service.
+    /// `None` if a service answers instead of a server.
     server: Option<Arc<str>>,
     authorities: Arc<[Vec<u8>]>,
-    /// Counts what the server has sent.
+    /// Counts received data.
     pub(crate) received_count: Arc<AtomicU64>,
 }
 
-/// A request and its answer: the bytes of their bodies; `None`: there was none. The body of a refusal is not counted.
+/// The body sizes of a request and its answer; `None` if there was none. A refusal's body is not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// The HTTP status of the answer.
+    /// The answer's HTTP status.
     pub code: Option<u16>,
-    /// Of the request.
+    /// The request's bytes.
     pub sent: Option<usize>,
-    /// Of the answer.
+    /// The answer's bytes.
     pub received: Option<usize>,
 }
 
 impl Client {
-    /// As [`Credentials::read`] and [`Credentials::client`]. Blocks.
+    /// [`Credentials::read`], then [`Credentials::client`]. Blocks.
     ///
     /// # Errors
-    /// The credentials cannot be had.
+    ///
+    /// The credentials cannot be obtained.
     pub fn open(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
         Credentials::read(path, certificate)?.client()
     }
 
-    /// A client whose requests `service` answers in place of a server, without TLS and credentials: for simulated clusters.
+    /// A client whose requests `service` answers instead of a server, without TLS and credentials, for simulated
+    /// clusters.
     pub fn over<S, B>(service: S) -> Self
     where
         S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + Sync + 'static,
@@ -260,27 +264,30 @@ impl Client {
         Self { exchange, server: None, authorities: Arc::default(), received_count: Arc::default() }
     }
 
-    /// The URL of the server, as the kubeconfig has it; `None`: a service answers in its place.
+    /// The server's URL in the kubeconfig; `None` if a service answers instead.
     pub fn server(&self) -> Option<&str> {
         self.server.as_deref()
     }
 
-    /// The certificates, DER, of the authorities that the kubeconfig names; none: the system's count.
+    /// The DER certificates of the kubeconfig's authorities; empty if the system's are used.
     pub fn authorities(&self) -> &[Vec<u8>] {
         &self.authorities
     }
 
-    /// Sends a request, and reads the whole answer.
+    /// Sends a request and reads the complete answer.
     ///
     /// # Errors
-    /// See [`RequestError`]. Whether the server has done it is not known after [`RequestError::Deadline`].
+    ///
+    /// See [`RequestError`]. After [`RequestError::Deadline`] it is unknown whether the server has performed the
+    /// request.
     pub async fn send(&self, request: Request) -> Result<Value, RequestError> {
         self.send_counted(request, &mut Traffic::default()).await
     }
 
-    /// The same, and counts the bytes into `traffic`.
+    /// The same, and records sizes in `traffic`.
     ///
     /// # Errors
+    ///
     /// As [`Client::send`].
     pub async fn send_counted(&self, request: Request, traffic: &mut Traffic) -> Result<Value, RequestError> {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
@@ -295,7 +302,7 @@ impl Client {
         read(&head, &bytes).map_err(RequestError::Unreadable)
     }
 
-    /// Sends a request and reads its answer, for as long as something comes.
+    /// Sends a request and reads its answer as long as data arrives.
     async fn exchange(&self, request: http::Request<Vec<u8>>) -> Result<(Parts, Vec<u8>), RequestError> {
         let late = |_| RequestError::Deadline(DEADLINE);
         let answer = tokio::time::timeout(DEADLINE, self.begin(request)).await.map_err(late)??;
@@ -306,7 +313,7 @@ impl Client {
         Ok((head, bytes))
     }
 
-    /// A body of at most `limit` bytes, for as long as something comes.
+    /// Reads a body of at most `limit` bytes as long as data arrives.
     pub(crate) async fn whole(&self, mut body: Body, limit: usize) -> Result<Vec<u8>, RequestError> {
         let late = |_| RequestError::Deadline(DEADLINE);
         let mut bytes = Vec::new();
@@ -322,7 +329,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Sends a request, and once more where the server ended the connection before it looked at it.
+    /// Sends a request, and again if the server closed the connection before it processed the request.
     pub(crate) async fn begin(&self, request: http::Request<Vec<u8>>) -> Result<http::Response<Body>, BoxError> {
         let send = |request: http::Request<Vec<u8>>| (self.exchange)(request.map(|bytes| full_body(bytes.into())));
         match send(request.clone()).await {
@@ -331,13 +338,13 @@ impl Client {
         }
     }
 
-    /// Counts the bytes received from the server: it changes as long as data arrives.
+    /// Counts received data: the value changes as long as anything arrives.
     pub fn received_count(&self) -> u64 {
         self.received_count.load(Ordering::Relaxed)
     }
 }
 
-/// The document of an answer, in the format that its head names.
+/// Decodes an answer in the format that its head names.
 fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
     let content_type = head.headers.get(CONTENT_TYPE);
     if content_type.is_some_and(|value| value.as_bytes().starts_with(protobuf::CONTENT_TYPE.as_bytes())) {
@@ -346,7 +353,7 @@ fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
     serde_json::from_slice(body).map_err(|error| error.to_string())
 }
 
-/// The server's message for a request that it refused. A proxy may answer instead, in another format.
+/// The error for a request that the server refused. A proxy may have answered in another format.
 pub(crate) fn refusal(head: &Parts, body: &[u8]) -> RequestError {
     let document = read(head, body).ok().and_then(|document| serde_json::from_value::<Status>(document).ok());
     let output = document.unwrap_or_else(|| {

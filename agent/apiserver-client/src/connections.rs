@@ -1,34 +1,34 @@
-//! As many connections as requests need that run at a time.
+//! Opens as many connections as concurrent requests need.
 //!
-//! Over HTTP/2 a connection carries as many as its server allows, and a watch is one for as long as it lasts. One too many
-//! would wait for the end of another, which may never come.
+//! Over HTTP/2 a connection carries as many requests as its server allows, and a watch is one for its whole life. A
+//! request above the limit would wait for another to end, which may never happen.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many requests run on one connection: RFC 9113, section 6.5.2, recommends servers to allow no fewer.
+/// The most requests on a connection: RFC 9113, section 6.5.2, recommends that servers allow at least as many.
 const MAX_CONCURRENT_REQUESTS: usize = 100;
 
-/// The connections, each made when those before it are full.
+/// The connections; a new one is opened when all are full.
 pub(crate) struct Connections<T> {
     make: Box<dyn Fn() -> T + Send + Sync>,
     made: Mutex<Vec<(T, Arc<()>)>>,
 }
 
-/// A request's place on its connection, until it is dropped.
+/// A request's slot on its connection, released on drop.
 pub(crate) struct ConnectionSlot {
     _handle: Arc<()>,
 }
 
 impl<T: Clone> Connections<T> {
-    /// None yet; `make` makes one.
+    /// Without connections at first; `make` opens one.
     pub(crate) fn new(make: impl Fn() -> T + Send + Sync + 'static) -> Self {
         Self { make: Box::new(make), made: Mutex::default() }
     }
 
-    /// The first connection that has a place, and the place.
+    /// The first connection with a free slot, and the slot.
     pub(crate) fn acquire(&self) -> (T, ConnectionSlot) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        // One of the handles is the list's own.
+        // The list itself holds one of the handles.
         let free = made.iter().find(|(_, places)| Arc::strong_count(places) <= MAX_CONCURRENT_REQUESTS);
         let (connection, places) = free.cloned().unwrap_or_else(|| {
             let new = ((self.make)(), Arc::default());

@@ -1,6 +1,6 @@
-//! The error of the node's credentials: of a kubeconfig, of the file of a token, or of a program that issues one.
+//! The error of the node's credentials: from a kubeconfig, a token's file or a program.
 
-/// Why the node cannot say who it is.
+/// Why the node has no usable credentials.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct CredentialsError(pub(crate) String);

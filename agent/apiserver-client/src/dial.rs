@@ -1,6 +1,7 @@
-//! Connections to a server behind a link that may swallow packets. The kernel repeats the first packet of a connection ever
-//! more rarely, and gives up late: a link that is open again would not be noticed for seconds. So a connection that is not
-//! established soon is opened a second time beside the first, and a third; the first one that is established counts.
+//! Connects to a server over a link that may swallow packets. The kernel retries a connection's first packet at
+//! growing intervals and gives up late, so it would take seconds to notice that a link works again. A connection that
+//! is not established soon is therefore opened a second time beside the first, and a third; the first to be
+//! established counts.
 
 use std::io;
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use tower::{BoxError, Service, ServiceExt as _};
 
-/// How long a connection may take before a second one is opened. Slow links sometimes take that long, so the first one is kept.
+/// How long a connection may take before a second one is opened. Slow links sometimes take that long, so the first is
+/// kept.
 const SECOND_CONNECTION_DELAY: Duration = Duration::from_secs(2);
 
-/// Connects by TCP.
 #[derive(Debug, Clone)]
 pub(crate) struct Dial {
     connector: HttpConnector<Resolver>,
@@ -27,7 +28,7 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    /// Connects with the options that `set` gives the connector.
+    /// Connects with the options that `set` sets on the connector.
     pub(crate) fn new(set: impl FnOnce(&mut HttpConnector<Resolver>)) -> Self {
         let resolver = Resolver { names: GaiResolver::new(), open: Arc::default() };
         let mut connector = HttpConnector::new_with_resolver(resolver.clone());
@@ -42,7 +43,7 @@ impl Service<Uri> for Dial {
     type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        // Each try waits for its own connector.
+        // Each attempt waits for its own connector.
         Poll::Ready(Ok(()))
     }
 
@@ -57,7 +58,6 @@ impl Service<Uri> for Dial {
 #[derive(Debug, Clone)]
 pub(crate) struct Resolver {
     names: GaiResolver,
-    /// How many questions are open.
     open: Arc<AtomicUsize>,
 }
 
@@ -86,7 +86,7 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// Counts as open until it is dropped: answered, or not waited for any more.
+/// Counts an open lookup until it is dropped.
 struct OpenLookup(Arc<AtomicUsize>);
 
 impl OpenLookup {
@@ -102,9 +102,8 @@ impl Drop for OpenLookup {
     }
 }
 
-/// What the first of several tries brings. While `more` are of use, the newest began at most
-/// [`SECOND_CONNECTION_DELAY`] ago. A failure ends them all: it is the server's refusal, or the end of the first one's
-/// time.
+/// The result of the first of several attempts to succeed. While `more` attempts are useful, one begins every
+/// [`SECOND_CONNECTION_DELAY`]. A failure ends them all: the server has refused, or the first attempt has timed out.
 async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
     mut connect: impl FnMut() -> F,
     more: impl Fn() -> bool,
@@ -131,7 +130,7 @@ mod tests {
 
     const NEVER: Duration = Duration::from_secs(3_600);
 
-    /// The result of tries that end after so many seconds, when it came, and how many there were.
+    /// The result of attempts that end after these seconds, the time of the result and the number of attempts.
     async fn outcome(
         ends: &[(u64, Result<u32, &'static str>)],
         more: bool,
@@ -154,9 +153,9 @@ mod tests {
         let s = Duration::from_secs;
         assert_eq!(outcome(&[(1, Ok(1))], true).await, (Ok(1), s(1), 1));
         assert_eq!(outcome(&[(0, Err("refused")), (0, Ok(2))], true).await, (Err("refused"), s(0), 1));
-        // A slow line: the first one is not given up.
+        // The link is slow, and the first attempt is not given up.
         assert_eq!(outcome(&[(3, Ok(1)), (3, Ok(2))], true).await, (Ok(1), s(3), 2));
-        // A link that is open again after 5 s.
+        // The link works again after 5 s.
         assert_eq!(outcome(&[(7, Ok(1)), (5, Ok(2)), (1, Ok(3))], true).await, (Ok(3), s(5), 3));
         assert_eq!(outcome(&[(10, Err("late"))], true).await, (Err("late"), s(10), 5));
         assert_eq!(outcome(&[(10, Err("late"))], false).await, (Err("late"), s(10), 1));

@@ -1,4 +1,4 @@
-//! Why a request failed, sorted by what helps.
+//! Why a request failed, by what would help.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,64 +10,56 @@ use tower::BoxError;
 use crate::credentials_error::CredentialsError;
 use crate::kubeconfig::KubeconfigError;
 
-/// How many characters of a server's message are kept. Kubernetes' own name every field that is wrong.
+/// The most characters of a server's message. Kubernetes' messages name every invalid field.
 const MAX_MESSAGE: usize = 16 << 10;
 
-/// What is wrong with a certificate that one side refuses.
+/// Why one side refuses the other's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateFault {
-    /// It has expired.
     Expired,
-    /// Its time has not come: the clock of the side that refuses it is behind.
+    /// The certificate is not valid yet: the refusing side's clock is behind.
     NotYetValid,
-    /// Anything else.
+    /// Any other reason.
     Untrusted,
 }
 
-/// How the apiserver's answer to a version that it has not reached begins (`NewTooLargeResourceVersionError`).
+/// The prefix of the apiserver's answer to a version that it has not reached (`NewTooLargeResourceVersionError`).
 const TOO_LARGE: &str = "Too large resource version";
-/// How it ends its refusal to create something in a namespace that is being deleted (its cause `NamespaceTerminating`).
+/// The end of its refusal to create an object in a namespace that is being deleted (cause `NamespaceTerminating`).
 const TERMINATING: &str = "because it is being terminated";
 
-/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The node's own credentials cannot be read, or the program that prints them failed.
+    /// The node's credentials cannot be read, or the program that prints them failed.
     #[error("{0}")]
     Credentials(String),
-    /// The server is not reachable.
     #[error("{0}")]
     Unreachable(String),
-    /// One side refuses the other's certificate.
     #[error("{message}")]
     Certificate {
-        /// What is wrong with it.
         fault: CertificateFault,
         /// TLS's message.
         message: String,
     },
-    /// No complete answer within that time.
+    /// There was no complete answer within this time.
     #[error("no answer within {} s", .0.as_secs())]
     Deadline(Duration),
-    /// The server answers that it did not do it.
+    /// The server refused the request.
     #[error("{message} ({code})")]
     Refused {
-        /// The HTTP status.
         code: u16,
-        /// Kubernetes' word for it: `NotFound`, `Conflict`, `Forbidden`…
+        /// Kubernetes' reason: `NotFound`, `Conflict`, `Forbidden`…
         reason: String,
-        /// The server's message.
         message: String,
-        /// How long the server wants the client to wait before the next attempt.
+        /// How long the server asks the client to wait.
         retry_after: Option<Duration>,
     },
-    /// The answer is not what Kubernetes answers.
+    /// The answer cannot be decoded.
     #[error("unexpected answer: {0}")]
     Unreadable(String),
 }
 
 impl RequestError {
-    /// The HTTP status of a refusal.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Refused { code, .. } => Some(*code),
@@ -75,18 +67,18 @@ impl RequestError {
         }
     }
 
-    /// Whether there is no object of that name: 404.
+    /// Whether the object does not exist: 404.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
     }
 
-    /// Whether it is another one, or there is one already: 409.
+    /// Whether the object has changed or already exists: 409.
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(409)
     }
 
-    /// Whether the version that a watch is to begin at is none that the server has: too old (410), or newer than all that
-    /// it knows, as after a backup was restored. Only a new list helps.
+    /// Whether the server does not have the version at which a watch should begin: the version is too old (410), or
+    /// newer than the server's, for example after a restore. Only a new list helps.
     pub fn is_expired(&self) -> bool {
         match self {
             Self::Refused { code: 410, .. } => true,
@@ -95,12 +87,12 @@ impl RequestError {
         }
     }
 
-    /// Whether nothing can be created in the namespace, which is being deleted.
+    /// Whether creation failed because the namespace is being deleted.
     pub fn is_of_terminating_namespace(&self) -> bool {
         matches!(self, Self::Refused { code: 403, message, .. } if message.ends_with(TERMINATING))
     }
 
-    /// How long the server wants the client to wait.
+    /// How long the server asks the client to wait.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -108,7 +100,6 @@ impl RequestError {
         }
     }
 
-    /// A refusal.
     pub(crate) fn refused(status: &kube::core::Status) -> Self {
         let seconds = status.details.as_ref().map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
         Self::Refused {
@@ -135,11 +126,11 @@ impl From<CredentialsError> for RequestError {
 impl From<BoxError> for RequestError {
     fn from(error: BoxError) -> Self {
         for cause in causes(&*error) {
-            // The token is refreshed within a request.
+            // The token is renewed within a request.
             if let Some(error) = cause.downcast_ref::<CredentialsError>() {
                 return Self::Credentials(error.to_string());
             }
-            // The request has no form in HTTP: it is too long.
+            // The request cannot be sent as HTTP, because it is too long.
             if let Some(error) = cause.downcast_ref::<http::Error>() {
                 return Self::Unreadable(error.to_string());
             }
@@ -151,7 +142,6 @@ impl From<BoxError> for RequestError {
     }
 }
 
-/// The certificate error that TLS reports.
 fn fault(error: &rustls::Error) -> CertificateFault {
     use rustls::{AlertDescription, CertificateError};
     match error {
@@ -164,15 +154,15 @@ fn fault(error: &rustls::Error) -> CertificateFault {
     }
 }
 
-/// Whether the server ended the connection by GOAWAY before it looked at the request, as one does that has its clients
-/// reconnect (RFC 9113, section 6.8): the request may be sent again.
+/// Whether the server closed the connection with GOAWAY before it processed the request, to make clients reconnect
+/// (RFC 9113, section 6.8). The request may then be sent again.
 pub(crate) fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<h2::Error>())
         .any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
-/// The innermost cause, which is the most specific one; for a TLS error, with the fault of the certificate.
+/// The innermost and thus most specific cause, with the certificate's fault if it is a TLS error.
 fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>) {
     let (mut message, mut found) = (String::new(), None);
     for cause in causes(error) {

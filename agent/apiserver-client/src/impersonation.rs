@@ -1,4 +1,4 @@
-//! The headers that have the server treat a request as one of somebody else: what a kubeconfig's `as` fields ask for.
+//! The headers for a kubeconfig's `as` fields, which have the server treat a request as another user's.
 
 use hyper::http::header::{HeaderName, HeaderValue};
 use kube::config::AuthInfo;
@@ -6,7 +6,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::credentials_error::CredentialsError;
 
-/// What client-go escapes in the name of a header: all but the characters of a token (RFC 9110, section 5.6.2), and `%`.
+/// The characters that client-go escapes in a header's name: all but those of a token (RFC 9110, section 5.6.2), and
+/// `%`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'!')
     .remove(b'#')
@@ -23,10 +24,11 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
-/// The headers of each request of a user; none without `as` fields.
+/// The headers for a user; none without `as` fields.
 ///
 /// # Errors
-/// One of the names has a character that no header can have.
+///
+/// A name has a character that a header cannot contain.
 pub(crate) fn headers(user: &AuthInfo) -> Result<Vec<(HeaderName, HeaderValue)>, CredentialsError> {
     let fixed = [("impersonate-user", &user.impersonate), ("impersonate-uid", &user.impersonate_uid)];
     let fixed = fixed.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.as_ref()?)));

@@ -1,4 +1,5 @@
-//! Kubeconfig files, read as client-go reads them, and checked in full: an error names the file, the field and the remedy.
+//! Kubeconfig files, read as client-go reads them and checked completely: an error names the file, the field and the
+//! remedy.
 
 mod file;
 
@@ -21,12 +22,11 @@ const MAX_SERVER: usize = 4_096;
 /// The form of URL that error messages ask for.
 const EXAMPLE: &str = "https://10.0.0.1:6443";
 
-/// What is wrong with a kubeconfig.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {field}{message}", path.display())]
 pub struct KubeconfigError {
     path: PathBuf,
-    /// The field with `: `; empty when it is the file itself.
+    /// The field with `: `; empty if the error concerns the file itself.
     field: String,
     message: String,
 }
@@ -41,18 +41,20 @@ impl KubeconfigError {
     }
 }
 
-/// The server that the file's current context leads to: its URL. Reads all files that the kubeconfig names; connects to
-/// nothing and runs nothing. Blocks.
+/// The server URL of the file's current context. Reads all files that the kubeconfig names; connects to nothing and
+/// runs nothing. Blocks.
 ///
 /// # Errors
-/// The first thing that is wrong, with file, field and remedy.
+///
+/// The first error, with file, field and remedy.
 pub fn check(path: &Path) -> Result<String, KubeconfigError> {
     read(path).map(|settings| settings.server.to_string())
 }
 
-/// Whether a program gives the credentials of the current user. Blocks.
+/// Whether a program provides the current user's credentials. Blocks.
 ///
 /// # Errors
+///
 /// As [`check`].
 pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
     Ok(read(path)?.user.exec.is_some())
@@ -62,13 +64,14 @@ pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
 #[derive(Debug)]
 pub struct UserCertificate {
     pub pem: Vec<u8>,
-    /// It is in the kubeconfig (`client-certificate-data`) and not in a file of its own.
+    /// Whether it is embedded in the kubeconfig (`client-certificate-data`) instead of a separate file.
     pub is_embedded: bool,
 }
 
-/// The client certificate of the current user; `None`: it has another way to name itself. Blocks.
+/// The current user's client certificate; `None` if the user authenticates in another way. Blocks.
 ///
 /// # Errors
+///
 /// As [`check`].
 pub fn certificate(path: &Path) -> Result<Option<UserCertificate>, KubeconfigError> {
     let AuthInfo { client_certificate, client_certificate_data, .. } = read(path)?.user;
@@ -88,10 +91,11 @@ pub(crate) fn user(certificate: &Path) -> AuthInfo {
     AuthInfo { client_certificate: file.clone(), client_key: file, ..AuthInfo::default() }
 }
 
-/// The text of a kubeconfig that leads where `bootstrap` does, for the node whose certificate and key are in that file.
+/// A kubeconfig for the same server as `bootstrap`'s, for the node whose certificate and key are in that file.
 /// Blocks.
 ///
 /// # Errors
+///
 /// As [`check`].
 pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, KubeconfigError> {
     let (cluster, _) = current(bootstrap, &file::read(bootstrap)?)?;
@@ -103,14 +107,15 @@ pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, Kubeconf
         "contexts": [{ "name": "default-context", "context": { "cluster": "default-cluster", "user": "default-auth" } }],
         "users": [{ "name": "default-auth", "user": user(certificate) }],
     });
-    // JSON is YAML, too.
+    // JSON is also YAML.
     Ok(format!("{file:#}\n"))
 }
 
-/// The certificate and the key of a user, PEM; `None`: it has another way to name itself. Blocks.
+/// A user's certificate and key in PEM; `None` if the user authenticates in another way. Blocks.
 ///
 /// # Errors
-/// One of the two cannot be had.
+///
+/// The certificate or the key cannot be read.
 pub(crate) fn identity(path: &Path, user: &AuthInfo) -> Result<Option<Vec<u8>>, KubeconfigError> {
     let part = |name: &str, data: Option<&str>, file: &Option<String>| match (data, file) {
         (Some(data), _) => decoded(path, &format!("{name}-data"), data).map(Some),
@@ -123,25 +128,24 @@ pub(crate) fn identity(path: &Path, user: &AuthInfo) -> Result<Option<Vec<u8>>, 
     Ok(key.zip(certificate).map(|(key, certificate)| [key, certificate].join(&b'\n')))
 }
 
-/// What the current context of a kubeconfig says of the server and of the client.
+/// The server and client settings of a kubeconfig's current context.
 #[derive(Clone)]
 pub(crate) struct Settings {
-    /// The server's URL.
     pub(crate) url: Uri,
-    /// The same, as it is shown.
+    /// The server's URL as it is shown.
     pub(crate) server: Arc<str>,
-    /// How it is reached; `None`: directly.
+    /// The proxy to the server; `None` if there is none.
     pub(crate) proxy: Option<Proxy>,
-    /// The certificates, DER, of the authorities that vouch for the server; `None`: the system's do.
+    /// The DER certificates of the server's authorities; `None` to use the system's.
     pub(crate) authorities: Option<Vec<Vec<u8>>>,
     /// `insecure-skip-tls-verify`.
     pub(crate) accepts_any_server: bool,
-    /// The name in the server's certificate; `None`: that of the URL.
+    /// The name in the server's certificate; `None` to use the URL's.
     pub(crate) tls_server_name: Option<String>,
     pub(crate) user: AuthInfo,
 }
 
-/// Reads the file and what it names. Blocks.
+/// Reads the file and the files it names. Blocks.
 pub(crate) fn read(path: &Path) -> Result<Settings, KubeconfigError> {
     let (cluster, user) = current(path, &file::read(path)?)?;
     if let Some((name, user)) = &user {
@@ -165,7 +169,7 @@ pub(crate) fn read(path: &Path) -> Result<Settings, KubeconfigError> {
     })
 }
 
-/// The cluster and the user of the current context, the latter with its name.
+/// The cluster and the user of the current context, the user with its name.
 fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, AuthInfo)>), KubeconfigError> {
     let name = file.current_context.as_deref().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| {
@@ -182,7 +186,7 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
         let message = format!("{:?} is not a cluster of the file", context.cluster);
         KubeconfigError::field(path, format!("contexts[{name}].context.cluster"), message)
     })?;
-    // As client-go: a user that is not there has no name and no credentials.
+    // As in client-go, a missing user has no name and no credentials.
     let user = context.user.and_then(|name| {
         let named = file.auth_infos.iter().find(|named| named.name == name)?;
         Some((name, named.auth_info.clone().unwrap_or_default()))
@@ -190,7 +194,7 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
     Ok((cluster, user))
 }
 
-/// The server's URL, and how it is shown.
+/// The server's URL, and its displayed form.
 fn check_cluster(path: &Path, cluster: &Cluster, user: &AuthInfo) -> Result<(Uri, String), KubeconfigError> {
     let wrong = |message: String| KubeconfigError::field(path, "cluster.server", message);
     let server = cluster.server.clone();
@@ -203,13 +207,13 @@ fn check_cluster(path: &Path, cluster: &Cluster, user: &AuthInfo) -> Result<(Uri
     Ok((url, server))
 }
 
-/// The proxy by which the server is reached; `None`: it is reached directly.
+/// The proxy to the server; `None` if there is none.
 fn proxy(path: &Path, cluster: &Cluster) -> Result<Option<Proxy>, KubeconfigError> {
     let proxy = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()).map(Proxy::parse).transpose();
     proxy.map_err(|message| KubeconfigError::field(path, "cluster.proxy-url", message))
 }
 
-/// The URL of a server that is named with or without a scheme, which client-go derives from the rest then.
+/// The URL of a server, which may lack a scheme; as in client-go the scheme then depends on `tls`.
 fn url(server: &str, tls: bool) -> Option<(Uri, String)> {
     let given = server.parse::<Uri>().ok().filter(|url| url.scheme().is_some());
     let (url, server) = match given {
@@ -223,7 +227,7 @@ fn url(server: &str, tls: bool) -> Option<(Uri, String)> {
     is_one.then_some((url, server))
 }
 
-/// Whether the kubeconfig says that its server speaks TLS.
+/// Whether the kubeconfig implies that the server uses TLS.
 fn has_tls(cluster: &Cluster, user: &AuthInfo) -> bool {
     cluster.certificate_authority.is_some()
         || cluster.certificate_authority_data.is_some()
@@ -232,7 +236,7 @@ fn has_tls(cluster: &Cluster, user: &AuthInfo) -> bool {
         || user.client_certificate_data.is_some()
 }
 
-/// The certificates, DER, that the cluster names as authorities; `None`: the system's count.
+/// The DER certificates of the cluster's authorities; `None` to use the system's.
 fn authorities(path: &Path, cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, KubeconfigError> {
     const FIELD: &str = "cluster.certificate-authority";
     let (field, pem) = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
@@ -244,7 +248,7 @@ fn authorities(path: &Path, cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, K
         (None, Some(file)) => (FIELD.to_owned(), readable(path, FIELD, file)?),
         (None, None) => return Ok(None),
     };
-    // As Go: one that cannot be read is no reason to trust none of the others.
+    // As in Go, an unreadable certificate does not invalidate the others.
     let certificates = CertificateDer::pem_slice_iter(&pem).map_while(Result::ok);
     let usable = certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
     let certificates: Vec<_> = usable.map(|certificate| certificate.to_vec()).collect();
@@ -254,7 +258,6 @@ fn authorities(path: &Path, cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, K
     Ok(Some(certificates))
 }
 
-/// The bytes of a `…-data` field.
 fn decoded(path: &Path, field: &str, data: &str) -> Result<Vec<u8>, KubeconfigError> {
     let bytes = BASE64_STANDARD.decode(data);
     bytes.map_err(|error| KubeconfigError::field(path, field, format!("is not base64: {error}")))
@@ -307,7 +310,7 @@ fn readable(path: &Path, field: &str, file: &str) -> Result<Vec<u8>, KubeconfigE
     Ok(text)
 }
 
-/// An error without the excerpt of the file that some have: it may show a token.
+/// The error without an excerpt of the file, which may contain a token.
 fn one_line(error: &dyn std::error::Error) -> String {
     let text = limpet_model::error_chain::error_chain(error);
     text.lines().next().unwrap_or_default().to_owned()

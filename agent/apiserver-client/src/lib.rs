@@ -1,7 +1,7 @@
 //! limpet's client of an apiserver: credentials from a kubeconfig, requests with deadlines, watches.
 //!
-//! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
-//! values: this crate knows paths and verbs, and no fields but those that it reads of an answer in protobuf.
+//! It has no policy: callers decide what to send, when, and what an answer means for the node. Documents are JSON
+//! values: this crate knows paths and verbs, and no fields except those it reads from a protobuf answer.
 
 mod authorization;
 mod body;

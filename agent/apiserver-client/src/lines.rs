@@ -1,26 +1,24 @@
-//! The lines of a body, each bounded: a watch is one JSON document per line, for as long as it lasts.
+//! The bounded lines of a body: a watch is one JSON document per line.
 
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Bytes};
 
-/// A line longer than this ends a watch. Kubernetes keeps no object of more than a few MiB.
+/// The longest line in bytes; a longer one ends a watch. Kubernetes stores no object of more than a few MiB.
 pub(crate) const MAX_LINE: usize = 16 << 20;
 
-/// Why there is no next line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LineError<E> {
-    /// The body breaks off.
     #[error("{0}")]
     Body(E),
-    /// It is longer than [`MAX_LINE`].
+    /// The line is longer than [`MAX_LINE`].
     #[error("a line of more than {} MiB", MAX_LINE >> 20)]
     TooLong,
 }
 
-/// The lines that are still to come.
+/// The remaining lines of a body.
 pub(crate) struct Lines<B> {
     body: B,
-    /// What came and belongs to no line yet, and how much of it was looked at.
+    /// Received bytes of an incomplete line, and how many of them were searched.
     begun: Vec<u8>,
     searched: usize,
     ended: bool,
@@ -31,7 +29,8 @@ impl<B: Body<Data = Bytes> + Unpin> Lines<B> {
         Self { body, begun: Vec::new(), searched: 0, ended: false }
     }
 
-    /// The next line, without its end; `None`: there is none. `arrived` is called for each piece of the body. Cancel safe.
+    /// The next line without its end; `None` at the end of the body. Calls `arrived` for each piece of the body.
+    /// Cancel safe.
     pub(crate) async fn next(&mut self, arrived: impl Fn()) -> Option<Result<Vec<u8>, LineError<B::Error>>> {
         loop {
             if let Some(end) = self.begun[self.searched..].iter().position(|byte| *byte == b'\n') {
@@ -55,7 +54,7 @@ impl<B: Body<Data = Bytes> + Unpin> Lines<B> {
                 Some(Ok(frame)) => {
                     arrived();
                     let data = frame.into_data().unwrap_or_else(|_| Bytes::new());
-                    // Room for the end of the longest line.
+                    // Allows for the line break after the longest line.
                     if self.begun.len() + data.len() > MAX_LINE + 1 && !data.contains(&b'\n') {
                         self.end();
                         return Some(Err(LineError::TooLong));
@@ -83,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// The lines of a body that comes in these pieces, the error at their end, and how many pieces were read.
+    /// The lines of a body in these pieces, the error at its end, and the number of pieces read.
     async fn read(pieces: Vec<Vec<u8>>) -> (Vec<String>, Option<String>, usize) {
         let frames = pieces.into_iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::from(piece))));
         let mut lines = Lines::new(StreamBody::new(stream::iter(frames)));

@@ -1,4 +1,5 @@
-//! The program of a kubeconfig's `exec`, which prints an `ExecCredential`: a token, or a certificate with its key.
+//! Runs the program of a kubeconfig's `exec`, which prints an `ExecCredential`: a token, or a certificate with its
+//! key.
 
 use std::process::{Command, Stdio};
 
@@ -8,24 +9,25 @@ use serde_json::{Value, json};
 
 use crate::credentials_error::CredentialsError;
 
-/// How messages name it.
+/// The program's name in messages.
 pub(crate) const FIELD: &str = "the program of users[].user.exec";
-/// How many characters of its complaint are in a message.
+/// The most characters of its error output in a message.
 const MAX_COMPLAINT: usize = 1_024;
 
-/// What it has printed.
+/// The credentials that the program printed.
 pub(crate) struct Issued {
     pub(crate) token: Option<String>,
-    /// Certificate and key, PEM.
+    /// Certificate and key in PEM.
     pub(crate) identity: Option<(String, String)>,
-    /// `None`: never.
+    /// `None` means never.
     pub(crate) expires: Option<Timestamp>,
 }
 
-/// Runs it, with kubelet's environment for it. Blocks.
+/// Runs the program with the environment that kubelet gives it. Blocks.
 ///
 /// # Errors
-/// It fails, or prints something else. What it has printed, and what its environment is, may be secret.
+///
+/// It fails, or prints anything else. The message shows neither output nor environment, which may be secret.
 pub(crate) fn run(exec: &ExecConfig) -> Result<Issued, CredentialsError> {
     let command = exec.command.as_deref().filter(|command| !command.is_empty());
     let command = command.ok_or_else(|| CredentialsError(format!("{FIELD}: command is not set; name a program")))?;
@@ -51,7 +53,7 @@ pub(crate) fn run(exec: &ExecConfig) -> Result<Issued, CredentialsError> {
     let ended = program.output().map_err(|error| CredentialsError(format!("{FIELD} cannot be started: {error}")))?;
     if !ended.status.success() {
         let complaint = String::from_utf8_lossy(&ended.stderr);
-        // It is in the agent's own log where the program was not given another place for it.
+        // If stderr was not captured, its text is in the agent's own log.
         let complaint = complaint.lines().find(|line| !line.trim().is_empty()).unwrap_or("see the agent's log");
         let complaint: String = complaint.trim().chars().take(MAX_COMPLAINT).collect();
         return Err(CredentialsError(format!("{FIELD} failed, {}: {complaint}", ended.status)));
@@ -59,7 +61,7 @@ pub(crate) fn run(exec: &ExecConfig) -> Result<Issued, CredentialsError> {
     read(&ended.stdout).ok_or_else(|| CredentialsError(format!("the output of {FIELD} is not an ExecCredential")))
 }
 
-/// What an `ExecCredential` contains; `None`: it is none.
+/// The content of an `ExecCredential`; `None` if the output is none.
 fn read(output: &[u8]) -> Option<Issued> {
     let credential: Value = serde_json::from_slice(output).ok()?;
     let status = credential["status"].as_object()?;

@@ -1,4 +1,5 @@
-//! Answers in Kubernetes' protobuf encoding, as far as limpet requests them: the metadata of an object, and refusals.
+//! Decodes answers in Kubernetes' protobuf encoding, as far as limpet requests them: an object's metadata, and
+//! refusals.
 //!
 //! An answer is the four bytes `k8s\0` and a `runtime.Unknown` around the object
 //! (`k8s.io/apimachinery/pkg/runtime/generated.proto`, `pkg/apis/meta/v1/generated.proto`).
@@ -6,7 +7,6 @@
 use prost::Message as _;
 use serde_json::{Value, json};
 
-/// The content type of such answers.
 pub(crate) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const MAGIC: &[u8] = b"k8s\0";
 
@@ -40,7 +40,7 @@ struct ObjectMeta {
     managed_fields: Vec<ManagedFieldsEntry>,
 }
 
-/// Who set which fields: nothing of it is read.
+/// The entries are only counted; none of their fields is read.
 #[derive(prost::Message)]
 struct ManagedFieldsEntry {}
 
@@ -64,10 +64,11 @@ struct StatusDetails {
     retry_after_seconds: i32,
 }
 
-/// The answer in the form that it has in JSON.
+/// The answer as JSON.
 ///
 /// # Errors
-/// It is not protobuf, or it is truncated.
+///
+/// The answer is not protobuf, or is truncated.
 pub(crate) fn read(answer: &[u8]) -> Result<Value, String> {
     let unknown = answer.strip_prefix(MAGIC).ok_or("the answer is not in Kubernetes' protobuf encoding")?;
     decode(unknown).map_err(|error| error.to_string())
@@ -100,7 +101,7 @@ fn decode(unknown: &[u8]) -> Result<Value, prost::DecodeError> {
 mod tests {
     use super::*;
 
-    /// As a kube-apiserver 1.37 answers: kind and raw object.
+    /// An answer of a kube-apiserver 1.37 with this kind and raw object.
     fn answer(kind: &str, raw: Vec<u8>) -> Vec<u8> {
         let unknown = Unknown { type_meta: Some(TypeMeta { kind: kind.to_owned() }), raw };
         [MAGIC, &unknown.encode_to_vec()].concat()

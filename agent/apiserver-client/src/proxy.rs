@@ -1,4 +1,4 @@
-//! The way to the server: directly, or through the proxy that the kubeconfig names (`proxy-url`), as client-go goes it.
+//! Connects to the server directly or, like client-go, through the kubeconfig's proxy (`proxy-url`).
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -18,11 +18,11 @@ use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::dial::Dial;
 
-/// A proxy. Its credentials are not shown.
+/// A proxy. Its credentials are never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
     kind: Kind,
-    /// Where it listens, as a URL without credentials.
+    /// The proxy's URL without credentials.
     address: Uri,
     user: Option<(String, String)>,
 }
@@ -35,10 +35,11 @@ enum Kind {
 }
 
 impl Proxy {
-    /// The proxy of a `proxy-url`.
+    /// Parses a `proxy-url`.
     ///
     /// # Errors
-    /// It is no such URL; a message, which does not repeat it: it may have a password.
+    ///
+    /// The URL is invalid. The message does not repeat it, because it may contain a password.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let url: Uri = text.parse().map_err(|error| format!("is not a URL such as http://10.0.0.1:3128: {error}"))?;
         let kind = match url.scheme_str() {
@@ -68,7 +69,6 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// Connects to the server.
 #[derive(Clone)]
 pub(crate) enum Way {
     Direct(Dial),
@@ -78,7 +78,7 @@ pub(crate) enum Way {
 }
 
 impl Way {
-    /// Connects through `proxy`, if there is one. As with client-go `tls` counts for a proxy, too.
+    /// Connects through `proxy`, if there is one. As in client-go, `tls` also applies to the proxy.
     pub(crate) fn new(dial: Dial, proxy: Option<&Proxy>, tls: &ClientConfig) -> Self {
         let Some(Proxy { kind, address, user }) = proxy else { return Self::Direct(dial) };
         let address = address.clone();
@@ -133,7 +133,7 @@ impl Service<Uri> for Way {
     }
 }
 
-/// The server's URL with its port: without a port a proxy would connect to 80, also for TLS.
+/// The server's URL with its port: without one a proxy would connect to port 80, even for TLS.
 fn with_port(server: &Uri) -> Uri {
     let port = server.port_u16().unwrap_or(if server.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 });
     let scheme = server.scheme().cloned().unwrap_or(Scheme::HTTPS);
@@ -145,9 +145,9 @@ fn at(scheme: Scheme, host: &str, port: u16) -> Option<Uri> {
     Uri::builder().scheme(scheme).authority(authority).path_and_query(PathAndQuery::from_static("/")).build().ok()
 }
 
-/// Percent-encoded text of a URL.
+/// Decodes percent-encoded text of a URL.
 fn decoded(text: &str) -> String {
-    // What has a meaning in a form has none here.
+    // `+` and `&` have no special meaning here, unlike in a form.
     let field = text.replace('+', "%2B").replace('&', "%26");
     form_urlencoded::parse(format!("={field}").as_bytes())
         .next()
@@ -191,7 +191,7 @@ mod tests {
         builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
     }
 
-    /// Connects to `server` through a proxy whose side of the conversation is `proxy`.
+    /// Connects to `server` through a proxy that `proxy` simulates.
     async fn connect<F: Future<Output = ()>>(scheme: &str, server: &str, proxy: impl FnOnce(TcpStream) -> F) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{scheme}://u:p@{}", listener.local_addr().unwrap());
@@ -202,7 +202,7 @@ mod tests {
         assert!(connected.is_ok(), "{:?}", connected.err());
     }
 
-    /// What the other side has written by now.
+    /// What the other side has written so far.
     async fn received(stream: &mut TcpStream) -> Vec<u8> {
         let mut bytes = vec![0; 1_024];
         let count = stream.read(&mut bytes).await.unwrap();

@@ -1,15 +1,15 @@
-//! The requests that a node makes: their paths, verbs and bodies.
+//! The requests of a node: paths, verbs and bodies.
 
 use form_urlencoded::Serializer;
 use hyper::http;
 use serde_json::Value;
 
 const JSON: &str = "application/json";
-/// A proxy that does not support protobuf may answer in JSON.
+/// Accepts JSON as well, for a proxy that does not support protobuf.
 const METADATA_IN_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
-/// What a request is about.
+/// The object or collection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
     /// All Nodes.
@@ -70,9 +70,9 @@ pub enum Resource {
     CertificateSigningRequests,
     /// One CertificateSigningRequest.
     CertificateSigningRequest(String),
-    /// Whose token this is: answered and not kept.
+    /// Asks whose token this is; answered and not stored.
     TokenReviews,
-    /// Whether a user may do something: answered and not kept.
+    /// Asks whether a user may do something; answered and not stored.
     SubjectAccessReviews,
 }
 
@@ -106,13 +106,13 @@ impl Resource {
         }
     }
 
-    /// Whether its watches have bookmarks, one a minute. They spare a list when the next watch begins, if the server has forgotten
-    /// the version of the last change by then: of what a node watches only Pods change so often.
+    /// Whether its watches have bookmarks, one a minute. A bookmark saves a list at the next watch if the server has
+    /// dropped the last change's version; among a node's watches only Pods change so often.
     pub fn has_bookmarks(&self) -> bool {
         matches!(self, Self::AllPods)
     }
 
-    /// Its path. Names of Kubernetes need no escapes.
+    /// Its path. Names in Kubernetes need no escaping.
     pub fn path(&self) -> String {
         match self {
             Self::Nodes => "/api/v1/nodes".to_owned(),
@@ -163,17 +163,15 @@ impl Resource {
     }
 }
 
-/// Which objects of a kind count: by fields and by labels, as queries have them. Empty: all.
+/// Selects objects by fields and labels, in the format of queries; empty selects all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// The field selector.
     pub fields: String,
-    /// The label selector.
     pub labels: String,
 }
 
 impl Selector {
-    /// Those with these fields.
+    /// Selects objects with these fields.
     pub fn of_fields(fields: impl Into<String>) -> Self {
         Self { fields: fields.into(), labels: String::new() }
     }
@@ -183,12 +181,11 @@ impl Selector {
     }
 }
 
-/// How a patch is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchType {
     /// RFC 7386.
     Merge,
-    /// Kubernetes' own: lists are merged by key.
+    /// Kubernetes' strategic merge patch: lists are merged by key.
     Strategic,
 }
 
@@ -197,15 +194,15 @@ pub enum PatchType {
 pub enum WatchFrom<'a> {
     /// With the changes after this version.
     Version(&'a str),
-    /// With all that there is at this version or a later one (`None`: the newest), as a streaming list: the server
-    /// keeps less in memory than for a list. Bookmarks follow. A server without the feature `WatchList` refuses it.
+    /// With all objects at this version or a later one (`None`: the newest), as a streaming list, for which the
+    /// server needs less memory than for a list. Bookmarks follow. A server without the feature `WatchList` refuses
+    /// it.
     All(Option<&'a str>),
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     pub method: http::Method,
-    /// What it is about.
     pub resource: Resource,
     query: String,
     content_type: &'static str,
@@ -218,12 +215,12 @@ impl Request {
         Self { method, resource, query: String::new(), content_type: JSON, accept: JSON, body }
     }
 
-    /// Reads one.
+    /// Reads one object.
     pub fn get(resource: Resource) -> Self {
         Self::new(http::Method::GET, resource, None)
     }
 
-    /// Reads all that match the selector.
+    /// Lists the objects that the selector matches.
     pub fn list(resource: Resource, selector: &Selector) -> Self {
         let mut request = Self::new(http::Method::GET, resource, None);
         request.add_query(&[("fieldSelector", &selector.fields)]);
@@ -233,15 +230,15 @@ impl Request {
         request
     }
 
-    /// The same as a server has it in memory, at that version or a later one: for the newest it may have to ask its database,
-    /// and to read there what does not match, too.
+    /// A list from the server's cache, at this version or a later one. For the newest list the server may have to
+    /// query its database and read objects that do not match.
     pub fn list_since(resource: Resource, selector: &Selector, version: &str) -> Self {
         let mut request = Self::list(resource, selector);
         request.add_query(&[("resourceVersion", version), ("resourceVersionMatch", "NotOlderThan")]);
         request
     }
 
-    /// Watches all that match the selector for so many seconds.
+    /// Watches the objects that the selector matches for this many seconds.
     pub(crate) fn watch(resource: Resource, selector: &Selector, from: WatchFrom<'_>, seconds: u64) -> Self {
         let with_bookmarks = if resource.has_bookmarks() { "true" } else { "false" };
         let mut request = Self::list(resource, selector);
@@ -269,7 +266,6 @@ impl Request {
         Self::new(http::Method::POST, resource, Some(body))
     }
 
-    /// Patches.
     pub fn patch(resource: Resource, patch: PatchType, body: Value) -> Self {
         let mut request = Self::new(http::Method::PATCH, resource, Some(body));
         request.content_type = match patch {
@@ -279,7 +275,7 @@ impl Request {
         request
     }
 
-    /// Deletes the one of that UID, without a period of grace; answered with metadata alone.
+    /// Deletes the object with this UID without a grace period; the answer has only metadata.
     pub fn delete_now(resource: Resource, uid: &str) -> Self {
         let options = serde_json::json!({
             "apiVersion": "v1",
@@ -290,8 +286,8 @@ impl Request {
         Self::new(http::Method::DELETE, resource, Some(options)).metadata_only()
     }
 
-    /// The same, answered with some of the object's metadata alone, in fewer bytes: `uid`, `resourceVersion`, and whether there
-    /// are `managedFields`.
+    /// The same, answered with only a part of the object's metadata, to save bytes: `uid`, `resourceVersion`, and
+    /// whether there are `managedFields`.
     pub fn metadata_only(mut self) -> Self {
         self.accept = METADATA_IN_PROTOBUF;
         self
@@ -301,7 +297,6 @@ impl Request {
         self.query = Serializer::new(std::mem::take(&mut self.query)).extend_pairs(parameters).finish();
     }
 
-    /// As HTTP has it.
     pub(crate) fn into_http(self) -> Result<http::Request<Vec<u8>>, http::Error> {
         let mut uri = self.resource.path();
         if !self.query.is_empty() {

@@ -1,5 +1,5 @@
-//! Refusals in plain text with a `Retry-After` header (RFC 9110, section 10.2.3), as API Priority and Fairness and proxies
-//! send them. They get the `Status` that Kubernetes answers elsewhere, for requests and watches alike.
+//! Converts refusals in plain text with a `Retry-After` header (RFC 9110, section 10.2.3), as API Priority and
+//! Fairness and proxies send them, to a `Status` as in Kubernetes' other answers, for requests and watches alike.
 
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{self as http_body, Bytes};
@@ -9,10 +9,10 @@ use tower::BoxError;
 
 use crate::body::{Body, full_body};
 
-/// How many bytes of such an answer are read.
+/// The most bytes of such an answer that are read.
 const MAX_TEXT: usize = 64 * 1_024;
 
-/// Returns the response; gives a refusal without one a `Status` with the pause.
+/// Returns the response; replaces a refusal's text by a `Status` with the pause.
 pub(crate) async fn with_status<B>(answer: http::Response<B>) -> Result<http::Response<Body>, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -22,7 +22,7 @@ where
     let Some(seconds) = asked(head.status, &head.headers) else {
         return Ok(http::Response::from_parts(head, body.map_err(Into::into).boxed_unsync()));
     };
-    // A text that is longer, or cut, is left out: the pause counts.
+    // A text that is too long or truncated is dropped; the pause is what matters.
     let bytes = Limited::new(body, MAX_TEXT).collect().await.map(|text| text.to_bytes()).unwrap_or_default();
     let document: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let bytes = match document["kind"] == "Status" {
@@ -34,7 +34,7 @@ where
     Ok(http::Response::from_parts(head, full_body(bytes)))
 }
 
-/// The seconds to wait that a refusal in text contains. A date is ignored: the node's clock may be wrong.
+/// The seconds to wait in a refusal in text. A date is ignored, because the node's clock may be wrong.
 fn asked(status: StatusCode, headers: &HeaderMap) -> Option<u32> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let is_refusal = status.is_client_error() || status.is_server_error();

@@ -1,4 +1,4 @@
-//! Watches: the changes of what a selector matches, as they happen.
+//! Watches: reports changes of the objects that a selector matches.
 
 use std::error::Error;
 use std::io;
@@ -19,21 +19,21 @@ use crate::request::{Request, Resource, Selector, WatchFrom};
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// An object is new, or was changed: this is how it is now.
+    /// The new state of a new or changed object.
     Stored(Value),
-    /// An object is gone: this is how it was.
+    /// The last state of a deleted object.
     Deleted(Value),
     /// Nothing changed; the watch has reached this version.
     Bookmark(String),
-    /// All that there was has been sent, as of this version: of a watch that began with [`WatchFrom::All`].
+    /// All initial objects have been sent, as of this version. Sent after [`WatchFrom::All`].
     AllSent(String),
 }
 
-/// The annotation of the bookmark after all that there was.
+/// The annotation of the bookmark that follows the initial objects.
 const ALL_SENT: &str = "k8s.io/initial-events-end";
 
 impl Change {
-    /// The version that a watch may begin at after it.
+    /// The version at which a watch may begin after this change.
     pub fn version(&self) -> Option<&str> {
         match self {
             Self::Stored(object) | Self::Deleted(object) => object["metadata"]["resourceVersion"].as_str(),
@@ -42,7 +42,7 @@ impl Change {
     }
 }
 
-/// The changes that a server sends, until it ends the watch.
+/// The changes from a server, until it ends the watch.
 pub struct Watch {
     lines: Lines<Body>,
     received_count: Arc<AtomicU64>,
@@ -61,7 +61,7 @@ impl Watch {
             };
             match serde_json::from_slice(&line) {
                 Ok(event) => return Some(change(event)),
-                // The last line, which is cut.
+                // The last line was truncated.
                 Err(error) if error.is_eof() => {}
                 Err(error) => {
                     let status = serde_json::from_slice::<Status>(&line);
@@ -79,7 +79,6 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-/// The change that an event reports.
 fn change(event: WatchEvent<Value>) -> Result<Change, RequestError> {
     match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => Ok(Change::Stored(object)),
@@ -93,7 +92,8 @@ fn change(event: WatchEvent<Value>) -> Result<Change, RequestError> {
     }
 }
 
-/// Whether a server has ended its connection, which ends a watch like any other end. TLS and chunks have errors for it.
+/// Whether the server has closed its connection, which TLS and chunked encoding report as errors. It ends a watch
+/// like any other end.
 fn breaks_off(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         let io = cause.downcast_ref::<io::Error>();
@@ -103,9 +103,10 @@ fn breaks_off(error: &(dyn Error + 'static)) -> bool {
 }
 
 impl Client {
-    /// Watches what matches the selector. The server ends it after `limit`.
+    /// Watches the objects that the selector matches. The server ends the watch after `limit`.
     ///
     /// # Errors
+    ///
     /// As for every request; [`RequestError::is_expired`] requires a new list.
     pub async fn watch(
         &self,

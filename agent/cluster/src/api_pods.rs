@@ -1,6 +1,6 @@
-//! Reports on the pods that the apiserver has for this node, and deletes there what has ended here.
+//! Reports the status of the apiserver's pods on this node, and deletes there those that have ended here.
 //!
-//! What is due for each is decided by [`api_pod::step`].
+//! [`api_pod::step`] decides what is due for each pod.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use limpet_core::status::observed::{Changes, Consumer, Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 
-/// What a status is made of.
+/// Where a reported status comes from.
 #[derive(Debug, Clone)]
 enum Report {
     Observed(Arc<ObservedPod>),
@@ -28,11 +28,11 @@ enum Report {
     Nothing,
 }
 
-/// What a step is done with.
+/// What a step acts on.
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
     report: Report,
-    /// The pod has ended for good at the apiserver.
+    /// Whether the pod's status is final at the apiserver.
     over: bool,
 }
 
@@ -43,14 +43,14 @@ pub(super) struct ApiPods {
     observed: Observed,
     changes: Changes,
     slots: Arc<Slots>,
-    /// Keeps the last status of a pod until it is reported.
+    /// Keeps a pod's last status until it is reported.
     last_statuses: Consumer,
-    /// What the apiserver has, once it has been listed.
+    /// The pods that the apiserver has, once they have been listed.
     found: Option<BTreeMap<PodKey, ApiPod>>,
-    /// The statuses that the apiserver has taken.
+    /// The statuses that the apiserver has acknowledged.
     known: BTreeMap<PodKey, Reported>,
-    /// The last statuses of pods that were deleted at the apiserver, until it says that they are gone: one that is
-    /// restored may have them again.
+    /// The last statuses of pods that were deleted at the apiserver, until it confirms that they are gone: a restored
+    /// apiserver may have the pods again.
     deleted: BTreeMap<PodKey, Arc<ObservedPod>>,
 }
 
@@ -61,14 +61,15 @@ impl ApiPods {
         Self { link, observed, changes, slots, last_statuses, found: None, known, deleted }
     }
 
-    /// Drops the last statuses that are not needed: of other sources, and of pods that the apiserver does not have. One
-    /// that its source holds although another cluster's list lacks it may be requested once the earlier cluster is
-    /// back.
+    /// Releases last statuses that are not needed: those of other sources' pods, and of pods that the apiserver does
+    /// not have. A pod that its source keeps although another cluster's list lacks it still needs its status once the
+    /// earlier cluster is back.
     fn release(&self) {
         let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
         for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
-            let found = self.found.as_ref();
-            let there = found.is_none_or(|found| found.get(&pod.record.key).is_some_and(|found| is_it(found, pod)));
+            let listed = self.found.as_ref();
+            let there =
+                listed.is_none_or(|listed| listed.get(&pod.record.key).is_some_and(|listed| is_it(listed, pod)));
             let is_held = source.pods.get(&pod.record.key).is_some_and(|held| held.uid == pod.record.uid);
             if pod.record.source != SOURCE || !(there || is_held) {
                 self.last_statuses.acknowledge(version);
@@ -89,7 +90,7 @@ impl ApiPods {
             let shows = |observed: &&Arc<ObservedPod>| is_it(pod, observed);
             let rejection = source.rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);
-            // A pod of another source that has its place runs only once nothing of this one does.
+            // A pod of another source that takes this pod's name starts only after this pod has ended.
             let displaced = running.is_some_and(|running| running.record.source != SOURCE);
             let last = last.get(key).copied().or_else(|| self.deleted.get(key)).filter(shows);
             let (known, report) = match (running.filter(shows), last, rejection) {
@@ -97,7 +98,7 @@ impl ApiPods {
                 (None, Some(gone), _) => (LocalPod::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
                 (None, None, Some(why)) => (LocalPod::Refused(&why.faults), Report::Refused(Arc::clone(why))),
                 (None, None, None) if displaced => (LocalPod::Gone, Report::Nothing),
-                // It ended before the node's disk or the cluster's was replaced: no worker takes it up.
+                // The pod ended before the node's disk or the cluster was replaced, so no worker adopts it.
                 (None, None, None)
                     if pod.over && source.pods.get(key).is_none_or(|held| *held.uid.to_string() != *pod.uid) =>
                 {
@@ -122,16 +123,17 @@ impl ReportedPods for ApiPods {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
-                let found: BTreeMap<PodKey, ApiPod> = pods.iter().filter_map(ApiPod::read).collect();
-                // One that is not being deleted any more keeps running.
-                self.deleted.retain(|key, pod| found.get(key).is_some_and(|found| found.deleting && is_it(found, pod)));
-                self.found = Some(found);
-                // A list comes after a long time, or from a cluster that was restored and may have older statuses.
+                let listed: BTreeMap<PodKey, ApiPod> = pods.iter().filter_map(ApiPod::read).collect();
+                // A pod that is no longer being deleted keeps running.
+                self.deleted
+                    .retain(|key, pod| listed.get(key).is_some_and(|listed| listed.deleting && is_it(listed, pod)));
+                self.found = Some(listed);
+                // A list comes after a long break, or from a restored cluster with older statuses.
                 self.known.clear();
             }
             Update::Stored(pod) => {
                 if let Some((key, pod)) = ApiPod::read(&pod)
-                    // What is left of a deleted one is from before, or waits for a finalizer.
+                    // An update about a deleted pod is outdated, or the pod waits for a finalizer.
                     && !self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted))
                 {
                     self.found.get_or_insert_default().insert(key, pod);
@@ -154,7 +156,7 @@ impl ReportedPods for ApiPods {
     fn compare(&mut self) -> Comparison<Subject> {
         self.release();
         let Some(found) = self.found.take() else {
-            // What the apiserver knows of them has not been seen yet.
+            // The apiserver's record of these pods has not arrived yet.
             let observed = self.observed.load();
             return Comparison::Unknown(observed.pods.values().filter(|pod| pod.record.source == SOURCE).count());
         };
@@ -179,17 +181,17 @@ impl ReportedPods for ApiPods {
             }
             (Step::Report { uid }, Report::Refused(why)) => {
                 let pod = self.found.as_mut().and_then(|found| found.get_mut(&key));
-                // Meanwhile another pod may have that name.
+                // Another pod may have this name by now.
                 if let Some(pod) = pod.filter(|pod| pod.uid == uid) {
                     pod.refusal_reported(&why.faults);
                 }
             }
             (step, report) => {
                 tracing::info!(pod = %key, "deleted at the apiserver");
-                // The watch may have brought the deletion already, and another pod of that name.
+                // The watch may already have reported the deletion, and another pod of this name.
                 let is_deleted = |found: &ApiPod| matches!(&step, Step::Delete { uid } if found.uid == *uid);
-                let found = self.found.as_mut().filter(|found| found.get(&key).is_some_and(is_deleted));
-                if found.and_then(|found| found.remove(&key)).is_some()
+                let listed = self.found.as_mut().filter(|listed| listed.get(&key).is_some_and(is_deleted));
+                if listed.and_then(|listed| listed.remove(&key)).is_some()
                     && let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
                     && *pod.record.uid.to_string() == *uid
                 {
@@ -212,12 +214,12 @@ impl ReportedPods for ApiPods {
     }
 }
 
-/// Whether that is what the apiserver has.
+/// Whether the apiserver's pod and the observed pod are the same.
 fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
     *found.uid == *observed.record.uid.to_string()
 }
 
-/// Does one step, and returns the status that is stored then. A pod that is not there any more needs none.
+/// Performs one step. Returns the status that is then stored; `None` if the pod is gone.
 async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<StoredStatus, RequestError> {
     let DueStep { key, step, generation, subject, .. } = due;
     let patch = match (step, &subject.report) {

@@ -1,5 +1,6 @@
-//! A certificate with its key on disk, as kubelet keeps it: `kubelet-client-TIME.pem`, and `kubelet-client-current.pem`,
-//! a symlink to the newest; and which certificate counts. Blocks.
+//! The files of a certificate and its key, named as in kubelet: `kubelet-client-TIME.pem`, and
+//! `kubelet-client-current.pem`, a symlink to the newest. Decides which certificate is in effect. All functions
+//! block.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,20 +19,20 @@ use limpet_apiserver_client::kubeconfig;
 use limpet_core::certificate::Validity;
 use limpet_host::private_file::write;
 
-/// How many certificates stay: the one in use, and the one before, whose connections may still be open.
+/// The certificates that are kept: the current one, and its predecessor, whose connections may still be open.
 const KEPT_CERTIFICATES: usize = 2;
 
-/// Which of its two certificates the node requests.
+/// The node's two certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The one by which it names itself to the apiserver.
+    /// The certificate with which the node authenticates to the apiserver.
     Client,
-    /// The one that it shows to the clients of kubelet's API.
+    /// The certificate that the node presents to clients of kubelet's API.
     Serving,
 }
 
 impl Purpose {
-    /// The name of its files, as kubelet has it.
+    /// The prefix of the files' names, as in kubelet.
     pub(crate) fn file_name(self) -> &'static str {
         match self {
             Self::Client => "kubelet-client",
@@ -40,38 +41,36 @@ impl Purpose {
     }
 }
 
-/// What went wrong with the files of a certificate.
+/// Why the files of a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
-    /// A file could not be read or written.
     #[error("read or write {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// No key could be made, or the one there is cannot be read.
+    /// A key could not be generated, or the existing one cannot be read.
     #[error("read or create the key {}: {source}", path.display())]
     Key { path: PathBuf, source: rcgen::Error },
-    /// What was issued is not for this node's key.
+    /// The issued certificate is not for this node's key.
     #[error("the issued certificate is invalid or does not match this node's key")]
     Foreign,
-    /// By the node's clock, what was issued is of no use.
+    /// The issued certificate is not valid by the node's clock.
     #[error(
         "the issued certificate expired at {not_after} by this node's clock; set the clock, or raise the cluster's signing duration"
     )]
     Over { not_after: Timestamp },
 }
 
-/// What a certificate says.
+/// The contents of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub(crate) validity: Validity,
-    /// The host names and addresses it is for.
+    /// Its host names and addresses.
     pub(crate) names: BTreeSet<String>,
-    /// Its public key.
     key: Vec<u8>,
 }
 
 impl Contents {
-    /// Of the first certificate in `pem`; `None`: there is none.
-    pub(crate) fn of(pem: &[u8]) -> Option<Self> {
+    /// Reads the first certificate in `pem`; `None` if there is none.
+    pub(crate) fn parse(pem: &[u8]) -> Option<Self> {
         let certificate =
             Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|section| section.label == "CERTIFICATE")?;
         let (_, certificate) = X509Certificate::from_der(&certificate.contents).ok()?;
@@ -101,7 +100,6 @@ fn name(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// The files of one of the node's certificates.
 #[derive(Debug, Clone)]
 pub(crate) struct Files {
     directory: PathBuf,
@@ -113,22 +111,22 @@ impl Files {
         Self { directory, purpose }
     }
 
-    /// Certificate and key, in one file.
+    /// The file of the current certificate and key.
     pub(crate) fn current(&self) -> PathBuf {
         self.directory.join(format!("{}-current.pem", self.purpose.file_name()))
     }
 
-    /// What the current certificate says; `None`: there is none.
+    /// The contents of the current certificate; `None` if there is none.
     pub(crate) fn contents(&self) -> Option<Contents> {
-        Contents::of(&fs::read(self.current()).ok()?)
+        Contents::parse(&fs::read(self.current()).ok()?)
     }
 
-    /// The key of a request that has no answer yet: it stays over a restart, and so does the request.
+    /// The file with the key of a pending request. It survives restarts, as the request does.
     fn pending(&self) -> PathBuf {
         self.directory.join(format!("{}.key.tmp", self.purpose.file_name()))
     }
 
-    /// That key, made if there is none.
+    /// The key of the pending request, generated if there is none.
     pub(crate) fn key(&self) -> Result<KeyPair, FileError> {
         let path = self.pending();
         if let Some(key) = fs::read_to_string(&path).ok().and_then(|pem| KeyPair::from_pem(&pem).ok()) {
@@ -141,15 +139,15 @@ impl Files {
         Ok(key)
     }
 
-    /// The next request has another key.
+    /// Has the next request use another key.
     pub(crate) fn forget_key(&self) {
-        // One that stays requests once more what was refused.
+        // If the file cannot be removed, the refused request is sent once more.
         let _ = fs::remove_file(self.pending());
     }
 
-    /// Makes the certificate the current one.
+    /// Makes the certificate the current one. Returns its file.
     pub(crate) fn save(&self, key: &KeyPair, certificate: &str, now: Timestamp) -> Result<PathBuf, FileError> {
-        let contents = Contents::of(certificate.as_bytes()).ok_or(FileError::Foreign)?;
+        let contents = Contents::parse(certificate.as_bytes()).ok_or(FileError::Foreign)?;
         if contents.key != key.subject_public_key_info() {
             return Err(FileError::Foreign);
         }
@@ -176,7 +174,7 @@ impl Files {
         Ok(current)
     }
 
-    /// What a gateway collected over years would fill its flash. Names sort by time.
+    /// Removes old certificates, which would fill a gateway's flash over years. Names sort by time.
     fn remove_old(&self) {
         let begin = format!("{}-2", self.purpose.file_name());
         let files = fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
@@ -189,34 +187,34 @@ impl Files {
     }
 }
 
-/// The file with the certificate and the key by which the node names itself.
+/// The file of the certificate and key with which the node authenticates.
 pub(crate) fn client_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Client).current()
 }
 
-/// The file with the certificate and the key that the node shows, in the directory of its certificates.
+/// The file of the certificate and key that the node presents, in the directory of its certificates.
 pub fn serving_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Serving).current()
 }
 
-/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it
-/// has expired and that of the kubeconfig is valid, as for client-go. Blocks.
+/// Whether the certificate that this agent obtained takes precedence over the kubeconfig's. It does unless it is
+/// missing, or has expired while the kubeconfig's is valid, as in client-go. Blocks.
 pub(crate) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
     validity(certificate)
         .is_some_and(|held| held.not_after >= now || identity(kubeconfig, None).is_none_or(|own| own.not_after < now))
 }
 
-/// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.
+/// The validity of the certificate in that file, or else of the kubeconfig's own; `None` if there is neither. Blocks.
 pub(crate) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
     match certificate {
         Some(file) => validity(file),
-        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??.pem).map(|contents| contents.validity),
+        None => Contents::parse(&kubeconfig::certificate(kubeconfig).ok()??.pem).map(|contents| contents.validity),
     }
 }
 
-/// When the certificate in that file is valid; `None`: there is none. Blocks.
+/// The validity of the certificate in that file; `None` if there is none. Blocks.
 pub fn validity(file: &Path) -> Option<Validity> {
-    Contents::of(&std::fs::read(file).ok()?).map(|contents| contents.validity)
+    Contents::parse(&std::fs::read(file).ok()?).map(|contents| contents.validity)
 }
 
 #[cfg(test)]
@@ -254,7 +252,7 @@ mod tests {
         let files = Files::new(dir.path().to_owned(), Purpose::Client);
         let key = files.key().unwrap();
         let certificate = CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap().pem();
-        let not_after = Contents::of(certificate.as_bytes()).unwrap().validity.not_after;
+        let not_after = Contents::parse(certificate.as_bytes()).unwrap().validity.not_after;
         let saved = files.save(&key, &certificate, not_after);
         assert!(matches!(saved, Err(FileError::Over { .. })), "{saved:?}");
         assert_eq!(files.contents(), None);

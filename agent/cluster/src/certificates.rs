@@ -1,8 +1,8 @@
-//! The node's certificates, as kubelet has them: the one by which it names itself to the apiserver, and the one that its
-//! own API shows. Each is requested with a CertificateSigningRequest, by the bootstrap kubeconfig's credentials at first,
-//! and again in time before it expires.
+//! Requests and renews the node's certificates, as kubelet does: the one with which it authenticates to the
+//! apiserver, and the one that its own API presents. The first CertificateSigningRequest uses the bootstrap
+//! kubeconfig's credentials; further ones follow in time before each certificate expires.
 //!
-//! When is decided in [`limpet_core::certificate`]. Nothing waits for a certificate: pods run without.
+//! [`limpet_core::certificate`] decides when. Nothing waits for a certificate: pods run without it.
 
 mod node_names;
 mod signing_request;
@@ -33,7 +33,7 @@ use limpet_model::error_chain::error_chain;
 use node_names::NodeNames;
 use signing_request::{Verdict, verdict};
 
-/// How long a request is watched before its answer is looked up again: a human may have to approve it.
+/// How long a request is watched before it is read again: a human may have to approve it.
 const APPROVAL_WATCH_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Why there is no new certificate.
@@ -51,15 +51,15 @@ enum CertificateError {
     Make(#[from] rcgen::Error),
     #[error("write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// The signer, or a person.
+    /// The signer or a person has refused the request.
     #[error("CertificateSigningRequest {name} was refused: {reason}")]
     Refused { name: String, reason: String },
-    /// It has not been approved.
+    /// The request has not been approved.
     #[error("CertificateSigningRequest {name} is pending; approve it: kubectl certificate approve {name}")]
     Unanswered { name: String },
 }
 
-/// Where the node's certificates are, and which of them are requested.
+/// Where the node's certificates are stored, and which of them are requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateSettings {
     /// `--cert-dir`: the directory of the certificates.
@@ -68,7 +68,7 @@ pub struct CertificateSettings {
     pub serving: bool,
 }
 
-/// Asks for certificates, as far as this is configured.
+/// Requests certificates, as far as this is configured.
 pub(super) async fn run(
     link: Link,
     (settings, certificates): (ClusterSettings, CertificateSettings),
@@ -97,13 +97,13 @@ pub(super) async fn run(
     tokio::join!(client, serving);
 }
 
-/// Keeps one certificate.
+/// Keeps one certificate valid.
 struct CertificateRotation {
     link: Link,
     files: Files,
     purpose: Purpose,
     node: String,
-    /// Spreads the renewals of nodes that began together.
+    /// Spreads the renewals of nodes that started together; a random number.
     chance: u64,
 }
 
@@ -130,7 +130,7 @@ impl CertificateRotation {
                     };
                     tokio::select! {
                         () = wait(at) => {}
-                        // It may be by other credentials, which were given to a node whose own had expired.
+                        // The connection may use other credentials, given to a node whose own had expired.
                         () = reconnected => {}
                     }
                     continue;
@@ -139,7 +139,7 @@ impl CertificateRotation {
                 (Step::Bootstrap | Step::Renew, _) => {
                     tokio::select! {
                         () = self.link.online() => {}
-                        // From then on the server refuses it: what is left is the bootstrap kubeconfig.
+                        // From then on the server refuses the certificate, and only the bootstrap kubeconfig helps.
                         () = wait(held.map(|held| held.not_after)) => continue,
                     }
                     self.obtain(&Requester::Node(self.link.clone()), BTreeSet::new()).await
@@ -158,7 +158,8 @@ impl CertificateRotation {
             let names = node_names.current();
             let held = self.contents().await;
             self.show(held.as_ref().map(|held| held.validity));
-            // One that names more than the node has now is still good. What a signer has left out it would leave out again.
+            // A certificate with more names than the node has now is still usable. Names that a signer has left out
+            // it would leave out again.
             let is_usable = |held: &Contents| held.names.is_superset(&names) || issued_for.as_ref() == Some(&names);
             let usable = held.filter(is_usable).map(|held| held.validity);
             let next = match names.is_empty() {
@@ -187,23 +188,23 @@ impl CertificateRotation {
         }
     }
 
-    /// Shows in the metrics how long the certificate lasts.
+    /// Sets the certificate's expiry in the metrics.
     fn show(&self, held: Option<Validity>) {
         self.link.metrics().certificate_held(self.purpose.metric(), held.map(|held| held.not_after));
     }
 
-    /// How the node names itself now. Without a kubeconfig there is nothing yet: a power cut may have come between the
-    /// two files.
+    /// The node's current client certificate. Without a kubeconfig it has none yet: a power cut may have come between
+    /// writing the two files.
     async fn identity(&self, kubeconfig: PathBuf) -> Identity {
         let current = self.files.current();
         let look = move |_: &_| match kubeconfig::certificate(&kubeconfig) {
             Ok(_) if supersedes(&current, &kubeconfig, Timestamp::now()) => {
                 validity(&current).map(Identity::Certificate)
             }
-            Ok(own) => {
-                let own = own?;
-                let identity = if own.is_embedded { Identity::Embedded } else { Identity::Certificate };
-                Contents::of(&own.pem).map(|contents| identity(contents.validity))
+            Ok(user_certificate) => {
+                let user_certificate = user_certificate?;
+                let identity = if user_certificate.is_embedded { Identity::Embedded } else { Identity::Certificate };
+                Contents::parse(&user_certificate.pem).map(|contents| identity(contents.validity))
             }
             Err(_) => Some(Identity::None),
         };
@@ -216,7 +217,7 @@ impl CertificateRotation {
         look.await.ok().flatten()
     }
 
-    /// Whether there is a new certificate. After a failure, a pause first.
+    /// Records the result of a request. Returns whether there is a new certificate. After a failure it pauses first.
     async fn record_outcome(&self, outcome: Result<(), CertificateError>, failures: &mut u32) -> bool {
         let Err(error) = outcome else {
             *failures = 0;
@@ -226,7 +227,7 @@ impl CertificateRotation {
         };
         *failures += 1;
         self.link.metrics().renewal_failed(self.purpose.metric());
-        // What was refused is not requested again at once.
+        // A refused request is not repeated immediately.
         let retry_after = match &error {
             CertificateError::Request(error) => error.retry_after(),
             CertificateError::Refused { .. } | CertificateError::File(FileError::Over { .. }) => {
@@ -242,7 +243,7 @@ impl CertificateRotation {
         false
     }
 
-    /// Asks by the bootstrap kubeconfig, and writes the kubeconfig that names the certificate.
+    /// Requests a certificate with the bootstrap kubeconfig, and writes the kubeconfig that refers to it.
     async fn bootstrap(&self, bootstrap: PathBuf, kubeconfig: PathBuf) -> Result<(), CertificateError> {
         let client = link::open(bootstrap.clone(), None).await?.client;
         self.obtain(&Requester::Bootstrap(client), BTreeSet::new()).await?;
@@ -255,14 +256,14 @@ impl CertificateRotation {
         blocking::run(self.files.current(), blocking::DEADLINE, write).await?
     }
 
-    /// Asks for a certificate, waits for it and keeps it.
+    /// Requests a certificate, waits for it and saves it.
     async fn obtain(&self, requester: &Requester, names: BTreeSet<String>) -> Result<(), CertificateError> {
         let files = self.files.clone();
         let key = blocking::run(self.files.current(), blocking::DEADLINE, move |_| files.key()).await??;
         let name = request_name(&key, &names, requester);
         let body = self.purpose.object(&name, &signing_request(&self.node, &names, &key)?);
         match requester.send(Request::create(Resource::CertificateSigningRequests, body)).await {
-            // Asked for before a restart.
+            // An earlier run of the agent has created the request.
             Err(error) if error.is_conflict() => {}
             created => drop(created?),
         }
@@ -284,15 +285,15 @@ impl CertificateRotation {
     }
 }
 
-/// Waits until then, or until the clock is set.
+/// Waits until `at`, or until the clock is set.
 async fn wait(at: Option<Timestamp>) {
     if wall_clock::until(at).await.is_err() {
-        // No timer is available: the clock is checked at intervals, as by kubelet.
+        // Without a timer the clock is checked at intervals, as in kubelet.
         tokio::time::sleep(APPROVAL_WATCH_TIMEOUT).await;
     }
 }
 
-/// The answer, once there is one: the certificate, or why there will be none.
+/// Waits for the answer to a request: the certificate, or the reason for the refusal.
 async fn answer(requester: &Requester, name: &str) -> Result<Result<String, String>, RequestError> {
     loop {
         let request = requester.send(Request::get(Resource::CertificateSigningRequest(name.to_owned()))).await?;
@@ -304,7 +305,7 @@ async fn answer(requester: &Requester, name: &str) -> Result<Result<String, Stri
         let version = request["metadata"]["resourceVersion"].as_str().unwrap_or_default();
         let mut watch = requester.watch(name, version).await?;
         while let Some(change) = watch.next().await {
-            // It is read again, and is not there any more once it was deleted.
+            // The request is read again; it no longer exists if it was deleted.
             if !matches!(change?, Change::Bookmark(_)) {
                 break;
             }
@@ -312,11 +313,10 @@ async fn answer(requester: &Requester, name: &str) -> Result<Result<String, Stri
     }
 }
 
-/// Whose credentials a request has.
+/// The credentials of a request.
 enum Requester {
-    /// Those of the bootstrap kubeconfig.
     Bootstrap(Client),
-    /// The node's own.
+    /// The node's own credentials.
     Node(Link),
 }
 
@@ -338,7 +338,7 @@ impl Requester {
     }
 }
 
-/// The name of the request: the same for the same key and names, so that nothing is requested twice.
+/// The request's name: equal for equal keys and names, so that no request is duplicated.
 fn request_name(key: &KeyPair, names: &BTreeSet<String>, requester: &Requester) -> String {
     let mut digest = Sha256::new();
     digest.update(key.subject_public_key_info());
@@ -350,7 +350,7 @@ fn request_name(key: &KeyPair, names: &BTreeSet<String>, requester: &Requester) 
     }
 }
 
-/// The request in PEM. A node is in one group, and its name begins as the node authorizer insists on.
+/// The request in PEM. The node authorizer requires the group, and the prefix of the name.
 fn signing_request(node: &str, names: &BTreeSet<String>, key: &KeyPair) -> Result<String, rcgen::Error> {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::OrganizationName, "system:nodes");

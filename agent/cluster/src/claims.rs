@@ -1,10 +1,9 @@
-//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver
-//! or an iSCSI target needs is read by `csi` and `iscsi`.
+//! Reads the PersistentVolumeClaims of the apiserver's pods and the volumes they are bound to. `csi` and `iscsi` read
+//! what their volumes also need.
 //!
-//! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is read again.
-//! One that was is not: as long as the pod refers to it, it stays bound to its volume. For the same reason a volume
-//! that has to be attached is awaited in the Node's status, which is watched, and its VolumeAttachment is read then, as
-//! by kubelet.
+//! A node may read its pods' claims by name and may not watch them, so an unbound claim is read repeatedly. A bound
+//! claim is not: it stays bound to its volume while the pod refers to it. For the same reason an attachment is
+//! awaited in the Node's status, which is watched; its VolumeAttachment is read only then, as in kubelet.
 
 mod csi;
 mod expand;
@@ -30,27 +29,26 @@ use limpet_model::pod::PodRecord;
 use limpet_plugins::csi::{CsiVolumes, InUse, VolumesInUse};
 use limpet_telemetry::event::Events;
 
-/// How often the cause is read of a volume that is not attached: a node may not watch VolumeAttachments of others.
+/// How often to read why a volume is not attached: a node may not watch VolumeAttachments.
 const ATTACHING_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a claim on a volume waits for that has to be attached to the node.
+/// What a claim needs for a volume that has to be attached to the node.
 #[derive(Debug, Clone)]
 pub(super) struct Attachments {
     /// The Node, with the volumes that a controller has attached to it.
     pub(super) seen: watch::Receiver<NodeFromApiserver>,
-    /// The volumes that it must not detach.
+    /// The volumes that a controller must not detach.
     pub(super) in_use: VolumesInUse,
-    /// What drivers have mounted.
+    /// The volumes that drivers have mounted.
     pub(super) volumes: Arc<CsiVolumes>,
-    /// What is reported about pods.
     pub(super) events: Events,
 }
 
 /// The result of reading a claim.
 struct ClaimLookup {
-    /// The object of the claim; `None`: there is no such claim.
+    /// The claim's object; `None` if the claim does not exist.
     object: Option<ObjectRecord>,
-    /// The volume that a controller has to attach to the node, by its name in the Node's status.
+    /// The volume that a controller has yet to attach to the node, by its name in the Node's status.
     attaching: Option<String>,
 }
 
@@ -76,22 +74,22 @@ pub(super) async fn resolve(
         return maintain(link, desired, key, source, known, &attachments, in_use).await;
     }
     let (mut failures, mut in_use) = (0, None);
-    let found = loop {
+    let lookup = loop {
         link.online().await;
         let Some(pod) = user(desired, key) else { return };
         let asked = match Box::pin(look_up(link, key, &pod, &attachments, &mut in_use)).await {
             Ok(ClaimLookup { object, attaching }) => {
                 let object = object.map(Arc::new);
                 let _ = source.send(cluster_update::Update::Object(key.clone(), object.clone())).await;
-                if let Some(found) = object.filter(|object| claim::source(object).is_ok()) {
-                    break found;
+                if let Some(lookup) = object.filter(|object| claim::source(object).is_ok()) {
+                    break lookup;
                 }
                 if let Some(name) = attaching {
                     failures = 0;
                     tokio::select! {
                         Ok(_) = attachments.seen.wait_for(|seen| is_attached(seen, &name)) => {}
                         () = link.lost() => {}
-                        // Why it takes so long may be known by then.
+                        // By then the cause of the delay may be known.
                         () = tokio::time::sleep(ATTACHING_CHECK_INTERVAL) => {}
                     }
                     continue;
@@ -110,11 +108,11 @@ pub(super) async fn resolve(
             failures = 0;
         }
     };
-    maintain(link, desired, key, source, found, &attachments, in_use).await;
+    maintain(link, desired, key, source, lookup, &attachments, in_use).await;
 }
 
-/// Keeps the volume named in the Node's status, its driver's tokens valid, and has it expanded, for as long as the pod
-/// needs it.
+/// Lists the volume in the Node's status, renews its driver's tokens and has it expanded, as long as the pod needs
+/// it.
 async fn maintain(
     link: &Link,
     desired: &Desired,
@@ -133,14 +131,14 @@ async fn maintain(
     tokio::join!(held, csi::keep_tokens(link, desired, key, source, Arc::clone(&found)), expanded);
 }
 
-/// Keeps the volume named in the Node's status until the pod has run to its end; what is mounted then is named on.
+/// Lists the volume in the Node's status until the pod has ended. After that a mounted volume stays listed.
 async fn hold(desired: &Desired, key: &ObjectKey, in_use: InUse) {
     let mut changes = desired.changes();
     while user(desired, key).is_some_and(|pod| !pod.has_ended()) && changes.changed().await.is_ok() {}
     drop(in_use);
 }
 
-/// Whether a controller has attached the volume, after the node reported that it uses it.
+/// Whether a controller has attached the volume after the node reported it as in use.
 fn is_attached(seen: &NodeFromApiserver, name: &str) -> bool {
     seen.node().is_some_and(|node| node.volumes_in_use.contains(name) && node.volumes_attached.contains(name))
 }
@@ -152,7 +150,7 @@ fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     desired.pods.get(pods.get(key)?.get_min()?).cloned()
 }
 
-/// What the claim, or the volume of the pod's own, currently refers to.
+/// Looks up what the claim, or the pod's own volume, currently refers to.
 async fn look_up(
     link: &Link,
     key: &ObjectKey,
@@ -182,12 +180,12 @@ async fn look_up(
         let why = format!("PV {volume} is not for this node: no matching NodeSelectorTerms");
         return Ok(ClaimLookup::refused(key, why));
     }
-    let mut found = of_kind(link, key, pod, (&claim, &volume), attachments, in_use).await?;
-    found.object = found.object.map(|object| claim::group::added(object, &volume));
-    Ok(found)
+    let mut lookup = of_kind(link, key, pod, (&claim, &volume), attachments, in_use).await?;
+    lookup.object = lookup.object.map(|object| claim::group::added(object, &volume));
+    Ok(lookup)
 }
 
-/// What a claim that is bound to that volume refers to.
+/// Looks up what a claim that is bound to this volume refers to.
 async fn of_kind(
     link: &Link,
     key: &ObjectKey,
@@ -204,8 +202,8 @@ async fn of_kind(
     if spec.is_some_and(|spec| spec.iscsi.is_some()) {
         return iscsi::persistent(link, key, bound, attachments, in_use).await;
     }
-    let found = claim::record(key.clone(), ORIGIN, claim, volume);
-    Ok(found.map_or_else(
+    let record = claim::record(key.clone(), ORIGIN, claim, volume);
+    Ok(record.map_or_else(
         |why| ClaimLookup::refused(key, why),
         |object| ClaimLookup { object: Some(object), attaching: None },
     ))
@@ -214,7 +212,8 @@ async fn of_kind(
 /// Name and spec of the volume that the claim is bound to.
 ///
 /// # Errors
-/// Why the pod cannot have it.
+///
+/// Why the pod cannot have the volume.
 fn bound_volume(
     key: &ObjectKey,
     (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
@@ -223,7 +222,7 @@ fn bound_volume(
     Ok((volume.metadata.name.clone().unwrap_or_default(), volume.spec.clone().unwrap_or_default()))
 }
 
-/// Whether the volume's node affinity, if it has one, names the pod's node.
+/// Whether the volume's node affinity, if any, matches the pod's node.
 async fn is_for_node(link: &Link, volume: &PersistentVolume, pod: &PodRecord) -> Result<bool, RequestError> {
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let Some(wanted) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(true) };

@@ -1,4 +1,4 @@
-//! Reports the node's CSI drivers to the cluster: the CSINode object, and the Node's annotation and labels.
+//! Reports the node's CSI drivers to the cluster, in the CSINode object and the Node's annotation and labels.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::csi_node::{Step, step};
 use limpet_plugins::csi::CsiDrivers;
 
-/// The steps that bring a CSINode up to date, at most: delete, create, remove an entry, add one.
+/// The most steps to update a CSINode: delete, create, remove an entry, add an entry.
 const MAX_STEPS: usize = 6;
 
-/// Keeps both up to date, for as long as the agent runs.
+/// Keeps the CSINode and the Node's annotation up to date while the agent runs.
 pub(super) async fn run(
     link: Link,
     node: String,
@@ -74,18 +74,19 @@ async fn report_to(
         link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch).metadata_only()).await?;
     }
     if !drivers.is_on() {
-        // The annotation is for disks of iSCSI targets as well.
+        // Disks of iSCSI targets need the annotation as well.
         return Ok(());
     }
     let object = || Resource::CsiNode(name.to_owned());
-    let mut found = find(link, object()).await?;
+    let mut current = find(link, object()).await?;
     for _ in 0..MAX_STEPS {
-        found = match step(name, uid, found.as_ref(), &report, &hidden) {
+        current = match step(name, uid, current.as_ref(), &report, &hidden) {
             Step::Done => break,
             Step::Create(document) => Some(link.send(Request::create(Resource::CsiNodes, document)).await?),
             Step::Patch(patch) => Some(link.send(Request::patch(object(), PatchType::Merge, patch)).await?),
             Step::Delete => {
-                let owned = found.as_ref().and_then(|found| found["metadata"]["uid"].as_str()).unwrap_or_default();
+                let owned =
+                    current.as_ref().and_then(|current| current["metadata"]["uid"].as_str()).unwrap_or_default();
                 link.send(Request::delete_now(object(), owned)).await?;
                 None
             }

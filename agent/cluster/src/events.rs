@@ -1,7 +1,7 @@
-//! Posts the node's events to the apiserver: each once, and its count when it happens again.
+//! Posts the node's events to the apiserver: each event once, and its new count when it recurs.
 //!
-//! The agent merges and bounds its events itself; this compares them with what was posted, within client-go's
-//! [`limits`]. Events that the server would drop for their age are left out.
+//! The agent itself merges and bounds its events. This module compares them with those already posted, within
+//! client-go's [`limits`], and leaves out events that the server would drop for their age.
 
 mod limited_namespaces;
 mod limits;
@@ -22,27 +22,27 @@ use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_telemetry::event::{Event, Events};
 
-/// The most events that are posted at once, and the pause that follows: a burst is spread.
+/// The most events that are posted without a pause, which spreads a burst.
 const POST_BATCH_SIZE: usize = 25;
 const POST_BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long events wait after an outage for statuses and mirrors, of which one may be refused for long.
+/// How long events wait after an outage for statuses and mirrors, some of which may be refused for long.
 const STATUSES_FIRST: Duration = Duration::from_secs(10);
 
-/// Posts what happens, for as long as the agent runs.
+/// Posts events while the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
     let (mut failures, mut limits) = (0, EventLimits::default());
     let mut limited = LimitedNamespaces::default();
     loop {
         if !link.is_online() {
             link.online().await;
-            // Once the time has passed, they are posted with what is left.
+            // After this time events are posted beside the remaining statuses.
             let _ = timeout(STATUSES_FIRST, link.outbox().nothing_differs()).await;
         }
-        // It sees every change from here on, also one during the requests below.
+        // Subscribed before the comparison, so that no change during the requests below is missed.
         let changed = events.changed();
         let all = events.snapshot();
         limits.retain(&all);
-        // When the first of those that wait is due, which may be before the others are posted.
+        // The time at which the first waiting event is due.
         let mut next = None;
         let news = {
             let mut posted = link.outbox().posted();
@@ -68,7 +68,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
             match posted {
                 Ok(()) if matches!(decision, Decision::Dropped) => {}
                 Ok(()) => limited.posted(event),
-                // The server's rules refuse it, or its namespace is not there: the local event has to do.
+                // The server's rules refuse the event, or its namespace is missing. The local event remains.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
                     tracing::debug!(event = name, %error, "posting an event failed");
                 }
@@ -101,7 +101,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                     () = changed => {}
                     () = sleep_until_or_forever(next) => {}
                 }
-                // What happens together is posted together.
+                // Events that happen together are posted together.
                 tokio::time::sleep(POST_BATCH_INTERVAL).await;
             }
         }
@@ -112,12 +112,12 @@ async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result
     let document = event.as_kubernetes(node);
     let namespace = document.metadata.namespace.clone().unwrap_or_default();
     if known {
-        // The message of one that reports progress differs.
+        // A progress event's message changes.
         let patch =
             json!({ "count": document.count, "lastTimestamp": document.last_timestamp, "message": document.message });
         let resource = Resource::Event(namespace.clone(), event.name(node));
         match link.send(Request::patch(resource, PatchType::Merge, patch).metadata_only()).await {
-            // It was dropped for its age.
+            // The server has dropped the event for its age.
             Err(error) if error.is_not_found() => {}
             result => return result.map(drop),
         }

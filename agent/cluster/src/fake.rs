@@ -1,4 +1,4 @@
-//! An apiserver that answers as a test wants.
+//! An apiserver with scripted answers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,13 +20,13 @@ use limpet_telemetry::metrics::Metrics;
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Answer = Result<Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxError>>>>, BoxError>;
 
-/// A request that has arrived.
+/// A request that was received.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) query: String,
-    /// Null without one.
+    /// The body; null without one.
     pub(super) body: Value,
 }
 
@@ -36,7 +36,7 @@ impl Asked {
     }
 }
 
-/// A link to a server that answers so.
+/// A link to a server that calls `answer` for each request.
 pub(super) fn link<F>(answer: impl Fn(Asked) -> F + Clone + Send + Sync + 'static) -> Link
 where
     F: Future<Output = Answer> + Send + 'static,
@@ -55,7 +55,6 @@ where
     Link::new(ClientSource::Fixed(Client::over(service)), "", parts)
 }
 
-/// A whole answer.
 pub(super) fn whole(code: u16, answer: &Value) -> Answer {
     let frame = Frame::data(Bytes::from(answer.to_string()));
     frames(code, stream::once(async { Ok(frame) }).boxed())
@@ -70,7 +69,7 @@ pub(super) fn lines(lines: impl futures_util::Stream<Item = Result<Value, BoxErr
     frames(200, lines.map(|line| Ok(Frame::data(Bytes::from(format!("{}\n", line?))))).boxed())
 }
 
-/// No answer: the connection is gone.
+/// An answer that fails: the connection is reset.
 pub(super) fn reset() -> BoxError {
     std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
 }

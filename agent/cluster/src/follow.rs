@@ -1,6 +1,6 @@
-//! Follows what a selector matches: a list, then the changes, for as long as the agent runs.
+//! Follows the objects that a selector matches: a list, then the changes, while the agent runs.
 //!
-//! Of Pods the list comes as the beginning of the watch, which costs the server less, and one request less.
+//! The list of Pods is the beginning of their watch, which costs the server less and saves a request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,41 +17,39 @@ use super::own_change::OwnChangesSeen;
 use limpet_apiserver_client::watch::{Change, Watch};
 use limpet_apiserver_client::{Request, RequestError, Resource, Selector, WatchFrom};
 
-/// The server ends a watch after this long, and up to twice that, as client-go requests.
+/// After this to twice this time the server ends a watch, as client-go requests.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// The same for what pods refer to, as kubelet requests it for ConfigMaps and Secrets: a node has many such watches.
+/// The same for objects that pods refer to, as kubelet requests it for ConfigMaps and Secrets: a node has many such
+/// watches.
 const LONG_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
-/// A server that does not end it is left so much later.
+/// How much longer a watch runs before the agent ends it itself.
 const WATCH_TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
-/// A watch that ended sooner counts as a failure, so that a server that ends each at once does not get requests without
-/// pause.
+/// A shorter watch counts as a failure, so that a server that ends every watch immediately does not get requests
+/// without pause.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
-/// What is followed.
 #[derive(Debug)]
 pub(super) struct WatchTarget {
-    /// What to list and watch.
     pub(super) resource: Resource,
-    /// Which of them.
     pub(super) selector: Selector,
-    /// It is this one that finds out whether there is a connection; the others wait for it.
+    /// Set for the one watch that detects whether there is a connection; the others wait for it.
     pub(super) leads: Option<Leader>,
 }
 
-/// What the leading watch has besides.
+/// What the leading watch has in addition.
 #[derive(Debug)]
 pub(super) struct Leader {
-    /// It checks this lease when the connection is back.
+    /// The lease that is checked when the connection is back.
     pub(super) lease: Arc<Lease>,
-    /// The agent's own changes of what it follows.
+    /// The agent's own changes of the followed objects.
     pub(super) own_changes: OwnChangesSeen,
 }
 
-/// What has come of a streaming list, by UID.
+/// The objects of a streaming list received so far, by UID.
 type Listing = BTreeMap<String, Value>;
 
 impl WatchTarget {
-    /// Whether its list may be the beginning of its watch. Such a watch has bookmarks, which other resources than Pods do without.
+    /// Whether its list may be the beginning of its watch. This needs bookmarks, which only watches of Pods request.
     fn may_stream(&self) -> bool {
         self.resource.has_bookmarks()
     }
@@ -63,7 +61,7 @@ impl WatchTarget {
         }
     }
 
-    /// Ends once the agent changes what is followed.
+    /// Resolves once the agent begins to change a followed object.
     async fn own_change_begins(&mut self) {
         match &mut self.leads {
             Some(leader) => leader.own_changes.begins().await,
@@ -71,30 +69,30 @@ impl WatchTarget {
         }
     }
 
-    /// Whether the agent has changed what is followed since the watch began, or does so.
+    /// Whether the agent has changed a followed object since the watch began, or is changing it.
     fn has_own_change(&self) -> bool {
         self.leads.as_ref().is_some_and(|leader| leader.own_changes.is_new())
     }
 
-    /// Waits until the agent does not change what is followed; see [`OwnChangesSeen::end`].
+    /// Waits until the agent is not changing a followed object; see [`OwnChangesSeen::end`].
     async fn own_change_ends(&mut self) -> Option<String> {
         self.leads.as_mut()?.own_changes.end().await
     }
 }
 
-/// Where the next session begins.
+/// How the next session begins.
 #[derive(Debug, Clone, PartialEq)]
 enum Start {
-    /// With the newest list that there is.
+    /// With the newest list.
     Newest,
-    /// With a list of this version or a later one, which costs the server less: many nodes may request one at once.
+    /// With a list of this version or a later one. It costs the server less, as many nodes may list at once.
     Since(String),
-    /// With a watch from this version on.
+    /// With a watch from this version.
     Watch(String),
 }
 
 impl Start {
-    /// The streaming list that it requests; `None`: it needs no list.
+    /// The streaming list to request; `None` if the session needs no list.
     fn as_streaming_list(&self) -> Option<WatchFrom<'_>> {
         match self {
             Self::Newest => Some(WatchFrom::All(None)),
@@ -103,14 +101,15 @@ impl Start {
         }
     }
 
-    /// After a change of the agent's own, which need not be watched.
+    /// Skips over the agent's own change, which need not be watched.
     fn skip_own_change(&mut self, made: Option<String>) {
         if let (Self::Watch(version), Some(made)) = (self, made) {
             *version = made;
         }
     }
 
-    /// After the server has refused the version. A list that is refused, too, requests a version that it no longer has.
+    /// The start after the server has refused the version. If a list at a version is refused too, the server has lost
+    /// that version.
     fn refused(self) -> Self {
         match self {
             Self::Watch(version) => Self::Since(version),
@@ -119,7 +118,7 @@ impl Start {
     }
 }
 
-/// Sends every update; ends once the receiver is dropped.
+/// Sends every update until the receiver is dropped.
 pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sender<Update>) {
     let (mut failures, mut start, mut unanswered) = (0_u32, Start::Newest, false);
     let mut beginnings = link.beginnings();
@@ -144,7 +143,7 @@ pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sen
                 continue;
             }
             Ok(()) => None,
-            // Too old a version, or one that the server has not come to: the next session begins with a list.
+            // The version is too old, or newer than the server's, so the next session begins with a list.
             Err(error) if error.is_expired() => {
                 start = start.refused();
                 None
@@ -158,7 +157,7 @@ pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sen
             }
         };
         let code = ended.map_or_else(|error| error.code(), |()| None);
-        // A server that answers again, and is busy, has not refused before.
+        // A server that answers again but is busy starts a new series of failures.
         failures = if unanswered && code == Some(BUSY) { 1 } else { failures_after(failures, watched) };
         unanswered = code.is_none();
         let took = if watched.is_none() { begun.elapsed() } else { Duration::ZERO };
@@ -168,8 +167,8 @@ pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sen
     }
 }
 
-/// How many failures in a row there are after one more, of a session that has watched for so long; `None`: no watch
-/// began. An answer that did not arrive took long, too, and is a failure like others.
+/// The number of failures in a row after one more, of a session that watched for this long; `None` if no watch began.
+/// An answer that does not arrive takes long too, and is a failure like others.
 fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
     match watched {
         Some(watched) if watched >= MIN_WATCH_DURATION => 1,
@@ -177,14 +176,14 @@ fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
     }
 }
 
-/// Begins a watch and passes on what it brings until the server or the connection ends it; and for how long it watched.
+/// Begins a watch and passes on its updates until the server or the connection ends it. Returns how long it watched.
 async fn session(
     link: &Link,
     what: &mut WatchTarget,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
 ) -> (Result<(), RequestError>, Option<Duration>) {
-    // From before the first answer: that may show that the cluster is an older one.
+    // Subscribed before the first answer, which may show that the cluster was restored.
     let beginnings = link.beginnings();
     let shortest = what.shortest_limit();
     let limit = shortest + Duration::from_secs(fastrand::u64(0..shortest.as_secs()));
@@ -211,9 +210,9 @@ async fn session(
     }
 }
 
-/// Begins a watch; where there is no version to watch from, with a list before it or at its beginning. Of the latter
-/// the objects that have come belong into what is returned beside it. `None`: the connection was lost before the list was
-/// passed on.
+/// Begins a watch. Without a version to watch from, it lists first or streams the list; the objects received of a
+/// streaming list belong into the map that is returned with the watch. `None` if the connection was lost before the
+/// list was passed on.
 async fn begin(
     link: &Link,
     what: &WatchTarget,
@@ -239,7 +238,7 @@ async fn begin(
     Ok(Some((watch, None)))
 }
 
-/// Adds a change to what has come of a streaming list.
+/// Applies a change to the received part of a streaming list.
 fn add(list: &mut Listing, change: Change) {
     let uid = |object: &Value| object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
     match change {
@@ -249,8 +248,8 @@ fn add(list: &mut Listing, change: Change) {
     }
 }
 
-/// Whether a list is to replace a streaming list that ended so before all had come: it is refused, the server cannot
-/// find out how far its watch has come, or does not say when all has come.
+/// Whether a normal list should replace a streaming list that ended like this before it was complete: it was refused,
+/// or the server cannot determine the watch's progress, or does not mark the end of the list.
 fn wants_list(ended: &Result<(), RequestError>) -> bool {
     match ended {
         Ok(()) => true,
@@ -258,7 +257,8 @@ fn wants_list(ended: &Result<(), RequestError>) -> bool {
     }
 }
 
-/// Whether a server that refuses a streaming list so has none: it does not know them, or its etcd is older than 3.4.31.
+/// Whether this refusal means that the server has no streaming lists: it does not know them, or its etcd is older
+/// than 3.4.31.
 fn lacks_streaming_lists(error: &RequestError) -> bool {
     match error {
         RequestError::Refused { code: 500, message, .. } => message.contains("required storage feature"),
@@ -266,7 +266,8 @@ fn lacks_streaming_lists(error: &RequestError) -> bool {
     }
 }
 
-/// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
+/// Passes on the watch's updates until the server or the connection ends it. `list` has the received part of a
+/// streaming list.
 async fn pass_on(
     (link, what, mut beginnings): (&Link, &mut WatchTarget, watch::Receiver<u64>),
     (mut watch, mut list): (Watch, Option<Listing>),
@@ -279,9 +280,9 @@ async fn pass_on(
     loop {
         let change = tokio::select! {
             biased;
-            // Of an older state the server sends nothing before it has come to the version that the watch began at.
+            // A restored server sends nothing before it has reached the version at which the watch began.
             Ok(()) = beginnings.changed() => return Ok(()),
-            // Its connection may be one that swallows packets.
+            // The connection may swallow packets.
             () = &mut lost => return Ok(()),
             () = &mut overdue => return Ok(()),
             () = what.own_change_begins() => return Ok(()),
@@ -289,7 +290,7 @@ async fn pass_on(
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
         if let Some(list) = list.as_mut().filter(|_| !matches!(change, Change::AllSent(_))) {
-            // Before all has come, what there is is not known.
+            // Changes are collected until the list is complete.
             add(list, change);
             continue;
         }
@@ -315,25 +316,25 @@ async fn pass_on(
     }
 }
 
-/// Passes an update on; whether it has. While the queue is full, what leads still notices that the connection is lost: it
-/// is what finds the next one.
+/// Passes an update on and returns true. While the queue is full, the leading watch still notices that the connection
+/// is lost, because it has to find the next one; it then returns false.
 async fn pass(link: &Link, what: &WatchTarget, updates: &mpsc::Sender<Update>, update: Update) -> bool {
     tokio::select! {
         biased;
-        // A receiver that has gone is noticed by the caller.
+        // The caller notices a receiver that is gone.
         _ = updates.send(update) => true,
         () = link.lost(), if what.leads.is_some() => false,
     }
 }
 
-/// Notes how far the Pods have come.
+/// Records the version that the Pods have reached.
 fn reached(link: &Link, what: &WatchTarget, version: &str) {
     if what.resource == Resource::AllPods {
         link.pods_reached(version.parse().unwrap_or_default());
     }
 }
 
-/// Passes on what a list brings; then the next session watches from its version on.
+/// Passes on a list. The next session watches from the list's version.
 async fn list(
     link: &Link,
     what: &WatchTarget,
@@ -356,11 +357,12 @@ async fn list(
     Ok(())
 }
 
-/// The server has answered. The first answer to what leads counts once the lease was checked.
+/// Records that the server has answered. The leading watch's first answer counts only after the lease was checked.
 async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
     if let Some(Leader { lease, .. }) = &what.leads {
-        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
-        // What leads may have listed, for its version was forgotten, while others still have theirs.
+        // Without the lease the cluster may be a restored one, on which watches would wait for versions that it has
+        // not reached. The leading watch may have listed because its own version was dropped, while other watches
+        // still have theirs.
         if !link.is_online() && !lease.check().await? {
             link.list_again();
         }

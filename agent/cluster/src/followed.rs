@@ -1,15 +1,15 @@
-//! What a watch tells of the objects that it follows.
+//! Updates that a watch reports about the objects it follows.
 
 use serde_json::Value;
 
-/// A change of the objects that are followed.
+/// A change of the followed objects.
 #[derive(Debug)]
 pub(super) enum Update {
-    /// All there are, after which nothing that was known counts, and the version of the list.
+    /// All current objects, which replace everything known, and the list's version.
     Listed(Vec<Value>, String),
-    /// One is new or was changed.
+    /// A new or changed object.
     Stored(Value),
-    /// One is gone.
+    /// A deleted object.
     Deleted(Value),
     /// Nothing has changed up to this version.
     Bookmark(String),

@@ -1,5 +1,5 @@
-//! Which images the Node's status names. The store is read when this agent has stored or removed an image, and with each
-//! full report of the status, which shows what others have done to it.
+//! The images in the Node's status. The store is read after this agent has stored or removed an image, and for each
+//! full report of the status, which picks up changes by others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use tokio::time::Instant;
 use super::runtime::{NodeRuntime, RuntimeError};
 use limpet_core::node_images::{self, NodeImage};
 
-/// What comes within this time, as the pulls of one pod, is one report.
+/// Changes within this time, such as the pulls of one pod, are reported together.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct NodeImages {
     runtime: Arc<dyn NodeRuntime>,
-    /// `nodeStatusMaxImages`; `None`: all.
+    /// `nodeStatusMaxImages`; `None` means all.
     most: Option<usize>,
     contents: watch::Receiver<u64>,
-    /// When a change is checked.
+    /// When a change will be read.
     due: Option<Instant>,
-    /// The sizes of those that were read: they do not change.
+    /// The known sizes by digest; they never change.
     sizes: BTreeMap<Arc<str>, u64>,
     shown: Vec<NodeImage>,
 }
 
 impl NodeImages {
-    /// Of that runtime's store, at most so many.
+    /// Reports at most `most` images of the runtime's store.
     pub(super) fn new(runtime: Arc<dyn NodeRuntime>, most: Option<usize>) -> Self {
         let mut contents = runtime.contents();
         contents.mark_unchanged();
-        // Whatever is there has not been checked yet.
+        // The existing images have not been read yet.
         let due = Some(Instant::now());
         Self { runtime, most, contents, due, sizes: BTreeMap::new(), shown: Vec::new() }
     }
 
-    /// Resolves when there is a change to look at. Cancel safe.
+    /// Resolves when a change is due to be read. Cancel safe.
     pub(super) async fn changed(&mut self) {
         if self.due.is_none() {
             if self.contents.changed().await.is_err() {
@@ -50,14 +50,14 @@ impl NodeImages {
         }
     }
 
-    /// As they are shown; read again when a change is due, or with `force_refresh`.
+    /// The images for the Node's status. Read again if a change is due, or with `force_refresh`.
     pub(super) async fn shown(&mut self, force_refresh: bool) -> Vec<NodeImage> {
         if force_refresh || self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
             self.contents.mark_unchanged();
             match self.read().await {
                 Ok(shown) => self.shown = shown,
-                // The next change or report looks again.
+                // The next change or report reads them again.
                 Err(error) => tracing::debug!(%error, "listing the node's images failed"),
             }
         }
@@ -76,7 +76,7 @@ impl NodeImages {
             sizes.extend(size.map(|size| (Arc::clone(&image.digest), size)));
         }
         self.sizes = sizes;
-        // One without its parts cannot run.
+        // An image with missing parts cannot run.
         let whole = stored.into_iter().filter_map(|image| Some((self.sizes.get(&image.digest).copied()?, image)));
         Ok(node_images::node_images(whole.map(|(size, image)| (image, size)), self.most))
     }

@@ -1,9 +1,9 @@
-//! The node's lease: the sign of life by which a cluster knows the node, and by which the node knows the cluster again.
+//! The node's lease, by which the cluster knows that the node is alive, and by which the node recognizes the cluster.
 //!
-//! No other client renews it. A lease that is older than the last renewal, or that has gone back to an older version,
-//! is one of a cluster that was restored from a backup: watches would wait there for versions that it has not come to,
-//! so everything is listed again. A renewal requires the version that the last one has left, so that none overwrites
-//! such a lease unnoticed.
+//! No other client renews it. A lease that is older than the last renewal, or at an older version, belongs to a
+//! cluster that was restored from a backup. Watches there would wait for versions that the cluster has not reached,
+//! so everything is listed again. A renewal requires the version of the previous renewal, so it cannot overwrite such
+//! a lease unnoticed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +22,10 @@ use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, leas
 use limpet_core::node_lease::{self, KnownLease, LEASE_NAMESPACE};
 use limpet_core::source::cluster_update::Update;
 
-/// How many renewals without an answer are remembered: each may have arrived.
+/// How many unanswered renewals are remembered: each may have arrived.
 const MAX_UNANSWERED: usize = 16;
 
-/// The renewal that a lease shows.
+/// The renewal in a lease.
 fn renewal_of(lease: &Value) -> Option<Renewal> {
     let time = lease["spec"]["renewTime"].as_str()?.to_owned();
     Some(Renewal { time, version: cluster_history::version_of(lease) })
@@ -37,19 +37,19 @@ pub(super) struct Lease {
     pub(super) link: Link,
     pub(super) name: String,
     pub(super) duration: Duration,
-    /// Keeps the last renewal over restarts of the agent.
+    /// The source that keeps the last renewal across restarts of the agent.
     pub(super) source: mpsc::Sender<Update>,
-    /// The times of the renewals that were sent and not answered.
+    /// The times of renewals that were sent and not answered.
     pub(super) unanswered: Mutex<VecDeque<String>>,
-    /// The version of the lease that was seen last; 0: none is known.
+    /// The lease's last known version; 0 if none is known.
     pub(super) version: AtomicU64,
 }
 
 impl Lease {
-    /// Renews it for as long as there is a Node.
+    /// Renews the lease while there is a Node.
     pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<NodeFromApiserver>) {
         let (mut failures, mut conflicts) = (0, 0);
-        // Of the last renewal.
+        // The version after the last renewal, and whether the source keeps track of it.
         let (mut own_version, mut is_tracked) = (0, false);
         let mut lost_writes = LostWrites::default();
         loop {
@@ -80,15 +80,16 @@ impl Lease {
                     tokio::select! {
                         biased;
                         () = tokio::time::sleep(node_lease::renew_after(self.duration, fastrand::u64(..))) => {}
-                        // An address that changed may have cost the connection, which is known only once it is used.
+                        // A changed address may have cost the connection, which only a request detects.
                         () = self.link.network_changed() => {}
                     }
                 }
-                // Somebody has changed it, a renewal without an answer did arrive, or the cluster has gone back.
+                // Another client has changed the lease, an unanswered renewal did arrive, or the cluster was
+                // restored.
                 Err(error) if error.is_conflict() && conflicts == 0 && self.check().await.is_ok() => conflicts = 1,
                 Err(error) => {
                     if error.is_conflict() {
-                        // The lease cannot be read: the next renewal requires no version.
+                        // The lease cannot be read, so the next renewal requires no version.
                         self.version.store(0, Ordering::Relaxed);
                     }
                     conflicts = 0;
@@ -96,7 +97,8 @@ impl Lease {
                     if failures == 1 {
                         tracing::warn!(%error, "renewing the node's lease failed");
                     }
-                    // A link that swallows packets: a watch does not notice. One that is slow has brought something else.
+                    // The link swallows packets, which a watch does not notice. A link that is only slow has
+                    // delivered something else.
                     if matches!(error, RequestError::Deadline(_)) && self.link.received_count() == received_count {
                         self.link.leader_failed(&error);
                     }
@@ -106,32 +108,34 @@ impl Lease {
         }
     }
 
-    /// Checks the lease after a time without a connection, before anything else that the apiserver says is believed.
-    /// Returns whether there is one.
+    /// Checks the lease after a connection loss, before the agent relies on anything else from the apiserver. Returns
+    /// whether the lease exists.
     ///
     /// # Errors
+    ///
     /// The apiserver did not answer, or is busy. Any other refusal says nothing about the lease.
     pub(super) async fn check(&self) -> Result<bool, RequestError> {
-        // As it was before the request: a renewal may be confirmed before the answer arrives, which is then older.
+        // The state before the request: a renewal may be confirmed before the answer arrives, which would then be
+        // older.
         let (answer, known) = oneshot::channel();
         let _ = self.source.send(Update::LastRenewal(answer)).await;
         let known = known.await.unwrap_or_default();
-        let found = match self.link.send(Request::get(self.resource())).await {
+        let stored = match self.link.send(Request::get(self.resource())).await {
             Ok(lease) => renewal_of(&lease),
             Err(error) if error.is_not_found() => return Ok(false),
             Err(RequestError::Refused { code, .. }) if code != BUSY => None,
             Err(error) => return Err(error),
         };
-        let Some(found) = found else { return Ok(true) };
-        if let Some(broken) = lease_break(&known, &found) {
-            self.version.store(found.version, Ordering::Relaxed);
+        let Some(stored) = stored else { return Ok(true) };
+        if let Some(broken) = lease_break(&known, &stored) {
+            self.version.store(stored.version, Ordering::Relaxed);
             let _ = self.source.send(Update::WentBack(broken)).await;
             self.link.list_again();
             return Ok(true);
         }
-        self.version.fetch_max(found.version, Ordering::Relaxed);
-        if self.unanswered().contains(&found.time) {
-            let _ = self.source.send(Update::Renewed(found)).await;
+        self.version.fetch_max(stored.version, Ordering::Relaxed);
+        if self.unanswered().contains(&stored.time) {
+            let _ = self.source.send(Update::Renewed(stored)).await;
         }
         Ok(true)
     }
@@ -159,8 +163,8 @@ impl Lease {
         Ok(renewed)
     }
 
-    /// Whether the cluster has gone back follows from the version that a renewal required, too: of a lease that was
-    /// recreated.
+    /// Compares the version that a renewal required with the newer one: a lower version means that the cluster was
+    /// restored, even if the lease was recreated.
     async fn compare_versions(&self, before: u64, now: u64) {
         if now != 0 && now < before {
             let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before, now })).await;

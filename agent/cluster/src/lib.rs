@@ -1,17 +1,16 @@
-//! The agent in a cluster: registers its Node, renews its lease, shows the pods of its own sources as mirror pods, and
-//! learns of the pods that the apiserver has for it.
+//! The agent in a cluster: registers its Node, renews its lease, shows the pods of its own sources as mirror pods,
+//! and receives the pods that the apiserver has for the node.
 //!
-//! Only with `--kubeconfig`; without it none of this exists. It is one task beside the others, started last, and no pod
-//! depends on it: what the apiserver has is compared with what the agent observes, so a time without a connection leaves
-//! only one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`, `connectivity`.
+//! This runs only with `--kubeconfig`. It is one task beside the others, started last, and no pod depends on it: it
+//! compares what the apiserver has with what the agent observes, so an outage only adds one comparison. Decisions are
+//! in `limpet_core`: `mirror`, `node_object`, `connectivity`.
 //!
 //! - `link` is the connection and sends all requests; `certificates` requests and renews the node's certificates.
-//! - `follow` lists and watches this node's Node and the Pods bound to it; `split` separates mirrors from
-//!   the apiserver's own pods.
-//! - `node`, `lease` and `csi_node` report the node, by what `images` and `runtime` read of it.
-//! - `reported_pod` is the loop that reports pods: `mirrors` says what is due for those of the agent's own sources,
-//!   `api_pods` for the apiserver's own, which go to the source of the apiserver's pods, a source like the others;
-//!   `outbox` counts what has not been sent yet.
+//! - `follow` lists and watches this node's Node and the Pods bound to it; `split` separates mirrors from the
+//!   apiserver's own pods.
+//! - `node`, `lease` and `csi_node` report the node, with what `images` and `runtime` read of it.
+//! - `reported_pod` is the loop that reports pods: `mirrors` decides what is due for pods of the agent's own sources,
+//!   `api_pods` for the apiserver's own, which go to a source like the others; `outbox` counts what is unsent.
 //! - `references` and `claims` fetch what the apiserver's pods refer to; `service_accounts` requests tokens.
 //! - `events` and `unsent_events` post the node's events; `reviews` authenticates and authorizes callers.
 
@@ -81,55 +80,48 @@ use unsent_events::UnsentEvents;
 /// The source of the pods that the apiserver has for the node.
 pub(crate) const SOURCE: SourceKind = SourceKind::Api;
 
-/// How many updates of a watch may wait for those who compare; then the watch waits.
+/// The most updates of a watch that wait for their receiver; beyond it the watch waits.
 const UPDATE_QUEUE_LEN: usize = 16;
 
-/// What the tasks read of the agent.
+/// What the tasks need of the agent.
 #[derive(Debug)]
 pub struct Inputs {
     /// `--kubeconfig` and the related settings.
     pub settings: ClusterSettings,
-    /// Where the node's certificates are, and which of them are requested.
+    /// Where the node's certificates are stored, and which of them are requested.
     pub certificates: CertificateSettings,
-    /// What runs.
     pub observed: Observed,
-    /// What is to run.
     pub desired: Desired,
-    /// The configured sources.
     pub sources: Vec<SourceKind>,
-    /// The node's events.
     pub events: Events,
-    /// The labels and taints of the Node object, wherever they change.
+    /// Receives the labels and taints of the Node object when they change.
     pub selectable: watch::Sender<Selectable>,
-    /// The node's state.
     pub node_state: watch::Receiver<NodeState>,
-    /// Whether pods can be attached to a network.
+    /// Whether pods can have a pod network.
     pub network: watch::Receiver<NetworkStatus>,
-    /// What the containers run in.
+    /// The container runtime.
     pub runtime: Arc<dyn NodeRuntime>,
     pub device_plugins: Arc<DevicePlugins>,
-    /// The node's CSI drivers.
     pub csi: Arc<CsiDrivers>,
-    /// What they have mounted.
+    /// The volumes that CSI drivers have mounted.
     pub csi_volumes: Arc<CsiVolumes>,
-    /// The volumes that must not be detached.
+    /// The volumes that a controller must not detach.
     pub volumes_in_use: VolumesInUse,
-    /// What each source has published.
+    /// The snapshots of all sources.
     pub slots: Arc<Slots>,
-    /// The source of the apiserver's pods.
     pub source: mpsc::Sender<cluster_update::Update>,
-    /// The file of the events that are not sent when the agent stops; `None`: they are lost.
+    /// The file for events that are unsent when the agent stops; `None`: they are lost.
     pub unsent_events: Option<PathBuf>,
 }
 
-/// Takes part in the cluster that `link` leads to, until `stop`. `description`: of the node.
+/// Takes part in the cluster of `link` until `stop`. `description` is the node's.
 pub async fn run(
     link: Link,
     inputs: Inputs,
     description: impl Future<Output = NodeDescription>,
     stop: CancellationToken,
 ) {
-    // Files and disks are read for it; it is made once, before the first request.
+    // It reads files and disks, so it is made once, before the first request.
     let description = description.await;
     let (events, file) = (inputs.events.clone(), inputs.unsent_events.clone());
     let unsent = UnsentEvents::new(link.clone(), description.name.clone(), events, file);
@@ -142,7 +134,7 @@ pub async fn run(
     unsent.save().await;
 }
 
-/// All tasks of the node in the cluster.
+/// Runs all tasks of the node in the cluster.
 async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: &UnsentEvents) {
     let name = description.name.clone();
     let (of_node, node_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
@@ -179,7 +171,7 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
     let certificates =
         certificates::run(link.clone(), settings, name.clone(), link.node_network(), seen_by_others.clone());
     let reporter = node_reporter(&link, inputs, description, (seen, own_changes));
-    // Boxed: the states of all of them would otherwise lie in one future that is moved.
+    // Boxed, because the combined future would otherwise be moved with the state of all of them.
     tokio::join!(
         Box::pin(follow(link.clone(), follow_node, of_node)),
         Box::pin(follow(link.clone(), follow_pods, of_pods)),
@@ -196,7 +188,7 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
     );
 }
 
-/// Fetches what the pods of the apiserver refer to.
+/// Fetches what the apiserver's pods refer to.
 fn fetch_references(
     link: &Link,
     inputs: &Inputs,

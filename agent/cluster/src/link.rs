@@ -1,7 +1,7 @@
-//! The connection to the apiserver as the agent sees it: requests go through it, and their results say how it is.
+//! The connection to the apiserver: every request goes through it, and its results determine the connection's state.
 //!
-//! [`connection`] holds the client, below everything else. Beside it, [`view`] is what others are shown, and the outbox
-//! counts what is unsent.
+//! [`connection`] holds the client, below everything else. [`view`] is what the rest of the agent is shown, and the
+//! outbox counts what is unsent.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ mod view;
 #[derive(Debug, Clone)]
 pub struct Link(Arc<LinkState>);
 
-/// What of the agent a connection uses.
+/// The parts of the agent that a connection uses.
 #[derive(Debug, Clone)]
 pub struct LinkParts {
     pub node_network: watch::Receiver<NodeNetwork>,
@@ -56,17 +56,17 @@ struct LinkState {
     node_network: watch::Receiver<NodeNetwork>,
 }
 
-/// How far the lists of the cluster have come.
+/// The progress of the cluster's lists.
 #[derive(Debug)]
 struct ListedState {
-    /// Counts how often the cluster has gone back to an older state.
+    /// Counts how often the cluster was restored to an older state.
     beginnings: watch::Sender<u64>,
-    /// The version that the list of Pods and what followed it have come to; 0: none.
+    /// The version that the list of Pods and its watch have reached; 0 if none.
     pods_version: AtomicU64,
 }
 
 impl Link {
-    /// A connection to that server, which is not made yet.
+    /// A connection to this server, which is opened at the first request.
     pub fn new(source: ClientSource, server: &str, parts: LinkParts) -> Self {
         let LinkParts { node_network, metrics, events } = parts;
         Self(Arc::new(LinkState {
@@ -79,44 +79,43 @@ impl Link {
         }))
     }
 
-    /// How it is now.
     pub fn view(&self) -> ClusterView {
         self.0.view.load()
     }
 
-    /// When the certificate is valid by which the node names itself; `None`: it has another way, or was not read yet.
+    /// The validity of the node's client certificate; `None` if it authenticates in another way, or the certificate
+    /// was not read yet.
     pub fn identity(&self) -> Option<Validity> {
         self.0.connection.identity()
     }
 
-    /// Digests of the certificates of the authorities that the kubeconfig in use names.
+    /// Digests of the certificate authorities in the current kubeconfig.
     pub(super) fn authorities(&self) -> BTreeSet<String> {
         self.0.connection.authorities()
     }
 
-    /// When the apiserver answered a request last; `None`: not since the agent started.
+    /// When the apiserver last answered a request; `None` if it has not since the agent started.
     pub fn last_answer(&self) -> Option<Timestamp> {
         self.0.view.last_answer()
     }
 
-    /// What the node of that name has not sent to the apiserver yet.
+    /// What the node with this name has not sent to the apiserver yet.
     pub fn unsent(&self, node: &str) -> Unsent {
         let all = self.0.view.events().snapshot();
         let events = due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();
         self.0.outbox.unsent(events)
     }
 
-    /// The metrics of a node in a cluster.
     pub(super) fn metrics(&self) -> &ApiserverMetrics {
         self.0.view.metrics()
     }
 
-    /// Where the tasks say what is unsent.
+    /// Where tasks record what is unsent.
     pub(super) fn outbox(&self) -> &Outbox {
         &self.0.outbox
     }
 
-    /// Changes what others are shown of the pods.
+    /// Changes the pods' part of the view.
     pub(super) fn show(&self, change: impl FnOnce(&mut ClusterView)) {
         self.0.view.change_pods(change);
     }
@@ -126,17 +125,17 @@ impl Link {
         self.0.view.wait_for(true).await;
     }
 
-    /// Resolves once the server does not answer any more.
+    /// Resolves once the server no longer answers.
     pub(super) async fn lost(&self) {
         self.0.view.wait_for(false).await;
     }
 
-    /// Resolves once the server answers, or does not any more, other than `online`.
+    /// Resolves once the state is `!online`.
     pub(super) async fn switched(&self, online: bool) {
         self.0.view.wait_for(!online).await;
     }
 
-    /// The cluster has gone back to an older state: everything has to be listed again.
+    /// Records that the cluster was restored to an older state, so everything has to be listed again.
     pub(super) fn list_again(&self) {
         self.pods_reached(0);
         self.0.listed.beginnings.send_modify(|count| *count = count.wrapping_add(1));
@@ -147,17 +146,17 @@ impl Link {
         self.0.listed.beginnings.subscribe()
     }
 
-    /// The list of Pods, or what followed it, has come to that version.
+    /// Records the version that the list of Pods or its watch has reached.
     pub(super) fn pods_reached(&self, version: u64) {
         self.0.listed.pods_version.store(version, Ordering::Relaxed);
     }
 
-    /// The version that the Pods have come to; 0: none.
+    /// The version that the Pods have reached; 0 if none.
     pub(super) fn pods_version(&self) -> u64 {
         self.0.listed.pods_version.load(Ordering::Relaxed)
     }
 
-    /// Counts what has come from the server, whatever it answers: changes as long as something comes.
+    /// Counts received data of any kind: the value changes as long as anything arrives.
     pub(super) fn received_count(&self) -> Option<u64> {
         self.0.connection.received_count()
     }
@@ -167,12 +166,12 @@ impl Link {
         self.0.view.is_online()
     }
 
-    /// The server answers.
+    /// Records that the server answers.
     pub(super) fn succeeded(&self) {
         self.0.view.change_state(|state| state.succeeded(Timestamp::now()));
     }
 
-    /// What leads has failed, whatever by: there is no connection to work with.
+    /// Records that the leading watch has failed, for any reason: there is no usable connection.
     pub(super) fn leader_failed(&self, error: &RequestError) {
         let known = cause(error);
         let cause = known.unwrap_or(match error.code() {
@@ -180,7 +179,7 @@ impl Link {
             Some(_) => Cause::ServerError,
             None => Cause::Unreachable,
         });
-        // The failure of a request has ended the connection already; that of a watch, which had begun, has not.
+        // A failed request has already ended the connection; a failed watch that had begun has not.
         if cause != Cause::ServerError && (known.is_none() || self.is_online()) {
             self.0.scheduler.lost(self.0.scheduler.connection());
         }
@@ -188,7 +187,7 @@ impl Link {
     }
 
     fn failed(&self, cause: Cause, error: &RequestError) {
-        // A server that answers so has nothing against the connection, and one that is busy is spared new ones.
+        // A server that answers with an error keeps the connection, and a busy server is spared new ones.
         if cause != Cause::ServerError {
             self.0.connection.close();
         }
@@ -197,17 +196,16 @@ impl Link {
         self.0.view.change_state(|state| state.failed(cause, error.to_string(), now));
     }
 
-    /// There are new credentials: the next request uses them, and pausing requests are tried again.
+    /// Records new credentials: the next request uses them, and pausing requests are retried.
     pub(super) fn renew_client(&self) {
         self.0.connection.renew();
     }
 
-    /// The node's addresses, and their changes.
     pub(super) fn node_network(&self) -> watch::Receiver<NodeNetwork> {
         self.0.node_network.clone()
     }
 
-    /// The client, which is made if none is open.
+    /// The open client, or a new one.
     async fn client(&self) -> Result<Client, RequestError> {
         if let Some(client) = self.0.connection.client() {
             return Ok(client);
@@ -220,7 +218,7 @@ impl Link {
     }
 }
 
-/// Whether the failure of any request says that there is no connection, and why.
+/// Whether the failure of any request means that there is no connection, and why.
 fn cause(error: &RequestError) -> Option<Cause> {
     match error {
         RequestError::Credentials(_) => Some(Cause::Credentials),
@@ -229,7 +227,8 @@ fn cause(error: &RequestError) -> Option<Cause> {
         RequestError::Certificate { fault: CertificateFault::NotYetValid, .. } => Some(Cause::ClockSkew),
         RequestError::Certificate { fault: CertificateFault::Untrusted, .. } => Some(Cause::Certificate),
         RequestError::Refused { code: 401, .. } => Some(Cause::Unauthorized),
-        // One request may be slow, a webhook's for example. The lease and what leads say whether all are.
+        // One slow request, for example because of a webhook, says little. The lease and the leading watch detect
+        // whether all are slow.
         RequestError::Deadline(_) | RequestError::Refused { .. } | RequestError::Unreadable(_) => None,
     }
 }

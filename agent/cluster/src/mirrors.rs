@@ -1,4 +1,4 @@
-//! Keeps the mirror pods and their statuses: what is due for each is decided by [`mirror::step`].
+//! Keeps the mirror pods and their statuses up to date. [`mirror::step`] decides what is due for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,27 +22,26 @@ use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 
-/// What a step of a mirror is done with.
+/// What a step of a mirror acts on.
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
-    /// The pod; `None`: it is gone, and its mirror with it.
+    /// The pod; `None` if it is gone and its mirror should go as well.
     wanted: Option<DesiredMirror>,
     node_name: Arc<str>,
-    /// Of the Node object, which owns the mirror.
+    /// The UID of the Node object, which owns the mirror.
     node_uid: Arc<str>,
 }
 
-/// What a step has brought.
+/// The result of a step.
 pub(super) enum Outcome {
-    /// There is this mirror now.
+    /// This mirror exists now.
     Created(Mirror),
-    /// The mirror of that UID is gone.
+    /// The mirror with this UID is gone.
     Deleted(String),
-    /// This status is acknowledged.
+    /// The apiserver has this status.
     Reported(Reported),
 }
 
-/// The mirror pods.
 #[derive(Debug)]
 pub(super) struct Mirrors {
     link: Link,
@@ -54,7 +53,7 @@ pub(super) struct Mirrors {
     node: watch::Receiver<NodeFromApiserver>,
     observed_changes: Changes,
     desired_changes: watch::Receiver<u64>,
-    /// What the apiserver has, once it has been listed.
+    /// The mirrors that the apiserver has, once they have been listed.
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
 }
@@ -85,7 +84,7 @@ impl Mirrors {
     fn stored(&mut self, pod: &Value) {
         let Some((key, mirror)) = Mirror::read(pod) else { return };
         let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
-        // An update of one that was deleted here is from before.
+        // An update about a mirror that was deleted here is outdated.
         if deleted != Some(&mirror.uid) {
             self.observed.set_mirror(&key, Some(&mirror.uid));
             self.found.get_or_insert_default().insert(key, mirror);
@@ -105,7 +104,7 @@ impl Mirrors {
         self.node.borrow_and_update().node().map(|node| Owner { uid: node.uid.clone(), deleting: node.deleting })
     }
 
-    /// The pods that are to have a mirror.
+    /// The pods that need a mirror.
     fn wanted(&self) -> BTreeMap<PodKey, DesiredMirror> {
         let (observed, desired) = (self.observed.load(), self.desired.load());
         let mut wanted: BTreeMap<PodKey, DesiredMirror> = BTreeMap::new();
@@ -164,11 +163,11 @@ impl ReportedPods for Mirrors {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
                 let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
-                // A cluster that was restored has mirrors again that were deleted, and older statuses.
+                // A restored cluster may have deleted mirrors again, and older statuses.
                 self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
                 pods.iter().for_each(|pod| self.stored(pod));
-                let found = self.found.get_or_insert_default();
-                let gone = before.keys().filter(|key| !found.contains_key(key));
+                let listed = self.found.get_or_insert_default();
+                let gone = before.keys().filter(|key| !listed.contains_key(key));
                 gone.for_each(|key| self.observed.set_mirror(key, None));
             }
             Update::Stored(pod) => self.stored(&pod),
@@ -186,7 +185,7 @@ impl ReportedPods for Mirrors {
         let (wanted, owner) = (self.wanted(), self.owner());
         match owner.filter(|_| self.found.is_some()) {
             Some(owner) => Comparison::Due(self.due(wanted, &owner)),
-            // Without a Node object there is nothing that could own a mirror.
+            // Without a Node object no mirror can have an owner.
             None => Comparison::Unknown(wanted.len()),
         }
     }
@@ -205,10 +204,10 @@ impl ReportedPods for Mirrors {
             Outcome::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
                 self.observed.set_mirror(&key, Some(&mirror.uid));
-                // What the watch has brought of it is newer.
-                let found = self.found.get_or_insert_default();
-                if found.get(&key).is_none_or(|found| found.uid != mirror.uid) {
-                    found.insert(key.clone(), mirror);
+                // A mirror that the watch has reported is newer.
+                let listed = self.found.get_or_insert_default();
+                if listed.get(&key).is_none_or(|listed| listed.uid != mirror.uid) {
+                    listed.insert(key.clone(), mirror);
                 }
             }
             Outcome::Deleted(uid) => {
@@ -249,13 +248,13 @@ impl ReportedPods for Mirrors {
     }
 }
 
-/// Does one step.
+/// Performs one step.
 async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<Outcome, RequestError> {
     let DueStep { key, step, generation, subject, .. } = due;
     let observed = subject.wanted.as_ref().and_then(|wanted| wanted.observed.as_ref());
     match (step, &subject.wanted, observed) {
         (Step::Delete { uid }, ..) => delete_mirror(link, key, uid).await,
-        // The next pass makes another one, unless the Node is being deleted.
+        // The next pass creates another mirror, unless the Node is being deleted.
         (Step::Replace { uid, why }, ..) => {
             tracing::info!(pod = %key, why, "the mirror pod differs from its pod and is deleted");
             delete_mirror(link, key, uid).await
@@ -264,7 +263,7 @@ async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<Outcome, Request
             report_status(link, key, uid, observed, *generation).await
         }
         (Step::Create, Some(wanted), _) => create_mirror(link, key, wanted, subject).await,
-        // A step is planned for a pod that is there, so nothing comes here.
+        // These steps are planned only for an existing pod, so this arm is never reached.
         (Step::Create | Step::Report { .. } | Step::Correct { .. }, ..) => {
             Err(RequestError::Unreadable("a step without a pod".to_owned()))
         }
@@ -300,13 +299,13 @@ async fn create_mirror(
     let seen = started.unwrap_or_else(Timestamp::now).to_string();
     let document = mirror::document(wanted, &subject.node_name, &subject.node_uid, &seen);
     let created = match link.send(Request::create(Resource::Pods(key.namespace().to_owned()), document)).await {
-        // An earlier request may have come through whose answer was lost.
+        // An earlier request whose answer was lost may have arrived.
         Err(error) if error.is_conflict() => {
-            let found = link.send(Request::get(resource(key))).await?;
-            if Mirror::read(&found).is_none() {
+            let stored = link.send(Request::get(resource(key))).await?;
+            if Mirror::read(&stored).is_none() {
                 return Err(error);
             }
-            found
+            stored
         }
         created => created?,
     };

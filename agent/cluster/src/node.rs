@@ -1,4 +1,4 @@
-//! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
+//! Keeps the Node object: registers it, recreates it after a deletion, and reports its status.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -30,26 +30,25 @@ use limpet_plugins::csi::VolumesInUse;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::{EventType, Events};
 
-/// A pause between two tries. It runs beside the other tasks of the reporter, which goes on reading updates.
+/// A pause between two tries. The reporter reads updates meanwhile.
 type Pause = Pin<Box<dyn Future<Output = bool> + Send>>;
 
-/// What a [`NodeReporter`] remembers between two reports.
+/// A [`NodeReporter`]'s state between two reports.
 struct Progress {
     sent: Option<SentReport>,
-    /// Failures in a row.
+    /// The number of failures in a row.
     failures: u32,
-    /// The pause after a failure; `None`: a report may be sent.
+    /// The pause after a failure; `None` if a report may be sent.
     pause: Option<Pause>,
     /// The runtime's version, once it is known.
     version: String,
-    /// The next report is a full one: the images are read again.
+    /// Whether the next report is a full one, which reads the images again.
     full: bool,
     absence: RuntimeAbsence,
     device_changes: watch::Receiver<u64>,
     volume_changes: watch::Receiver<BTreeMap<String, usize>>,
 }
 
-/// Keeps the Node object.
 #[derive(Debug)]
 pub(super) struct NodeReporter {
     pub(super) link: Link,
@@ -57,11 +56,11 @@ pub(super) struct NodeReporter {
     pub(super) register: bool,
     pub(super) every: Frequencies,
     pub(super) description: NodeDescription,
-    /// For the others.
+    /// Publishes the Node for other tasks.
     pub(super) seen: watch::Sender<NodeFromApiserver>,
-    /// For the watch of the Node.
+    /// Announces the reporter's own changes to the watch of the Node.
     pub(super) own_changes: OwnChanges,
-    /// The version of the Node that was seen last, or of the list without it.
+    /// The last known version of the Node, or of the list without it.
     pub(super) version: AtomicU64,
     pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
@@ -74,7 +73,7 @@ pub(super) struct NodeReporter {
 }
 
 impl NodeReporter {
-    /// Keeps it until the sender of updates is dropped.
+    /// Keeps the Node until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         self.events.emit(None, None, EventType::Normal, "Starting", "Starting limpet.".to_owned());
         let mut progress = Progress {
@@ -101,7 +100,7 @@ impl NodeReporter {
                 due = self.send_report(&report, &mut progress, &mut updates).await;
             }
             if seen.has_changed().unwrap_or(false) {
-                // Meanwhile the Node was changed, which the report does not take into account.
+                // The Node was changed meanwhile, which the report does not take into account.
                 continue;
             }
             let may_report = progress.pause.is_none() && self.link.is_online();
@@ -125,7 +124,7 @@ impl NodeReporter {
         }
     }
 
-    /// The report as of now, and until when the runtime's absence does not count.
+    /// The current report, and until when the runtime's absence is ignored.
     async fn gather(&mut self, state: NodeState, progress: &mut Progress) -> (NodeReport, Option<Instant>) {
         if state.runtime_ready && progress.version.is_empty() {
             progress.version = self.runtime.version().await.unwrap_or_default();
@@ -151,8 +150,7 @@ impl NodeReporter {
         (report, until.map(Instant::from_std))
     }
 
-    /// Sends what differs, and applies the updates that come meanwhile; returns when to send again. After a failure a pause
-    /// begins.
+    /// Sends what differs and applies updates meanwhile. Returns when to send again. A failure begins a pause.
     async fn send_report(
         &self,
         report: &NodeReport,
@@ -223,7 +221,7 @@ impl NodeReporter {
         SeenNode::read(node).into()
     }
 
-    /// Does what is to be done now, and returns when there is something to do again.
+    /// Does what is due now. Returns when something is due again.
     async fn reconcile(
         &self,
         report: &NodeReport,
@@ -240,10 +238,10 @@ impl NodeReporter {
             NodeFromApiserver::Present(node) => node,
         };
         match self.report_to(&node, report, sent).await {
-            // It was deleted, which no watch has reported: a late answer may say that it was created.
+            // The Node was deleted, and no watch has reported it: a late answer may have claimed its creation.
             Err(error) if error.is_not_found() => {
                 self.seen.send_if_modified(|seen| {
-                    // Unless the watch has reported the next one meanwhile.
+                    // The watch may already have reported a successor.
                     let is_it = seen.node().is_some_and(|seen| seen.uid == node.uid);
                     if is_it {
                         *seen = NodeFromApiserver::Absent;
@@ -256,7 +254,7 @@ impl NodeReporter {
         }
     }
 
-    /// Sends what of the Node differs, if it is due.
+    /// Sends the fields of the Node that differ, if that is due.
     async fn report_to(
         &self,
         node: &SeenNode,
@@ -286,13 +284,13 @@ impl NodeReporter {
         }
         let patch = node_object::status_patch(&self.description, report, node, Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name), PatchType::Strategic, patch);
-        // The watch brings the Node as it is then.
+        // The watch reports the Node's new state.
         self.link.send(request.metadata_only()).await?;
         Ok(Some(self.sent(Some(node), &node.uid, report, sent)))
     }
 
-    /// Sends a heartbeat, if that is enough. The Node that the watch would send back is ten times as long, so the watch is ended
-    /// first; the patch requires the known version, so that no other client's change is missed.
+    /// Sends a heartbeat if that suffices. The watch would return the Node, which is ten times as long, so it is
+    /// ended first. The patch requires the known version, so no other client's change is missed.
     async fn send_heartbeat(
         &self,
         node: &SeenNode,
@@ -309,7 +307,7 @@ impl NodeReporter {
         let answer = tokio::select! {
             biased;
             answer = self.link.send(request) => answer,
-            // The watch, which finds the next connection, must not wait for an answer that will not come.
+            // The watch has to find the next connection and must not wait for an answer that will never arrive.
             () = self.link.lost() => return Ok(false),
         };
         match answer {
@@ -319,7 +317,7 @@ impl NodeReporter {
                 own_change.made(version.to_string());
                 Ok(true)
             }
-            // The watch has not reported a change, or the deletion.
+            // There was a change or deletion that the watch has not reported.
             Err(error) if error.is_conflict() || error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
@@ -338,20 +336,20 @@ impl NodeReporter {
                     SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
                 tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");
                 let due = self.sent(None, &node.uid, report, sent);
-                // The watch may have brought a newer version before the answer, or the deletion.
+                // The watch may have reported a newer version, or the deletion, before the answer arrived.
                 if self.version.fetch_max(version, Ordering::Relaxed) < version {
                     self.seen.send_replace(Some(node).into());
                 }
                 let is_gone = self.seen.borrow().node().is_none();
                 Ok(Some(if is_gone { Instant::now() } else { due }))
             }
-            // The watch is about to bring it.
+            // The watch will report it.
             Err(error) if error.is_conflict() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// The apiserver has the report. `before`: the Node as it was.
+    /// Records that the apiserver has the report. `before` is the previous Node.
     fn sent(
         &self,
         before: Option<&SeenNode>,

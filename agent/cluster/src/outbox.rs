@@ -1,61 +1,58 @@
-//! What is not sent to the apiserver yet, for people on the node. Nothing is queued: each task compares what
-//! there is with what the server has, and says here how much differs.
+//! Counts what has not been sent to the apiserver yet, for users on the node. Nothing is queued: each task compares
+//! its state with the server's and records here how much differs.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// What is unsent, by kind.
+/// Unsent items by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Unsent {
-    /// Pods of the apiserver whose newest status, or whose end, it does not know.
+    /// The apiserver's pods whose newest status, or whose end, it does not know.
     pub statuses: usize,
-    /// Pods of the node's own sources whose mirror is to be made, replaced, removed or reported on.
+    /// Pods of the node's own sources whose mirror is to be created, replaced, removed or updated.
     pub mirrors: usize,
-    /// Events that it does not have, or not with their count.
+    /// Events that the apiserver lacks, or has with an older count.
     pub events: usize,
 }
 
 impl Unsent {
-    /// Each kind with its name.
     pub fn by_kind(&self) -> [(&'static str, usize); 3] {
         [("status", self.statuses), ("mirror", self.mirrors), ("event", self.events)]
     }
 }
 
-/// The figures that the tasks keep.
+/// The counts that tasks record.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// Without those of events.
+    /// The counts without events.
     differing: watch::Sender<Unsent>,
-    /// By the name of an event: the count that was posted.
+    /// The count that was posted for each event, by the event's name.
     posted: Mutex<BTreeMap<String, u32>>,
 }
 
 impl Outbox {
-    /// So many pods of the apiserver differ.
     pub(super) fn set_statuses(&self, count: usize) {
         self.differing.send_if_modified(|unsent| std::mem::replace(&mut unsent.statuses, count) != count);
     }
 
-    /// So many mirrors differ.
     pub(super) fn set_mirrors(&self, count: usize) {
         self.differing.send_if_modified(|unsent| std::mem::replace(&mut unsent.mirrors, count) != count);
     }
 
     /// Resolves once no pod and no mirror differs.
     pub(super) async fn nothing_differs(&self) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.differing.subscribe().wait_for(|unsent| *unsent == Unsent::default()).await;
     }
 
-    /// The events that were posted. Not to be held over an await.
+    /// The posted events. The guard must not be held across an await.
     pub(super) fn posted(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
         self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of it; `events`: how many are not posted.
+    /// All counts; `events` is the number of unposted events.
     pub(super) fn unsent(&self, events: usize) -> Unsent {
         Unsent { events, ..*self.differing.borrow() }
     }

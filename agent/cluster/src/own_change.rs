@@ -1,21 +1,21 @@
-//! A change of an object that the agent itself makes and watches: the watch ends before it and begins again after it, so that
-//! the server does not send the object back.
+//! Coordinates the agent's own change of an object that it also watches: the watch ends before the change and begins
+//! again after it, so that the server does not send the object back.
 
 use tokio::sync::watch;
 
-/// How far it is.
+/// The progress of a change.
 #[derive(Debug, Clone, Default, PartialEq)]
 enum Phase {
-    /// None is being made.
+    /// No change is being made.
     #[default]
     Idle,
-    /// The request is sent.
+    /// The request is in flight.
     InProgress,
-    /// It has led to this version, with no other change between the one that the request required and this one.
+    /// The change has led to this version, with no other change since the version that the request required.
     Made(String),
 }
 
-/// The side that makes such changes.
+/// The side that changes the object.
 #[derive(Debug)]
 pub(super) struct OwnChanges(watch::Sender<Phase>);
 
@@ -23,11 +23,11 @@ pub(super) struct OwnChanges(watch::Sender<Phase>);
 #[derive(Debug, Clone)]
 pub(super) struct OwnChangesSeen(watch::Receiver<Phase>);
 
-/// A change that is being made. Dropped: it may not have been made.
+/// A change in progress. If it is dropped, the change may not have been made.
 #[derive(Debug)]
 pub(super) struct InProgress<'a>(&'a OwnChanges);
 
-/// Both sides.
+/// Creates both sides.
 pub(super) fn own_changes() -> (OwnChanges, OwnChangesSeen) {
     let (sender, receiver) = watch::channel(Phase::Idle);
     (OwnChanges(sender), OwnChangesSeen(receiver))
@@ -42,7 +42,7 @@ impl OwnChanges {
 }
 
 impl InProgress<'_> {
-    /// The watch begins again at this version. The request must have required the version before it.
+    /// Lets the watch begin again at this version. The request must have required the preceding version.
     pub(super) fn made(self, version: String) {
         self.0.0.send_replace(Phase::Made(version));
     }
@@ -61,19 +61,20 @@ impl Drop for InProgress<'_> {
 }
 
 impl OwnChangesSeen {
-    /// Ends once a change begins. Cancel safe.
+    /// Resolves once a change begins. Cancel safe.
     pub(super) async fn begins(&mut self) {
         if self.0.wait_for(|phase| *phase == Phase::InProgress).await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Whether a change is being made, or has ended since the last call of [`end`](Self::end).
+    /// Whether a change is in progress, or has ended since the last call of [`end`](Self::end).
     pub(super) fn is_new(&self) -> bool {
         self.0.has_changed().unwrap_or(false) || *self.0.borrow() == Phase::InProgress
     }
 
-    /// Waits until no change is being made; the version that one has led to since [`begins`](Self::begins) or the last call.
+    /// Waits until no change is in progress. Returns the version of a change that has ended since
+    /// [`begins`](Self::begins) or the last call.
     pub(super) async fn end(&mut self) -> Option<String> {
         if !self.is_new() {
             return None;

@@ -1,9 +1,8 @@
 //! Fetches what the apiserver's pods refer to: watches their ConfigMaps, Secrets and Services, requests their tokens
-//! and certificates, reads what their claims are bound to, the trust bundles that they mount, and their runtime
-//! classes.
+//! and certificates, and reads their claims' volumes, their trust bundles and their runtime classes.
 //!
-//! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
-//! object at a time, so each is watched by its name.
+//! One task per object runs as long as a pod refers to the object. A node may read only objects that its pods refer
+//! to, one at a time, so each is watched by name.
 
 pub(super) mod pod_certificates;
 
@@ -35,17 +34,16 @@ use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, ObjectState, from_apiserver, runtime_class, service};
 
-/// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
+/// The most bytes of the trust bundles in one projection; an apiserver allows 1 MiB for each bundle.
 const MAX_BUNDLES: usize = 8 << 20;
 
-/// The task of one object.
 struct Fetching {
     stop: CancellationToken,
-    /// The source has had the object, or that there is none, since the task began.
+    /// Whether the source has received the object, or its absence, since the task began.
     was_known: bool,
 }
 
-/// Follows what pods refer to, until it is dropped.
+/// Fetches references until it is dropped.
 pub(super) async fn fetch(
     link: Link,
     desired: Desired,
@@ -61,7 +59,8 @@ pub(super) async fn fetch(
         let wanted = pods.demand(SOURCE);
         running.retain(|key, fetching| {
             let is_known = !matches!(pods.object(SOURCE, key), ObjectState::Unknown);
-            // The source forgets an object with its last pod: a successor that came before this was noticed needs it again.
+            // The source drops an object with its last pod. A new pod that came before this was noticed needs the
+            // object again.
             let stays = wanted.contains_key(key) && (is_known || !fetching.was_known);
             fetching.was_known |= is_known;
             if !stays {
@@ -78,7 +77,7 @@ pub(super) async fn fetch(
             let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
             let (attachments, asking) = (attachments.clone(), asking.clone());
             tasks.spawn(async move {
-                // Each of its own size: a claim's takes most, and every pod has a token.
+                // Boxed one by one: a claim's future is the largest, and every pod has a token's.
                 let work: Pin<Box<dyn Future<Output = ()> + Send + '_>> = match key.kind {
                     ObjectKind::ServiceAccountToken => Box::pin(keep_token(&link, &desired, &key, &source)),
                     ObjectKind::ServiceVariables => Box::pin(follow_services(link, &key, &source)),
@@ -109,7 +108,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Follows a ConfigMap or a Secret; an immutable one until it is here, as kubelet.
+/// Follows a ConfigMap or a Secret; an immutable one only until it has arrived, as in kubelet.
 async fn follow_object(
     link: Link,
     key: &ObjectKey,
@@ -148,7 +147,7 @@ async fn follow_object(
     }
 }
 
-/// Follows the Services of a namespace, or the one of the apiserver itself.
+/// Follows the Services of a namespace, or the apiserver's own Service.
 async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let selector = match &*key.name {
         service::KUBERNETES => Selector::of_name(&key.name),
@@ -212,9 +211,9 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
     tokio::join!(follow(link, followed, send), pass_on);
 }
 
-/// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can
-/// be started again. An apiserver refuses to change a handler; of a class that was deleted and created with another
-/// one, the new one counts.
+/// Follows a RuntimeClass. A pod that has started with it keeps it after the class is deleted, so that its containers
+/// can be restarted. An apiserver does not allow a handler to change; if the class is deleted and recreated with
+/// another one, the new handler counts.
 async fn follow_runtime_class(
     link: Link,
     desired: &Desired,
@@ -244,7 +243,7 @@ async fn follow_runtime_class(
     tokio::join!(follow(link, followed, send), pass_on);
 }
 
-/// Asks for a token whenever the one there is has passed most of its life.
+/// Requests a token whenever the current one has passed most of its lifetime.
 async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let Some(demand) = TokenDemand::from_name(&key.name) else { return };
     let mut newest = desired.load().objects[SOURCE.index()].get(key).cloned();
@@ -327,7 +326,7 @@ mod tests {
             assert!(bytes <= 2_560, "{what}: {bytes} bytes");
         }
     }
-    /// What is desired with a pod that mounts a token, and the token's key.
+    /// A desired state with a pod that mounts a token, and the token's key.
     fn with_token() -> (Desired, ObjectKey) {
         let token = json!({ "serviceAccountToken": { "path": "token" } });
         let pod = json!({
@@ -350,7 +349,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refused_token_is_requested_at_most_every_two_minutes_and_one_that_fails_soon_again() {
-        // Code and the requests of an hour, at least and at most.
+        // The code, and the fewest and most requests in an hour.
         for (code, least, most) in [(404, 30, 60), (403, 30, 60), (422, 30, 60), (500, 360, 800)] {
             let count = Arc::new(AtomicU32::default());
             let counted = Arc::clone(&count);

@@ -1,8 +1,8 @@
-//! The loop that keeps what the apiserver shows of pods equal to what runs.
+//! The loop that keeps the apiserver's view of pods equal to what runs.
 //!
-//! Level triggered: after each change every pod is compared, and what is due is sent, a few requests at a time. What fails
-//! is due again after a pause; whatever fails, the pod itself is not touched. [`super::mirrors`] and [`super::api_pods`]
-//! say what is due for the pods of the node's own sources and for the apiserver's.
+//! It is level-triggered: after each change it compares every pod and sends what is due, a few requests at a time. A
+//! failed request is due again after a pause; no failure affects the pod itself. [`super::mirrors`] and
+//! [`super::api_pods`] decide what is due for pods of the node's own sources and for the apiserver's.
 
 mod corrections;
 mod in_flight;
@@ -33,34 +33,34 @@ pub(super) struct DueStep<S> {
     pub(super) step: Step,
     /// The generation of the pod at the apiserver.
     pub(super) generation: Option<i64>,
-    /// The version of the pod here: after a failure another one is tried at once.
+    /// The version of the pod here: after a failure, another version is tried immediately.
     pub(super) version: Option<Fingerprint>,
-    /// What the step is done with.
+    /// What the step acts on.
     pub(super) subject: S,
 }
 
-/// What a comparison of all pods has found.
+/// The result of comparing all pods.
 #[derive(Debug)]
 pub(super) enum Comparison<S> {
-    /// What the apiserver has is not known yet, so nothing can be sent of so many pods.
+    /// The apiserver's state is not known yet, so this many pods cannot be reported.
     Unknown(usize),
     Due(Vec<DueStep<S>>),
 }
 
-/// The pods of one kind.
+/// Pods that are reported in the same way.
 pub(super) trait ReportedPods: Send + 'static {
-    /// What a step is done with.
+    /// What a step acts on.
     type Subject: Send + Sync + 'static;
-    /// What a step has brought.
+    /// The result of a step.
     type Outcome: Send + 'static;
 
-    /// Takes in what the apiserver has.
+    /// Applies an update from the apiserver.
     fn apply_update(&mut self, update: Update);
 
-    /// Compares what the apiserver has with what runs.
+    /// Compares the apiserver's state with what runs.
     fn compare(&mut self) -> Comparison<Self::Subject>;
 
-    /// Shows how many pods differ.
+    /// Records how many pods differ.
     fn set_unsent(&self, count: usize);
 
     fn perform<'a>(
@@ -68,20 +68,19 @@ pub(super) trait ReportedPods: Send + 'static {
         due: &'a DueStep<Self::Subject>,
     ) -> BoxFuture<'a, Result<Self::Outcome, RequestError>>;
 
-    /// A step was done.
+    /// Applies the result of a step.
     fn done(&mut self, due: DueStep<Self::Subject>, outcome: Self::Outcome);
 
-    /// A step has failed so often in a row, although there is a connection.
+    /// Reports that a step has failed this often in a row, although there is a connection.
     fn failed(&mut self, due: &DueStep<Self::Subject>, failures: u32, error: &RequestError);
 
-    /// Resolves when something here has changed. Safe to cancel.
+    /// Resolves when the node's side has changed. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// A step that has ended.
+/// A step that has ended, with its result.
 type Ended<P> = (DueStep<<P as ReportedPods>::Subject>, Result<<P as ReportedPods>::Outcome, RequestError>);
 
-/// Reports the pods of one kind.
 #[derive(Debug)]
 struct Reporter<P> {
     pods: P,
@@ -95,7 +94,7 @@ pub(super) async fn report<P: ReportedPods>(pods: P, link: Link, mut updates: mp
     let mut reporter = Reporter { pods, link, retries: Retries::default(), corrections: Corrections::default() };
     let mut requests = InFlight::new();
     loop {
-        // What the apiserver has is known before the end of a pod that it has.
+        // The apiserver's updates are applied before the end of a pod is reported.
         while let Ok(update) = updates.try_recv() {
             reporter.pods.apply_update(update);
         }
@@ -121,7 +120,7 @@ pub(super) async fn report<P: ReportedPods>(pods: P, link: Link, mut updates: mp
 }
 
 impl<P: ReportedPods> Reporter<P> {
-    /// The steps that are due, whose number is what is unsent; `None`: what the apiserver has is not known yet.
+    /// The due steps; records their number as unsent. `None` if the apiserver's state is not known yet.
     fn compare(&mut self) -> Option<Vec<DueStep<P::Subject>>> {
         self.corrections.begin(Instant::now());
         match self.pods.compare() {
@@ -153,7 +152,7 @@ impl<P: ReportedPods> Reporter<P> {
         }
     }
 
-    /// When a step that failed or waits is due again, of a pod that is not in flight.
+    /// When a failed or waiting step is due again, among pods without a request in flight.
     fn next_retry(&self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
         self.retries.next(in_flight).into_iter().chain(self.corrections.next()).min()
     }
@@ -165,7 +164,7 @@ impl<P: ReportedPods> Reporter<P> {
                 self.corrections.done(&due.key, &due.step, Instant::now());
                 self.pods.done(due, outcome);
             }
-            // Without a connection there is nothing to say, and nothing to wait for but the connection.
+            // Without a connection nothing is reported; the retry waits for the connection.
             Err(_) if !self.link.is_online() => {}
             Err(error) => {
                 let failures = self.retries.failed(&due, &error, Instant::now(), fastrand::u64(..));
@@ -175,17 +174,16 @@ impl<P: ReportedPods> Reporter<P> {
     }
 }
 
-/// The Pod of that key at the apiserver.
 pub(super) fn resource(key: &PodKey) -> Resource {
     Resource::Pod(key.namespace().to_owned(), key.name().to_owned())
 }
 
-/// Sends a patch of a pod's status, and returns the status that is stored then; `None`: the pod is not there any more.
+/// Sends a patch of a pod's status. Returns the stored status; `None` if the pod is gone.
 pub(super) async fn send_status(link: &Link, key: &PodKey, patch: Value) -> Result<Option<StoredStatus>, RequestError> {
     match link.report_status(key.namespace().to_owned(), key.name().to_owned(), patch).await {
         Ok(stored) => Ok(Some(stored)),
         Err(error) if error.is_not_found() => Ok(None),
-        // The same status would be refused again; the next one may not be.
+        // The same status would be refused again, but the next one may not be.
         Err(error) if matches!(error.code(), Some(400 | 422)) => {
             tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
             Ok(Some(StoredStatus::default()))
@@ -194,7 +192,7 @@ pub(super) async fn send_status(link: &Link, key: &PodKey, patch: Value) -> Resu
     }
 }
 
-/// Deletes the Pod of that UID at once. One that is not there any more needs no deletion.
+/// Deletes the Pod with this UID immediately. A missing pod counts as deleted.
 pub(super) async fn delete(link: &Link, key: &PodKey, uid: &str) -> Result<(), RequestError> {
     match link.send(Request::delete_now(resource(key), uid)).await {
         Err(error) if !error.is_not_found() => Err(error),

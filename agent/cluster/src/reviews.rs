@@ -1,7 +1,7 @@
-//! Reviews: whose token a client of kubelet's API sends, and whether a user may do what it requests. The apiserver
-//! decides both; kubelet's names for them are authentication and authorization by webhook.
+//! Reviews: the apiserver decides whose token a client of kubelet's API sends, and whether a user may do what it
+//! requests. kubelet calls this authentication and authorization by webhook.
 //!
-//! Nothing is kept here, and nothing is tried twice: the server caches answers and bounds the number of reviews.
+//! Nothing is cached or retried here: the server caches answers and bounds the number of reviews.
 
 use std::collections::BTreeMap;
 
@@ -18,55 +18,53 @@ use limpet_apiserver_client::{Request, RequestError, Resource};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct User {
     pub name: String,
-    /// What distinguishes it from an earlier user of that name; may be empty.
+    /// Distinguishes the user from an earlier one of the same name; may be empty.
     pub uid: String,
     pub groups: Vec<String>,
-    /// What else authenticators say of it.
+    /// Further attributes from authenticators.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What a user requests: a verb on a subresource of this node.
+/// A requested access: a verb on a subresource of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Access<'a> {
-    /// `get`, `create`, …; empty for a method that Kubernetes has no verb for.
+    /// `get`, `create`, …; empty for a method without a verb in Kubernetes.
     pub verb: &'a str,
-    /// The node's name.
     pub node: &'a str,
     /// `proxy`, `metrics`, …
     pub subresource: &'a str,
 }
 
-/// Why there is no decision.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// The apiserver did not answer, or refuses to.
+    /// The apiserver did not answer, or refused.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// It could not be reached a moment ago, so it gets no request yet.
+    /// The apiserver was unreachable a moment ago, so no request is sent yet.
     #[error("the apiserver cannot be reached")]
     Offline,
-    /// It answers that it could not decide.
+    /// The apiserver answered that it could not decide.
     #[error("{0}")]
     Undecided(String),
-    /// Too many other reviews are waited for.
+    /// Too many other reviews are in progress.
     #[error("too many reviews are waited for")]
     Busy,
 }
 
 impl ReviewError {
-    /// Whether the apiserver does not answer: the next request would time out as well.
+    /// Whether the apiserver is unreachable: the next request would time out as well.
     pub fn is_unreachable(&self) -> bool {
         use RequestError::{Certificate, Credentials, Unreachable};
         matches!(self, Self::Request(Credentials(_) | Unreachable(_) | Certificate { .. }))
     }
 }
 
-/// Who decides.
+/// Decides about users.
 pub trait Reviews: Send + Sync {
-    /// The user of a token; `None`: the token is not valid.
+    /// The user of a token; `None` if the token is not valid.
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Option<User>, ReviewError>>;
 
-    /// Whether the user may do that.
+    /// Whether the user may have this access.
     fn access<'a>(&'a self, user: &'a User, access: Access<'a>) -> BoxFuture<'a, Result<bool, ReviewError>>;
 }
 
@@ -84,7 +82,7 @@ impl Reviews for Link {
 }
 
 impl Link {
-    /// An answer within the deadline of every request.
+    /// Sends a review, with the deadline of every request.
     async fn review(&self, resource: Resource, review: Value) -> Result<Value, ReviewError> {
         Ok(self.send(Request::create(resource, review)).await?)
     }
@@ -95,7 +93,7 @@ fn unreadable(error: serde_json::Error) -> ReviewError {
 }
 
 fn token_review(token: &str) -> Result<Value, ReviewError> {
-    // No audience: a token has to be the apiserver's own, as with kubelet.
+    // Without an audience the token has to be meant for the apiserver, as in kubelet.
     let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
     serde_json::to_value(TokenReview { spec, ..TokenReview::default() }).map_err(unreadable)
 }

@@ -1,4 +1,4 @@
-//! What the Node object shows of the node's container runtime: its version, and the images in its store.
+//! What the Node object shows of the node's container runtime: its version and the images in its store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,27 +13,26 @@ use limpet_model::image::StoredImage;
 #[error("{0}")]
 pub struct RuntimeError(pub String);
 
-/// Answers what a Node object shows.
+/// Reads what a Node object shows of the runtime.
 pub trait NodeRuntime: fmt::Debug + Send + Sync {
-    /// Its name and version, as `containerRuntimeVersion` has them; `None`: it does not answer.
+    /// Name and version, as in `containerRuntimeVersion`; `None` if the runtime does not answer.
     fn version(&self) -> BoxFuture<'_, Option<String>>;
 
-    /// The images in its store.
     fn images(&self) -> BoxFuture<'_, Result<Vec<StoredImage>, RuntimeError>>;
 
-    /// The bytes of an image's packed layers and documents; `None`: a part is missing.
+    /// The size of an image's packed layers and documents in bytes; `None` if a part is missing.
     fn image_size<'a>(&'a self, image: &'a StoredImage) -> BoxFuture<'a, Result<Option<u64>, RuntimeError>>;
 
     /// Changes when an image was stored or removed.
     fn contents(&self) -> watch::Receiver<u64>;
 }
 
-/// A runtime whose containers are numbers: it has no images.
+/// A runtime whose containers are only counted: it has no images.
 #[derive(Debug)]
 pub struct HollowRuntime(watch::Sender<u64>);
 
 impl HollowRuntime {
-    /// The runtime of any number of nodes.
+    /// A runtime for any number of nodes.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(watch::Sender::new(0)))
     }

@@ -1,14 +1,14 @@
-//! What the apiserver has of the Node, for all tasks that wait for it.
+//! The Node at the apiserver, for all tasks that wait for it.
 
 use limpet_core::node_object::SeenNode;
 
-/// What the apiserver has of the Node.
+/// The apiserver's state of the Node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) enum NodeFromApiserver {
-    /// It has not been read yet.
+    /// The Node has not been read yet.
     #[default]
     Unknown,
-    /// There is none.
+    /// There is no Node.
     Absent,
     Present(Box<SeenNode>),
 }
@@ -20,7 +20,6 @@ impl From<Option<SeenNode>> for NodeFromApiserver {
 }
 
 impl NodeFromApiserver {
-    /// The Node, if there is one.
     pub(super) fn node(&self) -> Option<&SeenNode> {
         match self {
             Self::Present(node) => Some(node),

@@ -1,5 +1,5 @@
-//! Service accounts and their tokens, as image credential providers request them. The tokens of volumes are kept by
-//! `references`, which sends the same document.
+//! Service accounts and their tokens for image credential providers. `references` keeps the tokens of volumes, and
+//! sends the same document.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::connectivity;
 use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
 
-/// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two minutes, as
-/// with kubelet.
+/// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two
+/// minutes, as in kubelet.
 const MAX_REFUSAL_PAUSE: Duration = Duration::from_secs(80);
-/// So many refused requests are repeated as soon as those that fail otherwise.
+/// This many refused requests are repeated as soon as other failures.
 const QUICK_RETRIES: u32 = 4;
 
-/// A TokenRequest for a token that is bound to a pod. `lifetime`: in seconds; `None`: the server's own.
+/// A TokenRequest for a token that is bound to a pod. `lifetime` is in seconds; `None` uses the server's default.
 pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: &str, pod_uid: &str) -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",
@@ -32,9 +32,9 @@ pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: 
     })
 }
 
-/// The pause to request of [`Link::pause`] after the `failures`th failed TokenRequest in a row. One that is refused again and
-/// again, as for a service account that was deleted, is rarely repeated: only a change in the cluster helps. The first refusals
-/// may be of an account, or of a right of the node, that is just being created.
+/// The pause to request from [`Link::pause`] after the `failures`th failed TokenRequest in a row. Repeated refusals,
+/// as for a deleted service account, are retried rarely, because only a change in the cluster helps. The first
+/// refusals may concern an account, or a right of the node, that is just being created.
 pub(super) fn retry_pause(error: &RequestError, failures: u32) -> Option<Duration> {
     match error.code() {
         Some(400 | 403 | 404 | 422) if failures > QUICK_RETRIES => {
@@ -57,7 +57,7 @@ impl ServiceAccounts for Link {
         audience: &'a str,
     ) -> BoxFuture<'a, Result<String, String>> {
         let mut document = token_request(Some(audience), None, &pod.pod, &pod.pod_uid);
-        // A later account of the same name has no token for this pod.
+        // A later account with the same name has no token for this pod.
         document["metadata"] = json!({ "uid": uid });
         let request = Request::create(Resource::ServiceAccountToken(pod.namespace.clone(), pod.name.clone()), document);
         async move {
@@ -69,7 +69,7 @@ impl ServiceAccounts for Link {
     }
 }
 
-/// What of a ServiceAccount is used.
+/// The used fields of a ServiceAccount.
 fn read(object: &Value) -> ServiceAccount {
     let metadata = &object["metadata"];
     let annotations = metadata["annotations"].as_object().into_iter().flatten();

@@ -15,13 +15,13 @@ pub struct ClusterSettings {
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// `rotateCertificates`: the node requests the next certificate before the current one expires.
     pub rotate_certificates: bool,
-    /// The server of its current context.
+    /// The server of the kubeconfig's current context.
     pub server: String,
     /// `--register-node`, `registerNode`.
     pub register: bool,
-    /// `--node-labels`; those of a node in no cluster, too, for the selectors of its pods.
+    /// `--node-labels`. Outside a cluster they apply to the node selectors of its pods.
     pub labels: BTreeMap<String, String>,
-    /// `--provider-id`, `providerID`: what names the machine at its provider.
+    /// `--provider-id`, `providerID`: the provider's name for the machine.
     pub provider_id: Option<String>,
     /// `--cloud-provider=external`: a cloud controller of the cluster completes the Node.
     pub external_cloud: bool,
@@ -29,7 +29,7 @@ pub struct ClusterSettings {
     pub taints: Vec<NodeTaint>,
     /// `nodeStatusReportFrequency` and `nodeStatusUpdateFrequency`.
     pub frequencies: Frequencies,
-    /// `nodeStatusMaxImages`: how many images the Node's status names; `None`: all.
+    /// `nodeStatusMaxImages`: the most images in the Node's status; `None`: all.
     pub max_images: Option<usize>,
     /// `nodeLeaseDurationSeconds`.
     pub lease_duration: Duration,

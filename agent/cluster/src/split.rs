@@ -1,4 +1,4 @@
-//! Splits the Pods bound to this node: mirrors of its own pods, and those that the apiserver itself has for it.
+//! Splits the Pods bound to this node: mirrors of its own pods, and the apiserver's own pods.
 
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -11,23 +11,23 @@ use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_core::source::cluster_update;
 use limpet_model::object::service::KUBERNETES;
 
-/// How many times the apiserver's own Service is read while there is none, or its server fails: for some seconds.
+/// How often the apiserver's own Service is read while it is missing or the server fails; this takes some seconds.
 const MAX_SERVICE_READS: u32 = 4;
 
-/// Who receives which Pods.
+/// The receivers of each kind of Pod.
 #[derive(Debug)]
 pub(super) struct Receivers {
     pub(super) mirrors: mpsc::Sender<Update>,
-    /// Of the others, to report on them.
+    /// Reports on the apiserver's own pods.
     pub(super) pods: mpsc::Sender<Update>,
-    /// Of the others, to run them.
+    /// Runs the apiserver's own pods.
     pub(super) source: mpsc::Sender<cluster_update::Update>,
 }
 
-/// Passes every update on; ends when the sender is dropped.
+/// Passes every update on until the sender is dropped.
 pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, receivers: Receivers) {
     let Receivers { mirrors, pods, source } = receivers;
-    // A client that has gone is not waited for: the agent stops.
+    // A receiver that is gone is ignored: the agent is stopping.
     while let Some(update) = updates.recv().await {
         match update {
             Update::Listed(all, version) => {
@@ -36,7 +36,7 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
                 let mut history = ClusterHistory { version: 0, authorities: link.authorities(), service_uid };
                 history.saw(&version);
                 let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
-                // Before it runs: a pod that ends at once is known then to those who report its end.
+                // Sent before the pod runs, so that those who report its end know a pod that ends immediately.
                 let _ = pods.send(Update::Listed(own.clone(), version)).await;
                 let _ = source.send(cluster_update::Update::Listed(own, history)).await;
             }
@@ -55,8 +55,9 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     }
 }
 
-/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none or fails [`MAX_SERVICE_READS`]
-/// times. Waits for an answer: without it a list of a recreated cluster would end pods.
+/// The UID of the cluster's own Service; empty if the apiserver refuses the request, or lacks the Service or fails
+/// [`MAX_SERVICE_READS`] times. Waits for an answer, because without the UID a list from a recreated cluster would
+/// end pods.
 async fn service_uid(link: &Link) -> String {
     let (mut failures, mut unavailable) = (0, 0);
     loop {
@@ -68,7 +69,7 @@ async fn service_uid(link: &Link) -> String {
         };
         match error.code() {
             Some(403) => return String::new(),
-            // An apiserver makes the Service shortly after its start; one that fails longer does not hold back the list.
+            // An apiserver creates the Service shortly after its start. A longer failure does not hold back the list.
             Some(404 | 500..) => unavailable += 1,
             _ => {}
         }
@@ -99,7 +100,8 @@ mod tests {
     use super::super::fake;
     use super::*;
 
-    /// A link to a server that answers with that code; 0: it resets the connection. And the number of its requests.
+    /// A link to a server that answers with this code, or resets the connection for 0; and the number of its
+    /// requests.
     fn server(code: u16) -> (Link, Arc<AtomicU16>, Arc<AtomicUsize>) {
         let (code, count) = (Arc::new(AtomicU16::new(code)), Arc::new(AtomicUsize::default()));
         let (answer, counted) = (Arc::clone(&code), Arc::clone(&count));
@@ -123,8 +125,8 @@ mod tests {
         // Code, UID, requests.
         for (code, uid, requests) in [(200, "s-1", 1), (403, "", 1), (404, "", 5), (500, "", 5), (503, "", 5)] {
             let ((link, ..), begun) = (server(code), Instant::now());
-            let found = time::timeout(Duration::from_secs(30), service_uid(&link)).await;
-            assert_eq!(found.as_deref(), Ok(uid), "{code}");
+            let actual = time::timeout(Duration::from_secs(30), service_uid(&link)).await;
+            assert_eq!(actual.as_deref(), Ok(uid), "{code}");
             assert!(begun.elapsed() < Duration::from_secs(10), "{code} {:?}", begun.elapsed());
             let (link, _, count) = server(code);
             service_uid(&link).await;

@@ -9,13 +9,13 @@ use limpet_model::object::token::TokenDemand;
 use super::link::Link;
 use super::service_accounts::token_request;
 
-/// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
+/// The longest sleep until a renewal, so that a clock that was set meanwhile is noticed.
 const MAX_RENEWAL_SLEEP: Duration = Duration::from_secs(600);
 
 /// The shortest time between two tokens, whatever the clocks say.
 pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Sleeps until that time of the wall clock, which may jump.
+/// Sleeps until this wall-clock time. The clock may jump.
 pub(super) async fn sleep_until(at: Timestamp) {
     let left = || u64::try_from(at.as_second().saturating_sub(Timestamp::now().as_second())).ok();
     while let Some(left) = left().filter(|left| *left > 0) {
@@ -23,18 +23,18 @@ pub(super) async fn sleep_until(at: Timestamp) {
     }
 }
 
-/// A token that the apiserver has issued.
+/// A token issued by the apiserver.
 pub(super) struct Issued {
     pub(super) token: String,
-    /// When it expires, by the server's clock.
+    /// Its expiry by the server's clock.
     pub(super) expiry: String,
-    /// How long it is valid, in seconds.
+    /// Its lifetime in seconds.
     pub(super) lifetime: i64,
     /// When it was requested, by the node's clock, which may differ from the server's.
     pub(super) at: Timestamp,
 }
 
-/// Asks for a token of the service account of the pod of that name, which it is bound to.
+/// Requests a token of the pod's service account that is bound to the pod.
 pub(super) async fn request_token(
     link: &Link,
     namespace: &str,

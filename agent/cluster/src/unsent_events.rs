@@ -1,8 +1,8 @@
-//! The events that the apiserver does not have yet, in a file: they outlive the agent.
+//! Keeps events that the apiserver does not have yet in a file, so that they survive a restart of the agent.
 //!
-//! Statuses and mirrors need none: they are derived from what is observed. The file is written when the agent stops,
-//! and while there is no connection ten minutes after something happened, to spare flash: a power cut loses the events
-//! of that time. Once everything is posted there is no file.
+//! Statuses and mirrors need no file, since they are derived from observed state. The file is written when the agent
+//! stops and, to spare flash, only every ten minutes while there is no connection: a power cut loses the events of
+//! that time. Once everything is posted the file is removed.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -19,12 +19,12 @@ use super::link::Link;
 use limpet_host::private_file;
 use limpet_telemetry::event::{Event, Events, MAX_EVENTS, MAX_MESSAGE};
 
-/// How long events may be in memory alone.
+/// How long events may be in memory only.
 const SAVE_INTERVAL: Duration = Duration::from_secs(600);
-/// No file of ours is larger.
+/// The largest file that the agent writes.
 const MAX_BYTES: u64 = (MAX_EVENTS * (MAX_MESSAGE + 2_048)) as u64;
 
-/// The file, as kubectl reads it.
+/// The file's document, in a form that kubectl can read.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct EventList {
@@ -33,15 +33,14 @@ struct EventList {
     items: Vec<KubeEvent>,
 }
 
-/// Keeps the node's unsent events in a file.
 #[derive(Debug)]
 pub(super) struct UnsentEvents {
     link: Link,
     node_name: String,
     events: Events,
-    /// `None`: nothing is kept.
+    /// `None` if no file is kept.
     path: Option<PathBuf>,
-    /// What the file has.
+    /// The events in the file.
     written: Mutex<Vec<Event>>,
 }
 
@@ -50,7 +49,7 @@ impl UnsentEvents {
         Self { link, node_name, events, path, written: Mutex::default() }
     }
 
-    /// Records what an earlier agent could not send.
+    /// Records the events that an earlier run of the agent could not send.
     pub(super) async fn load(&self) {
         let Some(path) = self.path.clone() else { return };
         let loaded = tokio::task::spawn_blocking(move || read(&path)).await;
@@ -63,12 +62,12 @@ impl UnsentEvents {
         }
     }
 
-    /// Saves what is unsent from time to time while there is no connection.
+    /// Saves unsent events at intervals while there is no connection.
     pub(super) async fn save_regularly(&self) {
         let mut changed = self.events.changed();
         loop {
             changed.await;
-            // From before they are saved: none is missed in between.
+            // Subscribed before saving, so that no event in between is missed.
             changed = self.events.changed();
             tokio::time::sleep(SAVE_INTERVAL).await;
             if !self.link.is_online() {
@@ -77,7 +76,7 @@ impl UnsentEvents {
         }
     }
 
-    /// Removes the file, if there is one: everything is posted.
+    /// Removes the file, if there is one, because everything is posted.
     pub(super) async fn all_posted(&self) {
         let is_there = !self.written().is_empty();
         if is_there {
@@ -85,7 +84,7 @@ impl UnsentEvents {
         }
     }
 
-    /// Saves what is unsent; with nothing unsent there is no file.
+    /// Saves unsent events; removes the file if there are none.
     pub(super) async fn save(&self) {
         let Some(path) = self.path.clone() else { return };
         let all = self.events.snapshot();
@@ -109,7 +108,7 @@ impl UnsentEvents {
     }
 }
 
-/// The events of the file; none without one. Blocks.
+/// The file's events; none without a file. Blocks.
 fn read(path: &Path) -> io::Result<Vec<Event>> {
     let mut text = Vec::new();
     match fs::File::open(path) {
@@ -121,7 +120,7 @@ fn read(path: &Path) -> io::Result<Vec<Event>> {
     Ok(list.items.into_iter().take(MAX_EVENTS).filter_map(Event::from_kubernetes).collect())
 }
 
-/// Blocks.
+/// Writes the file. Blocks.
 fn write(path: &Path, items: Vec<KubeEvent>) -> io::Result<()> {
     if items.is_empty() {
         return match fs::remove_file(path) {

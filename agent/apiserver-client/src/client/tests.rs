@@ -1,4 +1,4 @@
-//! Requests to servers of a script: what they say, and which answers are taken.
+//! Requests to scripted servers: what they contain, and which answers are accepted.
 
 use futures_util::stream;
 use http_body_util::StreamBody;
@@ -12,7 +12,7 @@ use super::*;
 use crate::request::{Resource, Selector, WatchFrom};
 use crate::watch::Change;
 
-/// The headers of a request by the credentials that `of` makes of a kubeconfig whose user has that line.
+/// The headers of a request with the credentials that `of` makes of a kubeconfig whose user has this line.
 async fn headers(user: &str, of: impl Fn(Credentials) -> Credentials) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ async fn requests_are_in_the_name_of_whom_the_kubeconfig_or_the_node_says() {
     assert!(!headers("{token: t}", |credentials| credentials).await.contains("impersonate"));
 }
 
-/// A client of a server that sends `{"a":…}` byte by byte, with that pause before each, `count` digits in all.
+/// A client of a server that sends `{"a":…}` byte by byte with this pause before each, `count` digits in all.
 fn slow(pause: Duration, count: usize) -> Client {
     let bytes = format!("{{\"a\":1{}}}", "0".repeat(count)).into_bytes();
     Client::over(tower::service_fn(move |_: http::Request<Body>| {
@@ -105,7 +105,7 @@ async fn a_token_is_sent_without_its_line_break_and_one_that_cannot_be_sent_is_a
     let text = "current-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n\
         clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: a, user: {token: \"a\\nb\"}}]\n";
     std::fs::write(&path, text).unwrap();
-    // The agent starts with it, and says what is wrong.
+    // The agent starts with this kubeconfig and reports the error.
     kubeconfig::check(&path).unwrap();
     let error = Client::open(&path, None).unwrap_err();
     assert!(matches!(&error, RequestError::Credentials(said) if said.starts_with("users[].user.token: ")), "{error}");
@@ -193,8 +193,8 @@ async fn a_server_whose_own_certificate_is_the_authority_is_accepted() {
     ] {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let own = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
-        let tls = tls.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], own).unwrap();
+        let private_key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        let tls = tls.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], private_key).unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -208,7 +208,7 @@ async fn a_server_whose_own_certificate_is_the_authority_is_accepted() {
         let client = Client::open(&dir.path().join("kubeconfig"), None).unwrap();
         let serve = async {
             let (stream, _) = listener.accept().await.unwrap();
-            // A client that does not accept it hangs up.
+            // A client that does not accept the certificate hangs up.
             let Ok(mut stream) = acceptor.accept(stream).await else { return };
             let mut request = vec![0; 4_096];
             assert!(stream.read(&mut request).await.unwrap() > 0);

@@ -1,5 +1,5 @@
-//! The text of a kubeconfig and its fields: as client-go has it, an empty field is none, a file is relative to the
-//! kubeconfig, and base64 may be wrapped in lines. Part of [`super`].
+//! The text of a kubeconfig and its fields. As in client-go, an empty field counts as missing, files are relative to
+//! the kubeconfig, and base64 may contain line breaks. Part of [`super`].
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,7 +10,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{KubeconfigError, one_line};
 
-/// The largest kubeconfig.
+/// The largest kubeconfig in bytes.
 const MAX_FILE: u64 = 10 << 20;
 
 /// Reads a file. Blocks.
@@ -40,7 +40,7 @@ fn remedy(error: &io::Error) -> String {
     }
 }
 
-/// The text in UTF-8, or in UTF-16 with its mark in front, as editors and shells of Windows write it.
+/// The text from UTF-8, or from UTF-16 with a byte order mark, as editors and shells on Windows write it.
 fn text(bytes: Vec<u8>) -> Option<String> {
     let utf16 = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
         let (pairs, rest) = bytes.as_chunks::<2>();
@@ -84,7 +84,7 @@ fn clean_user(user: &mut AuthInfo, dir: &Path) {
     let mut key = user.client_key_data.as_ref().map(|key| key.expose_secret().to_owned());
     unwrap_lines(&mut key);
     user.client_key_data = key.map(SecretString::from);
-    // A bare name is looked for in PATH.
+    // A bare name is looked up in PATH.
     if let Some(exec) = user.exec.as_mut() {
         let is_path = exec.command.as_deref().is_some_and(|command| command.contains(path::MAIN_SEPARATOR));
         if is_path {
@@ -101,7 +101,6 @@ fn make_absolute(file: &mut Option<String>, dir: &Path) {
     *file = file.take().map(|file| dir.join(&file).to_str().map(str::to_owned).unwrap_or(file));
 }
 
-/// Base64 without the line breaks that it may have.
 fn unwrap_lines(data: &mut Option<String>) {
     if let Some(data) = data {
         data.retain(|character| !character.is_ascii_whitespace());

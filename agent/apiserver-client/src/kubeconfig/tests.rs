@@ -1,4 +1,4 @@
-//! Kubeconfigs, and the result or the error of each.
+//! Kubeconfigs, each with its result or error.
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn faults_are_reported_with_file_field_and_remedy() {
     }
 }
 
-/// The base64 of a certificate in PEM, in two lines.
+/// A certificate's base64 in two lines, and the PEM.
 fn wrapped() -> (String, String) {
     let certificate = rcgen::generate_simple_self_signed(["lab".to_owned()]).unwrap().cert;
     let data = BASE64_STANDARD.encode(certificate.pem());
@@ -103,7 +103,7 @@ fn kubeconfigs_are_read_as_client_go_reads_them() {
         "client-certificate-data: '', client-key-data: '', client-certificate: '', client-key: '', tokenFile: ''";
     let server = "https://192.0.2.1:6443";
     let table = [
-        // The user is not there: nobody is logged in.
+        // The user does not exist, so nobody is logged in.
         ("user: node", "user: none", server),
         (", user: node", "", server),
         ("user: {token: secret-token}", "user: null", server),
@@ -133,8 +133,8 @@ fn base64_is_one_text_however_it_is_wrapped() {
     let data = format!("\"{first}\\n{second}\"");
     let user = format!("client-certificate-data: {data}, client-key-data: {data}");
     std::fs::write(&path, WHOLE.replace("token: secret-token", &user)).unwrap();
-    let found = certificate(&path).unwrap().unwrap();
-    assert!(found.is_embedded && found.pem.starts_with(b"-----BEGIN CERTIFICATE-----\n"), "{found:?}");
+    let embedded = certificate(&path).unwrap().unwrap();
+    assert!(embedded.is_embedded && embedded.pem.starts_with(b"-----BEGIN CERTIFICATE-----\n"), "{embedded:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The names that the node's serving certificate is for.
+//! The names in the node's serving certificate.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,17 +8,17 @@ use tokio::sync::watch;
 use crate::seen_node::NodeFromApiserver;
 use limpet_core::node_state::NodeNetwork;
 
-/// The node's own name and its addresses. With `--cloud-provider=external` those of the Node instead, which the cloud's
-/// controller writes: an apiserver connects by them.
+/// The node's own name and addresses or, with `--cloud-provider=external`, those of the Node, which the cloud's
+/// controller writes and an apiserver connects to.
 pub(super) struct NodeNames {
     pub(super) node: String,
     pub(super) network: watch::Receiver<NodeNetwork>,
-    /// The Node, with an external cloud provider.
+    /// The Node at the apiserver, with an external cloud provider.
     pub(super) cloud: Option<watch::Receiver<NodeFromApiserver>>,
 }
 
 impl NodeNames {
-    /// The names of now; none before the cloud's controller has written an address.
+    /// The current names; none before the cloud's controller has written an address.
     pub(super) fn current(&mut self) -> BTreeSet<String> {
         if let Some(node) = &mut self.cloud {
             let seen = node.borrow_and_update();
@@ -28,7 +28,7 @@ impl NodeNames {
         network.addresses.iter().map(|address| address.to_string()).chain([self.node.clone()]).collect()
     }
 
-    /// Returns once the names are other than `known`.
+    /// Returns once the names differ from `known`.
     pub(super) async fn changed_from(&mut self, known: &BTreeSet<String>) {
         while self.current() == *known {
             let changed = match &mut self.cloud {
@@ -36,14 +36,14 @@ impl NodeNames {
                 Some(node) => node.changed().await,
             };
             if changed.is_err() {
-                // They do not change any more.
+                // The names no longer change.
                 return std::future::pending().await;
             }
         }
     }
 }
 
-/// The names in a Node's addresses; none without an IP address, as for kubelet.
+/// The names in a Node's addresses; none without an IP address, as in kubelet.
 fn of_cloud<'a>(addresses: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeSet<String> {
     let (mut names, mut has_ip) = (BTreeSet::new(), false);
     for (kind, address) in addresses.filter(|(_, address)| !address.is_empty()) {
@@ -52,7 +52,7 @@ fn of_cloud<'a>(addresses: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeSet
                 has_ip = true;
                 names.insert(ip.to_string());
             }
-            // An IP address that is none names nothing.
+            // An invalid IP address adds no name.
             Err(_) if kind.ends_with("IP") => {}
             Err(_) => _ = names.insert(address.to_owned()),
         }

@@ -1,4 +1,4 @@
-//! CertificateSigningRequests as documents: the request and its answer. Pure.
+//! CertificateSigningRequests as documents: the request and its result. Pure.
 
 use crate::certificate_files::Purpose;
 use base64::Engine as _;
@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use limpet_telemetry::metrics::NodeCertificate;
 
 impl Purpose {
-    /// Whose signature makes it.
     fn signer(self) -> &'static str {
         match self {
             Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -16,7 +15,7 @@ impl Purpose {
         }
     }
 
-    /// Its name among the metrics.
+    /// The certificate's label in metrics.
     pub(super) fn metric(self) -> NodeCertificate {
         match self {
             Self::Client => NodeCertificate::Client,
@@ -24,7 +23,7 @@ impl Purpose {
         }
     }
 
-    /// The object that requests it: `request` is PEM.
+    /// The object that requests the certificate; `request` is PEM.
     pub(super) fn object(self, name: &str, request: &str) -> Value {
         let usage = match self {
             Self::Client => "client auth",
@@ -37,25 +36,24 @@ impl Purpose {
             "spec": {
                 "request": BASE64_STANDARD.encode(request),
                 "signerName": self.signer(),
-                // An elliptic curve's key enciphers nothing.
+                // Elliptic curve keys do not support key encipherment.
                 "usages": ["digital signature", usage],
             },
         })
     }
 }
 
-/// What has become of a request.
+/// The state of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is undecided, or approved and not signed yet.
+    /// The request is undecided, or approved and not signed yet.
     Pending,
-    /// The certificate, PEM.
     Issued(String),
-    /// There will be none, and why.
+    /// The reason for the refusal.
     Refused(String),
 }
 
-/// Reads the answer.
+/// Reads the state from a request's status.
 pub(super) fn verdict(request: &Value) -> Verdict {
     let conditions = request["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     let refusal = conditions.iter().find(|condition| matches!(condition["type"].as_str(), Some("Denied" | "Failed")));

@@ -1,5 +1,5 @@
-//! Volumes of CSI drivers: the driver's settings in the cluster, that the volume is attached, and the Secrets of the
-//! driver's calls.
+//! Volumes of CSI drivers: reads the driver's settings in the cluster, waits for the attachment and reads the Secrets
+//! for the driver's calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, SecretBytes, fro
 use limpet_model::pod::PodRecord;
 use limpet_plugins::csi::InUse;
 
-/// What a claim's volume is for its driver. One that has to be attached is in use from here on.
+/// Looks up a claim's volume for its driver. A volume that has to be attached counts as in use from here on.
 pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,
@@ -39,29 +39,29 @@ pub(super) async fn persistent(
     };
     let Some(source) = &spec.csi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))) };
     let driver = driver(link, &source.driver).await?;
-    let mut found = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {
-        Some(Ok(found)) => found,
+    let mut volume = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {
+        Some(Ok(volume)) => volume,
         Some(Err(why)) => return Ok(ClaimLookup::refused(key, why)),
         None => return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))),
     };
-    if found.settings.attach {
-        let unique = found.unique_name();
+    if volume.settings.attach {
+        let unique = volume.unique_name();
         in_use.get_or_insert_with(|| attachments.in_use.begin(unique.clone()));
         let node = pod.spec().node_name.clone().unwrap_or_default();
-        let attachment = found.attachment(&node);
+        let attachment = volume.attachment(&node);
         if !is_attached(&attachments.seen.borrow(), &unique) {
-            // The driver's controller may have refused, as of a node that has as many volumes as it can.
-            let seen = attached(link, &attachment, &found).await?.err();
+            // The driver's controller may have refused, for example because the node has too many volumes.
+            let seen = attached(link, &attachment, &volume).await?.err();
             let why = format!(
                 "volume {name} of CSI driver {} is not attached to this node yet: the cluster's attach/detach controller and \
                  the driver's external-attacher do that, by VolumeAttachment {attachment}{}",
-                found.driver,
+                volume.driver,
                 seen.map(|why| format!("; {why}")).unwrap_or_default()
             );
             return Ok(ClaimLookup { attaching: Some(unique), ..ClaimLookup::refused(key, why) });
         }
-        match attached(link, &attachment, &found).await? {
-            Ok(context) => found.publish_context = context,
+        match attached(link, &attachment, &volume).await? {
+            Ok(context) => volume.publish_context = context,
             Err(why) => return Ok(ClaimLookup::refused(key, why)),
         }
     }
@@ -76,10 +76,10 @@ pub(super) async fn persistent(
             Err(why) => return Ok(ClaimLookup::refused(key, format!("PV {name}: {why}"))),
         }
     }
-    looked(link, key, pod, &found, secrets).await
+    looked(link, key, pod, &volume, secrets).await
 }
 
-/// What a volume of a pod's own is for its driver.
+/// Looks up a pod's inline volume for its driver.
 pub(super) async fn inline(
     link: &Link,
     key: &ObjectKey,
@@ -88,8 +88,8 @@ pub(super) async fn inline(
     source: &CSIVolumeSource,
 ) -> Result<ClaimLookup, RequestError> {
     let driver = driver(link, &source.driver).await?;
-    let found = match CsiVolume::inline(pod, name, source, driver.as_ref()) {
-        Ok(found) => found,
+    let volume = match CsiVolume::inline(pod, name, source, driver.as_ref()) {
+        Ok(volume) => volume,
         Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let reference = source.node_publish_secret_ref.as_ref().map(|reference| SecretReference {
@@ -97,12 +97,12 @@ pub(super) async fn inline(
         namespace: Some(pod.key.namespace().to_owned()),
     });
     match secret(link, "nodePublishSecretRef", reference.as_ref()).await? {
-        Ok(values) => looked(link, key, pod, &found, vec![(CsiCall::Publish, values)]).await,
+        Ok(values) => looked(link, key, pod, &volume, vec![(CsiCall::Publish, values)]).await,
         Err(why) => Ok(ClaimLookup::refused(key, why)),
     }
 }
 
-/// The object of the volume, with the tokens that its driver gets.
+/// The volume's object, with the tokens for its driver.
 async fn looked(
     link: &Link,
     key: &ObjectKey,
@@ -116,7 +116,7 @@ async fn looked(
     };
     match with_tokens(link, pod, volume, &object).await {
         Ok(object) => Ok(ClaimLookup { object: Some(object), attaching: None }),
-        // It does not exist, or may not be read.
+        // The Secret or account does not exist, or may not be read.
         Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 422)) => {
             let account = pod.spec().service_account_name.as_deref().unwrap_or("default");
             let why = format!("no token of service account {account} for CSI driver {}: {error}", volume.driver);
@@ -126,7 +126,7 @@ async fn looked(
     }
 }
 
-/// The object with new tokens for the volume's driver, if it gets some.
+/// The object with new tokens, if the volume's driver gets any.
 async fn with_tokens(
     link: &Link,
     pod: &PodRecord,
@@ -134,7 +134,7 @@ async fn with_tokens(
     object: &ObjectRecord,
 ) -> Result<ObjectRecord, RequestError> {
     let mut issued = Vec::new();
-    // Their lives count from here: an earlier renewal does no harm.
+    // Lifetimes count from here, since renewing early does no harm.
     let began = Timestamp::now();
     for wanted in &volume.settings.tokens {
         let demand = tokens::demand(pod, wanted);
@@ -146,7 +146,7 @@ async fn with_tokens(
     Ok(tokens::with_tokens(object, issued, began))
 }
 
-/// Has the tokens in the volume's object replaced in time, until the pod has ended.
+/// Renews the tokens in the volume's object in time, until the pod has ended.
 pub(super) async fn keep_tokens(
     link: &Link,
     desired: &Desired,
@@ -178,7 +178,7 @@ pub(super) async fn keep_tokens(
     }
 }
 
-/// The CSIDriver of that name; `None`: a cluster need not have one.
+/// The CSIDriver with this name; `None` if the cluster does not have one, which is allowed.
 async fn driver(link: &Link, name: &str) -> Result<Option<CSIDriver>, RequestError> {
     match link.send(Request::get(Resource::CsiDriver(name.to_owned()))).await {
         Ok(found) => decoded(found).map(Some),
@@ -187,7 +187,7 @@ async fn driver(link: &Link, name: &str) -> Result<Option<CSIDriver>, RequestErr
     }
 }
 
-/// What the driver's controller reported when it attached the volume; or why it is not attached.
+/// What the driver's controller reported when it attached the volume, or why the volume is not attached.
 async fn attached(
     link: &Link,
     name: &str,
@@ -196,7 +196,7 @@ async fn attached(
     let attachment: VolumeAttachment = match link.send(Request::get(Resource::VolumeAttachment(name.to_owned()))).await
     {
         Ok(found) => decoded(found)?,
-        // A node may read those that are for it alone: one that is not there is forbidden.
+        // A node may read only its own attachments, so a missing one is forbidden.
         Err(error) if error.is_not_found() || error.code() == Some(403) => {
             return Ok(Err(format!("volume {} has no VolumeAttachment {name}", volume.name)));
         }
@@ -215,7 +215,7 @@ async fn attached(
     Ok(Err(format!("volume {} is not attached for volume attachment {name}: {message}", volume.name)))
 }
 
-/// The values of a Secret; or why there are none.
+/// The values of a Secret, or why they are unavailable.
 pub(super) async fn secret(
     link: &Link,
     field: &str,
@@ -225,14 +225,14 @@ pub(super) async fn secret(
         return Ok(Ok(BTreeMap::new()));
     };
     let failed = |why: &str| Ok(Err(format!("fetching {field} {namespace}/{name} failed: {why}")));
-    let found = match link.send(Request::get(Resource::Secret(namespace.clone(), name.clone()))).await {
-        Ok(found) => found,
+    let secret = match link.send(Request::get(Resource::Secret(namespace.clone(), name.clone()))).await {
+        Ok(secret) => secret,
         Err(error) if error.is_not_found() || error.code() == Some(403) => return failed(&error.to_string()),
         Err(error) => return Err(error),
     };
-    let Ok(found) = from_apiserver(&found, ObjectKind::Secret, ORIGIN) else { return failed("it is not readable") };
-    if found.data.values().any(|entry| entry.bytes.expose_text().is_none()) {
+    let Ok(secret) = from_apiserver(&secret, ObjectKind::Secret, ORIGIN) else { return failed("it is not readable") };
+    if secret.data.values().any(|entry| entry.bytes.expose_text().is_none()) {
         return failed("a value of it is no UTF-8 text");
     }
-    Ok(Ok(found.data.into_iter().map(|(name, entry)| (name, entry.bytes)).collect()))
+    Ok(Ok(secret.data.into_iter().map(|(name, entry)| (name, entry.bytes)).collect()))
 }

@@ -1,6 +1,6 @@
-//! Expands volumes that pods of the node have mounted, once the cluster's resizer waits for the node.
+//! Expands mounted volumes once the cluster's resizer waits for the node.
 //!
-//! A node may not watch claims, so those of drivers that can expand volumes are read at about kubelet's period.
+//! A node may not watch claims, so those of drivers that can expand volumes are read at about kubelet's interval.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ use limpet_model::pod::quantity::bytes;
 use limpet_plugins::csi::ExpandError;
 use limpet_telemetry::event::EventType;
 
-/// The shortest time between two checks of a claim: between two syncs of a pod by kubelet. The longest is half as much
-/// more.
+/// The shortest time between two checks of a claim, as between kubelet's syncs of a pod. The longest is half as much
+/// again.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// When the first look is due: kubelet expands a volume as it mounts it.
+/// The delay of the first check: kubelet expands a volume while mounting it.
 const FIRST_CHECK_DELAY: Duration = Duration::from_secs(5);
-/// kubelet's reason of an expansion that is done.
+/// kubelet's event reason for a finished expansion.
 const DONE: &str = "FileSystemResizeSuccessful";
-/// kubelet's reason of one that has failed.
+/// kubelet's event reason for a failed expansion.
 const FAILED: &str = "VolumeResizeFailed";
 
 /// Checks the claim until its pod has ended.
@@ -81,7 +81,7 @@ impl Expander<'_> {
         (self.key.namespace.to_string(), claim::of_object(&self.key.name).to_owned())
     }
 
-    /// Expands the volume if that is due. False: it is not to be checked any more.
+    /// Expands the volume if that is due. Returns false if it needs no further checks.
     async fn check(&self, pod: &PodRecord, known: &mut Option<i64>) -> Result<bool, RequestError> {
         let (namespace, name) = self.claim();
         let request = Request::get(Resource::PersistentVolumeClaim(namespace, name));
@@ -143,9 +143,9 @@ impl Expander<'_> {
 
     async fn failed(&self, pod: &PodRecord, due: Expansion, error: &ExpandError) -> Result<bool, RequestError> {
         let message = match error {
-            // It was unmounted meanwhile.
+            // The volume was unmounted meanwhile.
             ExpandError::NotPublished => return Ok(true),
-            // Several nodes have it, and the driver's volumes need none of them.
+            // Several nodes use the volume, and the driver's volumes need no expansion on nodes.
             ExpandError::Call { .. } if due == Expansion::Silent && error.is_unimplemented() => return Ok(false),
             error => error.to_string(),
         };
@@ -155,7 +155,7 @@ impl Expander<'_> {
         if due == Expansion::Due && error.is_final() {
             self.patch(expansion::failed(&message, error.is_infeasible(), Timestamp::now())).await?;
         }
-        // A driver that expands no volume in use gets no further request.
+        // A driver that cannot expand volumes in use gets no further request.
         Ok(!error.is_of_use())
     }
 

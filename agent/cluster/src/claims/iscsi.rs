@@ -1,4 +1,4 @@
-//! Disks of iSCSI targets: that the cluster has given them to the node, and the values of the Secret that a target
+//! Disks of iSCSI targets: waits until the cluster has attached them to the node, and reads the Secret that a target
 //! requires.
 
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKey, SecretBytes, claim};
 use limpet_plugins::csi::InUse;
 
-/// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node
-/// at a time if its access mode is `ReadWriteOnce`.
+/// The disk that a claim is bound to. It counts as in use from here on. If its access mode is `ReadWriteOnce`, it
+/// waits for the controller that attaches it to one node at a time.
 pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,
@@ -28,8 +28,8 @@ pub(super) async fn persistent(
         Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let Some(source) = &spec.iscsi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not iscsi"))) };
-    let found = IscsiVolume::persistent(&name, source, &spec);
-    let unique = found.unique_name();
+    let volume = IscsiVolume::persistent(&name, source, &spec);
+    let unique = volume.unique_name();
     in_use.get_or_insert_with(|| attachments.in_use.begin(unique.clone()));
     if !is_attached(&attachments.seen.borrow(), &unique) {
         let why = format!(
@@ -38,7 +38,7 @@ pub(super) async fn persistent(
         );
         return Ok(ClaimLookup { attaching: Some(unique), ..ClaimLookup::refused(key, why) });
     }
-    let reference = source.secret_ref.as_ref().filter(|_| found.has_chap()).map(|reference| SecretReference {
+    let reference = source.secret_ref.as_ref().filter(|_| volume.has_chap()).map(|reference| SecretReference {
         name: reference.name.clone(),
         namespace: reference.namespace.clone().or_else(|| Some(key.namespace.to_string())),
     });
@@ -46,7 +46,7 @@ pub(super) async fn persistent(
         Ok(values) => values,
         Err(why) => return Ok(ClaimLookup::refused(key, format!("PV {name}: {why}"))),
     };
-    let object = claim::iscsi::record(key.clone(), ORIGIN, &found, values);
+    let object = claim::iscsi::record(key.clone(), ORIGIN, &volume, values);
     Ok(object.map_or_else(
         |why| ClaimLookup::refused(key, why),
         |object| ClaimLookup { object: Some(object), attaching: None },

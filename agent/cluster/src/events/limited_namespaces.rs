@@ -1,5 +1,5 @@
-//! Namespaces whose events an apiserver limits, as the admission plugin EventRateLimit does: they wait, and events of other
-//! namespaces continue.
+//! Namespaces whose events the apiserver limits, as the admission plugin EventRateLimit does: their events wait while
+//! those of other namespaces continue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,39 +9,39 @@ use tokio::time::Instant;
 use limpet_core::connectivity;
 use limpet_telemetry::event::Event;
 
-/// Those that were refused.
 #[derive(Debug, Default)]
 pub(super) struct LimitedNamespaces {
-    /// How often in a row each was refused, and until when its events wait. `None`: those of the node.
+    /// How often in a row each namespace was refused, and until when its events wait. `None` stands for events of the
+    /// node.
     refused: BTreeMap<Option<String>, (u32, Instant)>,
 }
 
 impl LimitedNamespaces {
-    fn of(event: &Event) -> Option<String> {
+    fn namespace(event: &Event) -> Option<String> {
         event.pod.as_ref().map(|(key, _)| key.namespace().to_owned())
     }
 
-    /// Whether the event waits; then `next` is not later than the end of its wait.
+    /// Whether the event has to wait. If so, moves `next` to the end of its wait unless it is earlier.
     pub(super) fn holds(&self, event: &Event, now: Instant, next: &mut Option<Instant>) -> bool {
         if self.refused.is_empty() {
             return false;
         }
-        let until = self.refused.get(&Self::of(event)).map(|(_, until)| *until).filter(|until| *until > now);
+        let until = self.refused.get(&Self::namespace(event)).map(|(_, until)| *until).filter(|until| *until > now);
         *next = next.iter().copied().chain(until).min();
         until.is_some()
     }
 
-    /// The apiserver answered 429; `dice` is any number.
+    /// Records that the apiserver answered 429; `dice` is a random number.
     pub(super) fn refused(&mut self, event: &Event, retry_after: Option<Duration>, now: Instant, dice: u64) {
-        let (failures, until) = self.refused.entry(Self::of(event)).or_insert((0, now));
+        let (failures, until) = self.refused.entry(Self::namespace(event)).or_insert((0, now));
         *failures = failures.saturating_add(1);
         *until = now + connectivity::pause(*failures, retry_after, connectivity::MAX_RECONNECT_DELAY, dice);
     }
 
-    /// The apiserver has taken the event.
+    /// Records that the apiserver has stored the event.
     pub(super) fn posted(&mut self, event: &Event) {
         if !self.refused.is_empty() {
-            self.refused.remove(&Self::of(event));
+            self.refused.remove(&Self::namespace(event));
         }
     }
 }

@@ -1,8 +1,9 @@
-//! How many events an apiserver gets: client-go's rules (`EventCorrelator` in `tools/record`). Pure: time is an argument.
+//! Limits the events for the apiserver by client-go's rules (`EventCorrelator` in `tools/record`). Pure: time is an
+//! argument.
 //!
-//! Of one object and type there are [`SPAM_BURST`] at once and then one every [`SPAM_REFILL_INTERVAL`]; what is beyond
-//! that is not sent. Of one object, type and reason there are at most [`MAX_DISTINCT_MESSAGES`] messages within
-//! [`AGGREGATION_WINDOW`]; the next ones are one event together.
+//! For each object and type, [`SPAM_BURST`] events may be sent at once and then one every [`SPAM_REFILL_INTERVAL`];
+//! further events are dropped. For each object, type and reason there are at most [`MAX_DISTINCT_MESSAGES`] messages
+//! within [`AGGREGATION_WINDOW`]; further ones are combined into one event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,55 +24,53 @@ const COMBINED: &str = "(combined from similar events): ";
 
 /// The object that an event is about: a pod, or the node.
 type Object = Option<PodUid>;
-/// What has a burst of its own.
+/// Events with a common burst: object, and whether they are warnings.
 type Flow = (Object, bool);
-/// What is combined.
+/// Events that are combined.
 type Kind = (Object, bool, String);
 
-/// What was sent of late.
+/// Recently sent events.
 #[derive(Debug, Default)]
 pub(super) struct EventLimits {
     flows: BTreeMap<Flow, Bucket>,
     kinds: BTreeMap<Kind, Similar>,
 }
 
-/// How many events are left of a burst.
+/// The events left of a burst.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     left: u32,
-    /// Since when the next one is counted.
+    /// The time from which the refill is counted.
     since: Timestamp,
 }
 
-/// The messages of one kind.
 #[derive(Debug, Clone)]
 struct Similar {
     messages: BTreeSet<String>,
     last: Timestamp,
-    /// When the combined event began, and how often it happened.
+    /// The start and the count of the combined event.
     combined: Option<(Timestamp, u32)>,
 }
 
-/// What becomes of an event.
+/// What to do with an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It is sent as it is.
+    /// Send it unchanged.
     Own,
-    /// This one is sent in its place: it represents several.
+    /// Send this event instead, which represents several.
     Combined(Box<Event>),
-    /// It is not sent.
     Dropped,
 }
 
 impl EventLimits {
-    /// Forgets the objects that no event is about any more.
+    /// Forgets objects that no event refers to.
     pub(super) fn retain(&mut self, events: &[Event]) {
         let objects: BTreeSet<Object> = events.iter().map(object).collect();
         self.flows.retain(|(object, _), _| objects.contains(object));
         self.kinds.retain(|(object, ..), _| objects.contains(object));
     }
 
-    /// What is to be done with an event that the server does not have, or not with its count.
+    /// Decides about an event that the server lacks, or has with an older count.
     pub(super) fn decide(&self, event: &Event, now: Timestamp) -> Decision {
         let bucket = self.flows.get(&flow(event)).map_or(Bucket::full(now), |bucket| bucket.refilled(now));
         if bucket.left == 0 {
@@ -86,7 +85,7 @@ impl EventLimits {
         Decision::Combined(Box::new(Event { message, count: count + 1, first_seen, last_seen: now, ..event.clone() }))
     }
 
-    /// The server has what was decided on, or it is not to have it.
+    /// Records that the decision was carried out.
     pub(super) fn done(&mut self, event: &Event, decision: &Decision, now: Timestamp) {
         let mut similar = self.similar(event, now);
         if similar.messages.len() >= MAX_DISTINCT_MESSAGES {
@@ -103,7 +102,7 @@ impl EventLimits {
         self.kinds.insert(kind(event), similar);
     }
 
-    /// The messages of its kind, with its own.
+    /// The messages of the event's kind, its own included.
     fn similar(&self, event: &Event, now: Timestamp) -> Similar {
         let none = || Similar { messages: BTreeSet::new(), last: now, combined: None };
         let mut similar = self.kinds.get(&kind(event)).cloned().unwrap_or_else(none);
@@ -121,10 +120,10 @@ impl Bucket {
         Self { left: SPAM_BURST, since: now }
     }
 
-    /// With what has come in since.
+    /// The bucket after the refill up to `now`.
     fn refilled(self, now: Timestamp) -> Self {
         let passed = now.duration_since(self.since).as_secs();
-        // A clock that was set back does not stop the count.
+        // A clock that was set back must not stop the refill.
         if passed < 0 {
             return Self { since: now, ..self };
         }
@@ -172,7 +171,7 @@ mod tests {
         Timestamp::constant(1_000_000 + second, 0)
     }
 
-    /// Decides and does it.
+    /// Decides about the event and carries the decision out.
     fn post(limits: &mut EventLimits, event: &Event, now: Timestamp) -> Decision {
         let decision = limits.decide(event, now);
         limits.done(event, &decision, now);
@@ -193,7 +192,7 @@ mod tests {
         let later: Vec<i64> = (0..1_000).filter(|second| sent(&mut limits, "web", *second)).collect();
         assert_eq!(later, [300, 600, 900]);
         assert_eq!((0..40).filter(|_| sent(&mut limits, "web", 100_000)).count(), 25);
-        // The clock is set back: five minutes count from then on.
+        // The clock is set back; five minutes count from then on.
         assert_eq!((sent(&mut limits, "web", 10), sent(&mut limits, "web", 310)), (false, true));
     }
 
@@ -210,7 +209,7 @@ mod tests {
             let event = Event { message, count, first_seen: seen.0, last_seen: seen.1, ..failed(number) };
             Decision::Combined(Box::new(event))
         };
-        // One that could not be sent is decided on once more.
+        // An event whose sending failed is decided again.
         assert_eq!(limits.decide(&failed(9), at(10)), combined(9, 1, 10));
         assert_eq!(post(&mut limits, &failed(9), at(10)), combined(9, 1, 10));
         assert_eq!(post(&mut limits, &failed(10), at(20)), combined(10, 2, 20));

@@ -36,7 +36,7 @@ fn a_streaming_list_is_what_has_come_and_was_not_deleted_since() {
         RequestError::Refused { code, reason, message, retry_after: None }
     };
     let old_etcd = "the required storage feature RequestWatchProgress is disabled";
-    // Code and message; whether a list follows; whether no other streaming list does.
+    // Code and message; whether a list follows; whether no other streaming list follows.
     let table = [
         (422, "sendInitialEvents is forbidden", true, true),
         (500, old_etcd, true, true),

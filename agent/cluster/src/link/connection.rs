@@ -1,8 +1,8 @@
-//! The client of the apiserver and the credentials that it is made by.
+//! The client of the apiserver and its credentials.
 //!
-//! The client is made at the first request, and again after each loss, but where the server answers that it cannot
-//! work: so credentials that were rotated, and a kubeconfig that was edited, are read by themselves, and no earlier
-//! connection is used again.
+//! The client is created at the first request and after each loss of the connection, except when the server answers
+//! that it cannot work. So rotated credentials and an edited kubeconfig take effect by themselves, and a lost
+//! connection is never used again.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,14 @@ use crate::settings::ClusterSettings;
 use limpet_apiserver_client::{Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 
-/// What clients are made of.
+/// What clients are created from.
 #[derive(Debug)]
 pub enum ClientSource {
-    /// Files, read again after each loss of the connection.
+    /// Files that are read again after each loss of the connection.
     Files {
         kubeconfig: PathBuf,
-        /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
+        /// Certificate and key, which take precedence over the kubeconfig's user once they exist; `None` if they
+        /// never will.
         certificate: Option<PathBuf>,
     },
     /// Credentials that were read before, for several nodes.
@@ -34,7 +35,7 @@ pub enum ClientSource {
 }
 
 impl ClientSource {
-    /// The files that the settings name; `None` without a kubeconfig. `certificates`: the directory of the node's own.
+    /// The files in the settings; `None` without a kubeconfig. `certificates` is the directory of the node's own.
     pub fn files(settings: &ClusterSettings, certificates: &Path) -> Option<Self> {
         let kubeconfig = settings.kubeconfig.clone()?;
         let certificate = settings.manages_certificate().then(|| client_certificate(certificates));
@@ -46,13 +47,13 @@ impl ClientSource {
 pub(super) struct Connection {
     source: ClientSource,
     client: Mutex<Option<Client>>,
-    /// When the certificate of the last client is valid; `None`: it had none.
+    /// The validity of the last client's certificate; `None` if it had none.
     identity: Mutex<Option<Validity>>,
-    /// Making the last client has run a program.
+    /// Whether a program printed the last client's credentials.
     runs_program: AtomicBool,
-    /// Counts the changes of the credentials.
+    /// Counts changes of the credentials.
     credentials: watch::Sender<u64>,
-    /// Whether the server may know streaming lists.
+    /// Whether the server may support streaming lists.
     streams_lists: AtomicBool,
 }
 
@@ -68,12 +69,11 @@ impl Connection {
         }
     }
 
-    /// The client that is open.
     pub(super) fn client(&self) -> Option<Client> {
         self.lock().clone()
     }
 
-    /// Makes a client. One that is made meanwhile replaces it.
+    /// Creates a client. A client that is created meanwhile replaces it.
     pub(super) async fn open(&self) -> Result<Client, RequestError> {
         let Opened { client, identity, runs_program } = match &self.source {
             ClientSource::Files { kubeconfig, certificate } => open(kubeconfig.clone(), certificate.clone()).await?,
@@ -88,20 +88,20 @@ impl Connection {
         Ok(client)
     }
 
-    /// The next request makes another client.
+    /// Drops the client; the next request creates another one.
     pub(super) fn close(&self) {
         *self.lock() = None;
     }
 
-    /// There are new credentials: the next request uses them.
+    /// Records new credentials, which the next request uses.
     pub(super) fn renew(&self) {
         self.close();
         self.credentials.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 
-    /// Resolves once there are other credentials.
+    /// Resolves once the credentials have changed.
     pub(super) async fn credentials_changed(&self) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.credentials.subscribe().changed().await;
     }
 
@@ -109,14 +109,14 @@ impl Connection {
         *self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Digests of the certificates of the authorities that the kubeconfig in use names.
+    /// Digests of the certificate authorities in the current kubeconfig.
     pub(super) fn authorities(&self) -> BTreeSet<String> {
         let hex = |byte: &u8| format!("{byte:02x}");
         let digest = |certificate: &Vec<u8>| Sha256::digest(certificate).iter().map(hex).collect();
         self.client().iter().flat_map(|client| client.authorities().iter().map(digest)).collect()
     }
 
-    /// Counts what has come from the server, whatever it answers: changes as long as something comes.
+    /// Counts received data of any kind: the value changes as long as anything arrives.
     pub(super) fn received_count(&self) -> Option<u64> {
         self.lock().as_ref().map(Client::received_count)
     }
@@ -125,7 +125,7 @@ impl Connection {
         self.runs_program.load(Ordering::Relaxed)
     }
 
-    /// A simulated cluster has a time of its own.
+    /// Whether the cluster is simulated, with a clock of its own.
     pub(super) fn is_simulated(&self) -> bool {
         matches!(self.source, ClientSource::Fixed(_))
     }
@@ -135,7 +135,7 @@ impl Connection {
         self.streams_lists.load(Ordering::Relaxed)
     }
 
-    /// The server has refused that. After an upgrade of the server the next agent tries again.
+    /// Records that the server refuses streaming lists. The agent tries them again after its next start.
     pub(super) fn set_no_streaming_lists(&self) {
         self.streams_lists.store(false, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Makes a client of a kubeconfig.
+//! Creates a client from a kubeconfig.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,20 +12,20 @@ use limpet_apiserver_client::{Client, RequestError, kubeconfig};
 use limpet_core::certificate::Validity;
 use limpet_host::blocking;
 
-/// How long the program of a kubeconfig may take.
+/// The deadline of a kubeconfig's program.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A client that was made.
+/// A created client.
 pub(crate) struct Opened {
     pub(crate) client: Client,
-    /// When its certificate is valid; `None`: it has none.
+    /// The validity of its certificate; `None` if it has none.
     pub(super) identity: Option<Validity>,
-    /// A program was run for it.
+    /// Whether a program printed its credentials.
     pub(super) runs_program: bool,
 }
 
-/// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
-/// `certificate`: a file with certificate and key that may count instead of the kubeconfig's user.
+/// Reads the files and the validity of their certificate, and runs the kubeconfig's program if it has one.
+/// `certificate` is a file with certificate and key that may take precedence over the kubeconfig's user.
 pub(crate) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
     let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
@@ -48,7 +48,7 @@ pub(crate) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<
         let seconds = PROGRAM_DEADLINE.as_secs();
         RequestError::Credentials(format!("the program of users[].user.exec has not ended within {seconds} s"))
     };
-    // A subject of its own: a program that hangs does not keep the file from being read.
+    // A separate subject, so that a hanging program does not block reading the file.
     let program = path.join("exec");
     blocking::run(program, PROGRAM_DEADLINE, open).await.map_err(late)?
 }

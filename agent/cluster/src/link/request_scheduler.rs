@@ -1,10 +1,10 @@
-//! The order of requests to the apiserver: how many of the node run at a time, and which go first. What an outage leaves goes in order of need,
-//! and begins with few requests at a time; the sooner they are answered the more there are. A server to which all nodes
-//! come back at once, or that says it is busy (API Priority and Fairness answers 429), has only a few of each node to
-//! queue.
+//! Orders requests to the apiserver: how many of the node run at a time, and which run first. After an outage,
+//! requests are sent in order of need, at first few at a time, and more as long as answers are fast. So a server to
+//! which all nodes return at once, or which is busy (API Priority and Fairness answers 429), has only a few requests
+//! of each node to queue.
 //!
-//! Heartbeats never wait, because a node whose lease is not renewed loses its pods; neither do reviews, for which a
-//! client of the node's own API waits.
+//! Heartbeats never wait, because a node whose lease is not renewed loses its pods. Reviews never wait either,
+//! because a client of the node's own API is waiting for them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,46 +15,43 @@ use limpet_core::connectivity;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// How many requests run at a time after a loss of the connection, or a refusal of a busy server.
+/// The most concurrent requests after a loss of the connection, or a refusal by a busy server.
 const MIN_CONCURRENT_REQUESTS: usize = 2;
-/// The most that run at a time. More would only wait in a busy server, or on a slow link.
+/// The most concurrent requests at any time. More would only wait in a busy server, or on a slow link.
 const MAX_CONCURRENT_REQUESTS: usize = 32;
-/// A request that is answered within this time is followed by one more; of slow ones all that run are.
+/// A faster answer raises the limit by one; slower ones raise it only when all running requests have been answered.
 const FAST_RESPONSE: Duration = Duration::from_millis(250);
-/// What runs that long holds up no other: a mirror pod whose creation a webhook checks, for example.
+/// A request that has run this long no longer counts: for example a mirror pod whose creation a webhook checks.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a request is for; those that go first come first.
+/// What a request is for, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// The Node and its lease.
     Heartbeat,
-    /// Who a client of the node is, and what it may do.
+    /// Who a client of the node's API is, and what it may do.
     Review,
-    /// Which pods are to run and which are deleted.
+    /// Which pods to run and which are deleted.
     Pods,
-    /// What became of the pods.
     Status,
     /// Mirrors, and the removal of deleted pods that have ended.
     Mirror,
-    /// What pods need to start, and all else.
+    /// Objects that pods need to start, and all else.
     Object,
     Event,
 }
 
-/// How many needs there are.
 const NEED_COUNT: usize = Need::Event as usize + 1;
 
 impl Need {
     /// The need of a request.
-    pub(super) fn of(resource: &Resource, is_read: bool) -> Self {
+    pub(super) fn for_resource(resource: &Resource, is_read: bool) -> Self {
         match resource {
             Resource::Nodes | Resource::Node(_) | Resource::NodeStatus(_) => Self::Heartbeat,
             Resource::Leases(_) | Resource::Lease(..) => Self::Heartbeat,
             Resource::TokenReviews | Resource::SubjectAccessReviews => Self::Review,
             Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) if is_read => Self::Pods,
             Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) => Self::Mirror,
-            // By its UID a list of pods is known to be of the same cluster.
+            // The UID of this Service identifies the cluster to which a list of pods belongs.
             Resource::Service(..) => Self::Pods,
             Resource::PodStatus(..) => Self::Status,
             Resource::Events(_) | Resource::Event(..) => Self::Event,
@@ -62,20 +59,20 @@ impl Need {
         }
     }
 
-    /// Whether its requests wait for a turn.
+    /// Whether requests with this need wait for a permit.
     fn waits(self) -> bool {
         self > Self::Review
     }
 }
 
-/// The turns of one node. Clones share them.
+/// The permits of one node. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RequestScheduler(Arc<SchedulerState>);
 
 #[derive(Debug, Default)]
 struct SchedulerState {
     state: Mutex<State>,
-    /// Those that wait look again how long.
+    /// Wakes waiting requests after a change of the limit or the holds, so that they compute their wait again.
     changed: Notify,
 }
 
@@ -83,18 +80,18 @@ struct SchedulerState {
 struct State {
     running: usize,
     limit: usize,
-    /// Slow answers since the limit was raised last.
+    /// Slow answers since the limit was last raised.
     slow: usize,
-    /// When the last turn was given.
+    /// When the last permit was given.
     given: Option<Instant>,
-    /// How many have waited: of one need, the first goes first.
+    /// The number of requests that have waited; orders those of one need.
     count: u64,
     waiting: BTreeMap<(Need, u64), oneshot::Sender<RequestPermit>>,
-    /// Until when the server has asked for no requests, by need.
+    /// Until when the server asked for no requests, by need.
     held_until: [Option<Instant>; NEED_COUNT],
-    /// When few were to run at a time last: what had its turn before says nothing about how the server is now.
+    /// When the limit was last lowered: permits given before that say nothing about the server's present state.
     few_since: Option<Instant>,
-    /// Counts the losses of the connection: requests of one that is lost hold up none of the next.
+    /// Counts losses of the connection: requests on a lost connection do not delay those on the next.
     connection: u64,
 }
 
@@ -114,7 +111,7 @@ impl Default for State {
     }
 }
 
-/// A request's turn, until it is dropped.
+/// A request's permit, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct RequestPermit {
     scheduler: RequestScheduler,
@@ -123,7 +120,7 @@ pub(super) struct RequestPermit {
 }
 
 impl RequestPermit {
-    /// The request was answered, and not refused.
+    /// Records that the request was answered and not refused.
     pub(super) fn answered(&self) {
         let mut state = self.scheduler.lock();
         if state.few_since.is_none_or(|since| self.begun >= since) {
@@ -148,19 +145,19 @@ impl State {
         (self.limit, self.slow, self.few_since) = (MIN_CONCURRENT_REQUESTS, 0, Some(now));
     }
 
-    /// Until when requests of that need are held.
+    /// Until when requests with this need are held.
     fn held_until(&self, need: Need, now: Instant) -> Option<Instant> {
         self.held_until[need as usize].filter(|until| *until > now)
     }
 
-    /// The most urgent request that waits, if it may run now.
+    /// The most urgent waiting request, if it may run now.
     fn next(&mut self, now: Instant) -> Option<oneshot::Sender<RequestPermit>> {
         while self.waiting.first_entry().is_some_and(|first| first.get().is_closed()) {
             self.waiting.pop_first();
         }
         let need = self.waiting.first_key_value()?.0.0;
         if self.held_until(need, now).is_some() {
-            // Those after it are less urgent, and held as well.
+            // The requests after it are less urgent and held as well.
             return None;
         }
         if self.running >= self.limit && self.given.is_some_and(|given| now - given >= STALL_TIMEOUT) {
@@ -175,7 +172,7 @@ impl State {
 }
 
 impl RequestScheduler {
-    /// Waits for the turn of a request; `None`: it needs none.
+    /// Waits for a request's permit; `None` if it needs none.
     pub(super) async fn acquire(&self, need: Need) -> Option<RequestPermit> {
         if !need.waits() {
             return None;
@@ -188,7 +185,7 @@ impl RequestScheduler {
             let until = self.lock().held_until(need, now).unwrap_or(now + STALL_TIMEOUT);
             tokio::select! {
                 biased;
-                // Who is in the list gets a turn before its sender is dropped.
+                // A request in the list gets its permit before its sender is dropped.
                 turn = &mut given => return turn.ok(),
                 () = tokio::time::sleep_until(until) => {}
                 () = changed => {}
@@ -205,14 +202,15 @@ impl RequestScheduler {
         given
     }
 
-    /// The server is busy, and may request a pause. What is more urgent than the refused request continues. `chance`
-    /// spreads the nodes that were refused together.
+    /// Records that the server is busy, and may have asked for a pause. Needs more urgent than the refused request's
+    /// continue. The random `chance` spreads nodes that were refused together.
     pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
         if matches!(need, Need::Review | Need::Event) {
-            // A client of the node sends too many requests; or a namespace has a limit of its own, which others do not wait for.
+            // Reviews depend on the node's clients, and events may have hit a limit of their namespace; other
+            // requests do not wait for either.
             return;
         }
-        // One object's long pause is its own.
+        // A long pause may concern only this object.
         let asked = asked.map(|asked| asked.min(connectivity::MAX_RECONNECT_DELAY));
         let now = Instant::now();
         let until = now + connectivity::pause(1, asked, connectivity::MAX_RECONNECT_DELAY, chance);
@@ -225,12 +223,13 @@ impl RequestScheduler {
         self.0.changed.notify_waiters();
     }
 
-    /// The number of the present connection.
+    /// The number of the current connection.
     pub(super) fn connection(&self) -> u64 {
         self.lock().connection
     }
 
-    /// That connection is lost. Returns whether it was the present one: otherwise its loss was known before.
+    /// Records the loss of that connection. Returns whether it was the current one; otherwise its loss is known
+    /// already.
     pub(super) fn lost(&self, connection: u64) -> bool {
         let mut state = self.lock();
         if state.connection != connection {
@@ -243,9 +242,9 @@ impl RequestScheduler {
         true
     }
 
-    /// Gives the turns that are free to those that wait.
+    /// Gives free permits to waiting requests.
     fn admit(&self) {
-        // Dropped once the lock is free: a turn whose request is not waiting any more goes to the next.
+        // Dropped after the lock is released, because a permit whose request no longer waits goes to the next.
         let (mut returned, now) = (Vec::new(), Instant::now());
         let mut state = self.lock();
         while let Some(waiter) = state.next(now) {
@@ -282,7 +281,7 @@ mod tests {
 
     const SLOW: Duration = Duration::from_millis(300);
 
-    /// Takes a turn for each need at once, and is answered after `took`. Returns the order in which they had them.
+    /// Requests a permit for each need at once, and answers each after `took`. Returns the order of the permits.
     fn ask(
         scheduler: &RequestScheduler,
         needs: &[Need],
@@ -316,7 +315,7 @@ mod tests {
         assert_eq!(order.lock().unwrap().len(), 2);
         tasks.join_all().await;
         let mut order = order.lock().unwrap().split_off(0);
-        // Two that have their turn together may be seen in any order.
+        // Two permits given together may be observed in any order.
         order.chunks_mut(2).for_each(<[Need]>::sort);
         assert_eq!(order, [Pods, Status, Mirror, Object, Event, Event]);
     }
@@ -375,7 +374,7 @@ mod tests {
         };
         // 2, 4, 8, 16 at a time.
         assert_eq!(limit_after(30, 10).await, (32, 40));
-        // 2, 3, 4, 5, 6, 7 and what is left.
+        // 2, 3, 4, 5, 6, 7 and the rest.
         assert_eq!(limit_after(28, 600).await, (8, 4_200));
         let scheduler = RequestScheduler::default();
         (0..100).for_each(|_| scheduler.lock().answered(FAST_RESPONSE));

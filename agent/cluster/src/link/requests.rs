@@ -1,5 +1,5 @@
-//! The requests that go over the link: each is counted and timed, has a span with its verb and its object, and its
-//! result says how the connection is.
+//! Requests over the link. Each is counted and timed, has a span with its verb and object, and its result updates the
+//! connection's state.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use limpet_core::stored_status::StoredStatus;
 pub(crate) const BUSY: u16 = 429;
 
 impl Link {
-    /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the
-    /// connection for all.
+    /// Sends a request. If there is no connection, or the server does not accept the node's credentials, the
+    /// connection ends for all.
     pub(crate) async fn send(&self, request: Request) -> Result<Value, RequestError> {
         let (verb, resource) = (request.method.to_string(), request.resource.kind());
         let span = tracing::debug_span!("request", verb, path = request.resource.path());
         let sent = async {
             let asked = Instant::now();
-            let need = Need::of(&request.resource, request.method == Method::GET);
+            let need = Need::for_resource(&request.resource, request.method == Method::GET);
             let permit = self.0.scheduler.acquire(need).await;
             let (mut traffic, begun, connection) = (Traffic::default(), Instant::now(), self.0.scheduler.connection());
             let result = match self.client().await {
@@ -41,11 +41,11 @@ impl Link {
             self.count_answer(need, permit.as_ref(), &result);
             self.judge(connection, (&verb, resource), code, result)
         };
-        // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
+        // Boxed, because tasks that wait for days would otherwise reserve room for this future.
         Box::pin(sent.instrument(span)).await
     }
 
-    /// Reports the status of a Pod by a strategic merge patch. Returns the status that is stored then.
+    /// Reports the status of a Pod with a strategic merge patch. Returns the stored status.
     pub(crate) async fn report_status(
         &self,
         namespace: String,
@@ -69,7 +69,7 @@ impl Link {
         let kind = resource.kind();
         let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
         let begun = async {
-            let need = Need::of(&resource, true);
+            let need = Need::for_resource(&resource, true);
             let permit = self.0.scheduler.acquire(need).await;
             let connection = self.0.scheduler.connection();
             let result = match self.client().await {
@@ -79,7 +79,7 @@ impl Link {
             let code = code(&result);
             self.count_answer(need, permit.as_ref(), &result);
             tracing::debug!(code, ?from, "answered");
-            // The method of HTTP, as client-go counts a watch.
+            // client-go counts a watch by its HTTP method.
             self.judge(connection, ("GET", kind), code, result)
         };
         Box::pin(begun.instrument(span)).await
@@ -90,13 +90,13 @@ impl Link {
         self.0.connection.streams_lists()
     }
 
-    /// The server has refused that. After an upgrade of the server the next agent tries again.
+    /// Records that the server refuses streaming lists. The agent tries them again after its next start.
     pub(crate) fn set_no_streaming_lists(&self) {
         self.0.connection.set_no_streaming_lists();
     }
 
-    /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there
-    /// is still a connection.
+    /// Updates the limit of concurrent requests by the result. The permit is released only once it is known whether
+    /// there is still a connection.
     fn count_answer<T>(&self, need: Need, permit: Option<&RequestPermit>, result: &Result<T, RequestError>) {
         match result {
             Ok(_) => permit.into_iter().for_each(RequestPermit::answered),
@@ -114,7 +114,7 @@ impl Link {
         code: Option<u16>,
         result: Result<T, RequestError>,
     ) -> Result<T, RequestError> {
-        // The words of client-go's `rest_client_requests_total`.
+        // The labels of client-go's `rest_client_requests_total`.
         let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
         self.metrics().requested(method, resource, code);
         if result.is_ok() {
@@ -122,7 +122,7 @@ impl Link {
         }
         if let Err(error) = &result
             && let Some(cause) = cause(error)
-            // The failure of a request that was sent over an earlier connection says nothing about this one.
+            // A failure on an earlier connection says nothing about the current one.
             && self.0.scheduler.lost(connection)
         {
             self.failed(cause, error);
@@ -131,7 +131,7 @@ impl Link {
     }
 }
 
-/// The HTTP status of the answer that began, or did not begin, a watch; `None`: there was no answer.
+/// The HTTP status of a result; `None` if there was no answer.
 fn code<T>(result: &Result<T, RequestError>) -> Option<u16> {
     match result {
         Ok(_) => Some(200),

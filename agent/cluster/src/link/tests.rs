@@ -26,7 +26,7 @@ fn kubeconfig(path: &Path, server: &str) {
 async fn the_server_of_an_edited_kubeconfig_is_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
-    // Both refuse connections.
+    // Both addresses refuse connections.
     let (before, after) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
     kubeconfig(&path, before);
     let mut settings = ClusterSettings::default();
@@ -61,7 +61,7 @@ async fn a_change_of_links_or_credentials_ends_a_pause() {
     let changed = async { link.renew_client() };
     assert!(tokio::join!(link.pause(10, None), changed).0);
     assert_eq!(began.elapsed(), std::time::Duration::ZERO);
-    // Without one it lasts.
+    // Without an event the pause lasts its full time.
     assert!(!link.pause(10, None).await);
     assert!(began.elapsed() > std::time::Duration::from_secs(1));
 }

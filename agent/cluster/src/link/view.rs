@@ -1,4 +1,4 @@
-//! What others are shown of the cluster, and the reports about each change of it.
+//! What the rest of the agent is shown of the cluster, with a report for each change.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,28 +11,28 @@ use limpet_model::pod::PodKey;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{ApiserverMetrics, Metrics};
 
-/// What others are shown of the cluster.
+/// The connection's state for readers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterView {
     pub server: String,
-    /// Whether it answers.
+    /// Whether the apiserver answers.
     pub state: Connectivity,
-    /// When it answered last, while it does not.
+    /// When it last answered, while it does not.
     pub last_online: Option<Timestamp>,
-    /// How many mirror pods it has of this node.
+    /// The number of the node's mirror pods at the apiserver.
     pub mirrors: usize,
     /// Why the apiserver does not show these pods. They run nevertheless.
     pub refused: BTreeMap<PodKey, String>,
 }
 
-/// Stands for the time of an answer while there was none.
+/// The value of `answered` before the first answer.
 const NEVER: i64 = i64::MIN;
 
 /// The view, and where its changes are reported.
 #[derive(Debug)]
 pub(super) struct SharedView {
     shown: watch::Sender<ClusterView>,
-    /// When a request was answered last, in milliseconds; [`NEVER`]: none was.
+    /// When a request was last answered, in milliseconds since 1970, or [`NEVER`].
     answered: AtomicI64,
     metrics: Metrics,
     events: Events,
@@ -63,23 +63,22 @@ impl SharedView {
         &self.events
     }
 
-    /// Whether the server answers.
     pub(super) fn is_online(&self) -> bool {
         self.shown.borrow().state.is_online()
     }
 
-    /// The longest pause after so many failures in a row.
+    /// The longest pause after this many failures in a row.
     pub(super) fn longest_pause(&self, failures: u32, runs_program: bool) -> std::time::Duration {
         self.shown.borrow().state.longest_pause(failures, runs_program)
     }
 
-    /// Resolves once the server answers, or does not answer any more.
+    /// Resolves once the server answers or, with `online` false, no longer answers.
     pub(super) async fn wait_for(&self, online: bool) {
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = self.shown.subscribe().wait_for(|view| view.state.is_online() == online).await;
     }
 
-    /// A request was answered.
+    /// Records that a request was answered.
     pub(super) fn answered(&self) {
         self.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
     }
@@ -88,7 +87,7 @@ impl SharedView {
         Timestamp::from_millisecond(self.answered.load(Ordering::Relaxed)).ok()
     }
 
-    /// Changes what is shown of the pods.
+    /// Changes the pods' part of the view.
     pub(super) fn change_pods(&self, change: impl FnOnce(&mut ClusterView)) {
         self.shown.send_modify(change);
     }
@@ -115,7 +114,7 @@ impl SharedView {
         }
     }
 
-    /// One line and one event for each change of the state.
+    /// Writes one log line and one event for each change of the state.
     fn report(&self, was_online: bool) {
         let ClusterView { server, state, .. } = self.load();
         self.metrics.apiserver().set_connected(&server, state.is_online());
@@ -128,7 +127,7 @@ impl SharedView {
             }
             Connectivity::Offline { cause, message, .. } => {
                 tracing::warn!(server, %cause, error = message, "no connection to the apiserver; pods keep running");
-                // At the start it is no news.
+                // Going online at the start is not reported.
                 if was_online {
                     let message = format!("No connection to the apiserver {server}: {cause}");
                     self.events.emit(None, None, EventType::Warning, "ApiserverDisconnected", message);
@@ -137,7 +136,7 @@ impl SharedView {
         }
     }
 
-    /// Shows that server: the kubeconfig may have been edited.
+    /// Shows this server, because the kubeconfig may have been edited.
     pub(super) fn set_server(&self, server: &str) {
         let mut before = None;
         self.shown.send_if_modified(|view| {

@@ -24,7 +24,7 @@ mod heartbeats;
 const NODE_STATUS: &str = "/api/v1/nodes/node/status";
 const NODES: &str = "/api/v1/nodes";
 
-/// The Node as the apiserver has it in that version.
+/// The Node as the apiserver has it at this version.
 fn stored(version: u64, unschedulable: bool) -> Value {
     json!({
         "kind": "Node", "apiVersion": "v1",
@@ -37,12 +37,12 @@ fn list(node: &Value) -> Value {
     json!({ "kind": "NodeList", "metadata": { "resourceVersion": node["metadata"]["resourceVersion"] }, "items": [node] })
 }
 
-/// The leading watch and the reporter over that link; and what the reporter has seen.
+/// The leading watch and the reporter over this link. Returns what the reporter publishes.
 fn start(link: &Link, tasks: &mut JoinSet<()>) -> watch::Receiver<NodeFromApiserver> {
     start_with(link, tasks, |_| {})
 }
 
-/// The same with a reporter that is changed before.
+/// The same with a modified reporter.
 fn start_with(
     link: &Link,
     tasks: &mut JoinSet<()>,
@@ -110,7 +110,7 @@ fn description() -> NodeDescription {
     }
 }
 
-/// Events of the Node at versions 2 to `last`; the last one makes it unschedulable. Then nothing.
+/// Events of the Node at versions 2 to `last`, the last of which makes it unschedulable; then silence.
 fn events(last: u64) -> fake::Answer {
     let event = move |version| Ok(json!({ "type": "MODIFIED", "object": stored(version, version == last) }));
     fake::lines(stream::iter((2..=last).map(event)).chain(stream::pending()))
@@ -129,7 +129,7 @@ async fn a_refused_report_delays_no_change_of_the_node_and_no_new_connection() {
                     reports.fetch_add(1, Ordering::Relaxed);
                     fake::whole(200, &stored(41, true))
                 }
-                // Before the first report is refused.
+                // This happens before the first report is refused.
                 (_, NODES) if asked.is_watch() => {
                     time::sleep(Duration::from_millis(100)).await;
                     events(41)
@@ -145,7 +145,7 @@ async fn a_refused_report_delays_no_change_of_the_node_and_no_new_connection() {
     let newest = |seen: &NodeFromApiserver| seen.node().is_some_and(|node| node.unschedulable);
     time::timeout(Duration::from_millis(200), seen.wait_for(newest)).await.unwrap().unwrap();
 
-    // Another request finds the connection gone.
+    // Another request detects that the connection is gone.
     let other = Request::get(Resource::Service("default".to_owned(), "kubernetes".to_owned()));
     assert!(link.send(other).await.is_err() && !link.is_online());
     time::timeout(Duration::from_secs(10), link.online()).await.unwrap();
@@ -189,7 +189,7 @@ async fn the_connection_comes_back_while_no_update_is_read() {
         assert!(link.send(other).await.is_err() && !link.is_online());
         time::timeout(Duration::from_secs(10), link.online()).await.unwrap();
     }
-    // What was not passed on is requested again.
+    // Updates that were not passed on are requested again.
     let mut newest = 1;
     while newest < 41 {
         match time::timeout(Duration::from_secs(1), updates.recv()).await.unwrap().unwrap() {
@@ -200,7 +200,7 @@ async fn the_connection_comes_back_while_no_update_is_read() {
     }
 }
 
-/// The watch has begun after the deletion, for example, and the answer to the creation has come after the list.
+/// This happens, for example, if the watch began after the deletion and the creation's answer arrived after the list.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_is_gone_without_a_word_of_the_watch_is_created_again() {
     let (created, mut creations) = mpsc::channel(1);
@@ -238,7 +238,7 @@ async fn a_late_answer_to_the_creation_does_not_hide_the_deletion() {
             match (asked.method.clone(), &*asked.path) {
                 (Method::POST, NODES) => {
                     created.send(()).await.unwrap();
-                    // The Node of version 3 is deleted meanwhile: the next list, of version 5, has none.
+                    // The Node of version 3 is deleted meanwhile; the next list, at version 5, has none.
                     time::sleep(Duration::from_secs(5)).await;
                     fake::whole(201, &stored(3, false))
                 }

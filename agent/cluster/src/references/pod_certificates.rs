@@ -1,5 +1,5 @@
-//! Has a pod's certificates issued: makes the key, creates the PodCertificateRequest, waits for its signer, and again
-//! when the signer requests it.
+//! Obtains a pod's certificates: generates the key, creates the PodCertificateRequest, waits for its signer, and
+//! repeats this when the signer asks for renewal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,23 +29,21 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_telemetry::event::{EventType, Events};
 
-/// kubelet's bound on how many seconds after its time a renewal may be requested, so that not all nodes do so at once.
+/// The most seconds by which a renewal is delayed, as in kubelet, so that not all nodes renew at once.
 const MAX_RENEWAL_JITTER_SECONDS: u64 = 300;
-/// kubelet's time after which a renewal is overdue.
+/// After this time a renewal is overdue, as in kubelet.
 const RENEWAL_OVERDUE_AFTER: Duration = Duration::from_secs(600);
 
 /// What a request needs of the node.
 #[derive(Debug, Clone)]
 pub(crate) struct CertificateContext {
-    /// The node's name.
     pub(crate) node_name: String,
-    /// The Node as the apiserver has it.
+    /// The Node at the apiserver.
     pub(crate) node: watch::Receiver<NodeFromApiserver>,
     /// Where refusals and delays are reported.
     pub(crate) events: Events,
 }
 
-/// Why there is no certificate yet.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -59,8 +57,8 @@ enum Failure {
 }
 
 impl Failure {
-    /// How long to wait at least after the `failures`th one in a row: a server without the API, or that refuses, gets
-    /// few requests.
+    /// The shortest pause after the `failures`th failure in a row: a server without this API, or one that refuses,
+    /// gets few requests.
     fn pause(&self, failures: u32) -> Option<Duration> {
         let Self::Request(error) = self else { return None };
         match error.code() {
@@ -70,7 +68,7 @@ impl Failure {
     }
 }
 
-/// Keeps one certificate for as long as its pod is there.
+/// Keeps one certificate valid while its pod exists.
 pub(super) async fn maintain(
     link: &Link,
     desired: &Desired,
@@ -80,7 +78,7 @@ pub(super) async fn maintain(
 ) {
     let Some(demand) = PodCertificateDemand::from_name(&key.name) else { return };
     let stored = desired.load().objects[SOURCE.index()].get(key).cloned();
-    // A refusal is final until the agent starts again, as with kubelet.
+    // As in kubelet, a refusal is final until the agent restarts.
     let mut newest = stored.filter(|record| pod_certificate::renewal(record).is_some());
     let (mut failures, mut reported) = (0, 0);
     loop {
@@ -117,8 +115,8 @@ fn pod_of(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     desired.pods.get(&pod).cloned()
 }
 
-/// Waits for a certificate; of one that there is already it is reported, once each, that its successor is overdue and
-/// that it has expired. `reported`: how many of the two are.
+/// Waits for `T`. Meanwhile it reports, once each, that the renewal of an existing certificate is overdue, and that
+/// the certificate has expired. `reported` counts these reports.
 async fn late<T>(
     pod: &PodRecord,
     issued: Option<&ObjectRecord>,
@@ -152,7 +150,7 @@ fn of(pod: &PodRecord) -> Option<(limpet_model::pod::PodKey, limpet_model::pod::
     Some((pod.key.clone(), pod.uid.clone()))
 }
 
-/// Asks for a certificate and waits until its signer has answered.
+/// Requests a certificate and waits for its signer's answer.
 async fn issue(
     link: &Link,
     key: &ObjectKey,
@@ -173,7 +171,7 @@ async fn issue(
     };
     let created = link.send(Request::create(Resource::PodCertificateRequests(namespace()), document)).await?;
     let name = created["metadata"]["name"].as_str().unwrap_or_default();
-    // The node may watch its own requests alone, and has to say so.
+    // A node may watch only its own requests, and has to select them explicitly.
     let fields = format!("metadata.name={name},spec.nodeName={}", asking.node_name);
     let resource = Resource::PodCertificateRequests(namespace());
     let followed = WatchTarget { resource, selector: Selector::of_fields(fields), leads: None };
@@ -213,7 +211,7 @@ async fn answer(updates: &mut mpsc::Receiver<Update>) -> Result<Answer, Failure>
     Err(Failure::Deleted)
 }
 
-/// The algorithm of a key type that the validation has passed.
+/// The algorithm of a key type, which validation has accepted.
 fn algorithm(key_type: &str) -> &'static rcgen::SignatureAlgorithm {
     match key_type {
         "ECDSAP384" => &PKCS_ECDSA_P384_SHA384,
@@ -222,7 +220,7 @@ fn algorithm(key_type: &str) -> &'static rcgen::SignatureAlgorithm {
     }
 }
 
-/// A PKCS #10 request for nothing, signed with the key.
+/// A PKCS #10 request without contents, signed with the key.
 fn proof(pair: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();

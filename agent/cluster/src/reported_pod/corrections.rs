@@ -1,6 +1,6 @@
-//! Limits the rate of corrections of statuses that another client overwrites: at once, and then as often as kubelet.
-//! Otherwise a writer that writes again at once, as kube-controller-manager does while it takes the node for lost,
-//! would be answered without end.
+//! Limits corrections of statuses that another client overwrites: the first is immediate, further ones are as
+//! frequent as kubelet's. Otherwise a writer that reacts immediately, such as kube-controller-manager while it
+//! considers the node lost, would be answered endlessly.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use tokio::time::Instant;
 use limpet_core::reported_pod::Step;
 use limpet_model::pod::PodKey;
 
-/// Between two of one pod: as often as kubelet compares.
+/// The shortest time between two corrections of a pod, equal to kubelet's sync interval.
 const MIN_CORRECTION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The corrections of late.
+/// Recent corrections.
 #[derive(Debug, Default)]
 pub(super) struct Corrections {
     made: BTreeMap<PodKey, Instant>,
-    /// When the first is due of those that are held back.
+    /// When the first correction that is held back is due.
     next: Option<Instant>,
 }
 
 impl Corrections {
-    /// A comparison of all pods begins at `now`.
+    /// Begins a comparison of all pods at `now`.
     pub(super) fn begin(&mut self, now: Instant) {
         self.made.retain(|_, at| now < *at + MIN_CORRECTION_INTERVAL);
         self.next = None;
     }
 
-    /// Whether the step of that pod has to wait.
+    /// Whether the pod's step has to wait.
     pub(super) fn holds(&mut self, key: &PodKey, step: &Step) -> bool {
         let Some(at) = self.made.get(key).filter(|_| matches!(step, Step::Correct { .. })) else { return false };
         let due = *at + MIN_CORRECTION_INTERVAL;
@@ -36,7 +36,7 @@ impl Corrections {
         true
     }
 
-    /// The step of that pod was done at `now`.
+    /// Records that the pod's step was done at `now`.
     pub(super) fn done(&mut self, key: &PodKey, step: &Step, now: Instant) {
         if matches!(step, Step::Correct { .. }) {
             tracing::debug!(pod = %key, "corrected a pod status that another client had changed");
@@ -44,7 +44,7 @@ impl Corrections {
         }
     }
 
-    /// When the first is due of those that were held back since the comparison began.
+    /// When the first correction held back in this comparison is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.next
     }

@@ -1,5 +1,5 @@
-//! Requests about pods that are in flight: one for each pod, and a bounded number at a time. Updates of the apiserver are
-//! read meanwhile, and one slow request, such as a mirror pod that a webhook checks, delays only its own pod.
+//! Requests in flight: one per pod, and a bounded number in total. Meanwhile updates from the apiserver are read, and
+//! a slow request, such as a mirror pod that a webhook checks, delays only its own pod.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use futures_util::stream::FuturesUnordered;
 
 use limpet_model::pod::PodKey;
 
-/// The most at a time: each holds its status or its pod. Which of them are sent first is decided by the link.
+/// The most requests at a time: each holds its status or its pod. The link decides their order.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// The requests, each with what it returns.
+/// The requests, each with its result.
 #[derive(Debug)]
 pub(super) struct InFlight<T> {
     requests: FuturesUnordered<BoxFuture<'static, (PodKey, T)>>,
@@ -20,28 +20,26 @@ pub(super) struct InFlight<T> {
 }
 
 impl<T: 'static> InFlight<T> {
-    /// No request yet.
     pub(super) fn new() -> Self {
         Self { requests: FuturesUnordered::new(), pods: BTreeSet::new() }
     }
 
-    /// Whether there is room for one more.
     pub(super) fn has_room(&self) -> bool {
         self.requests.len() < MAX_IN_FLIGHT
     }
 
-    /// The pods that have one.
+    /// The pods with a request in flight.
     pub(super) fn pods(&self) -> &BTreeSet<PodKey> {
         &self.pods
     }
 
-    /// Begins a request for a pod that has none.
+    /// Begins a request for a pod that has none in flight.
     pub(super) fn begin(&mut self, pod: PodKey, request: impl Future<Output = T> + Send + 'static) {
         self.pods.insert(pod.clone());
         self.requests.push(async move { (pod, request.await) }.boxed());
     }
 
-    /// The next that ends; pending while there is none. Safe to cancel.
+    /// The next result; pending while no request is in flight. Cancel safe.
     pub(super) async fn ended(&mut self) -> (PodKey, T) {
         match self.requests.next().await {
             Some((pod, result)) => {

@@ -1,5 +1,5 @@
-//! When steps that failed are due again: each pod by itself, but the mirrors of a namespace that is missing together, by
-//! one of them, since a node may not watch namespaces and has to read them.
+//! Decides when failed steps are due again. Each pod is retried by itself, except mirrors in a missing namespace: one
+//! of them is retried for all, since a node may not watch namespaces and has to try.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,20 +16,19 @@ use super::DueStep;
 struct Retry {
     failures: u32,
     at: Instant,
-    /// The version of the pod that failed: another one is tried at once.
+    /// The version that failed: another version is tried immediately.
     version: Option<Fingerprint>,
 }
 
-/// A namespace that is not there.
+/// A missing namespace.
 #[derive(Debug)]
 struct Missing {
     since: Instant,
     at: Instant,
-    /// The pods whose mirrors were refused for it: each is tried once by itself, for its event.
+    /// The pods whose mirrors were refused for it. Each is tried once, for its event.
     pods: BTreeSet<PodKey>,
 }
 
-/// What has failed.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     pods: BTreeMap<PodKey, Retry>,
@@ -37,7 +36,7 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    /// Leaves of the steps those that need not wait at `now`.
+    /// Keeps the steps that may run at `now`.
     pub(super) fn retain_due<S>(&self, steps: &mut Vec<DueStep<S>>, now: Instant) {
         let mut asked = BTreeSet::new();
         steps.retain(|DueStep { key, step, version, .. }| {
@@ -51,7 +50,7 @@ impl Retries {
         });
     }
 
-    /// When the first of them is due that is not in flight.
+    /// When the first retry is due, among pods without a request in flight.
     pub(super) fn next(&self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
         let is_of_missing =
             |key: &PodKey| self.namespaces.get(key.namespace()).is_some_and(|missing| missing.pods.contains(key));
@@ -59,14 +58,14 @@ impl Retries {
         let is_asked_for = |namespace: &str| in_flight.iter().any(|key| key.namespace() == namespace);
         let namespaces = self.namespaces.iter().filter(|(name, _)| !is_asked_for(name));
         let due = |missing: &Missing| {
-            // A pod of it that is not held back by a failure of its own is there at once.
+            // A pod in the namespace that is not held back by its own failure is tried immediately.
             let held_back = missing.pods.iter().map(|key| self.pods.get(key).map(|retry| retry.at)).min().flatten();
             held_back.map_or(missing.at, |until| missing.at.max(until))
         };
         pods.map(|(_, retry)| retry.at).chain(namespaces.map(|(_, missing)| due(missing))).min()
     }
 
-    /// Forgets what needs no step any more, as when the mirror of a lost answer turned up.
+    /// Forgets pods without a due step, for example when a mirror exists whose answer was lost.
     pub(super) fn retain<S>(&mut self, steps: &[DueStep<S>]) {
         self.pods.retain(|key, _| steps.iter().any(|due| due.key == *key));
         let creates = |key: &PodKey| steps.iter().any(|due| due.step == Step::Create && due.key == *key);
@@ -76,16 +75,17 @@ impl Retries {
         });
     }
 
-    /// A step of that pod was done: its namespace is there.
+    /// Records that a step of the pod succeeded, so its namespace exists.
     pub(super) fn succeeded(&mut self, key: &PodKey) {
         self.pods.remove(key);
         self.namespaces.remove(key.namespace());
     }
 
-    /// The step failed at `now`; `dice` is any number. Returns how often it has failed in a row by itself.
+    /// Records a failure at `now`; `dice` is a random number. Returns how often the pod's own step has failed in a
+    /// row.
     pub(super) fn failed<S>(&mut self, due: &DueStep<S>, error: &RequestError, now: Instant, dice: u64) -> u32 {
         let (key, version) = (&due.key, due.version);
-        // One that is being deleted may be recreated.
+        // A namespace that is being deleted may be recreated.
         if due.step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
             let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
             let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
@@ -102,7 +102,7 @@ impl Retries {
         };
         if let Some(missing) = self.namespaces.get_mut(key.namespace()) {
             if refused {
-                // For another reason than its namespace: the next pod reads that.
+                // The failure has another cause than the namespace; the next pod tests the namespace.
                 missing.pods.remove(key);
             } else {
                 missing.at = missing.at.max(now + pause);
@@ -158,7 +158,7 @@ mod tests {
             RequestError::Refused { code: 403, reason: "Forbidden".to_owned(), message, retry_after: None };
         retries.failed(&three[2], &terminating, now, 100);
         assert_eq!(due(&retries, &three, next), ["a"], "a namespace that is being deleted");
-        // The namespace is there: the others follow at once.
+        // The namespace exists, so the others follow immediately.
         retries.succeeded(&PodKey::new("lab", "a"));
         assert_eq!(due(&retries, &steps(), now), ["a", "b"]);
         assert_eq!(retries.next(&BTreeSet::new()), None);

@@ -1,19 +1,19 @@
-//! Heartbeats: the watch is ended before them, and no change by another client is missed.
+//! Heartbeats: the watch is ended before each, and no change by another client is missed.
 
 use std::collections::VecDeque;
 
 use super::*;
 
-/// What another client does to the Node when a report requires a version.
+/// When another client changes the Node, relative to a report that requires a version.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Edit {
     None,
     Before,
-    /// Before the node has the answer.
+    /// The change comes before the node has the answer.
     After,
 }
 
-/// An apiserver that has one Node.
+/// An apiserver with one Node.
 #[derive(Clone)]
 struct Server {
     objects: Arc<Mutex<Objects>>,
@@ -23,11 +23,11 @@ struct Server {
 struct Objects {
     node: Value,
     version: u64,
-    /// Every version with the Node as it was then.
+    /// Every version with the Node at that version.
     changes: Vec<(u64, Value)>,
     /// Whether each report required a version, and the answer's status.
     reports: Vec<(bool, u16)>,
-    /// The versions that watches have brought.
+    /// The versions that watches have sent.
     brought: Vec<u64>,
     edit: Edit,
 }
@@ -49,7 +49,7 @@ impl Server {
         let server = self.clone();
         fake::link(move |asked: Asked| {
             let server = server.clone();
-            // No server answers before the node's other tasks have run: the watch has ended by then.
+            // The server answers only after the node's other tasks have run, so the watch has ended.
             async move {
                 time::sleep(Duration::from_millis(1)).await;
                 server.answer(&asked)
@@ -105,7 +105,7 @@ impl Objects {
         self.change(|node| node["spec"]["unschedulable"] = json!(true));
     }
 
-    /// Takes a patch of the status; the status of the answer, and its document.
+    /// Applies a patch of the status. Returns the answer's status code and document.
     fn report(&mut self, patch: &Value) -> (u16, Value) {
         let required = &patch["metadata"]["resourceVersion"];
         let edit = if required.is_null() { Edit::None } else { std::mem::replace(&mut self.edit, Edit::None) };
@@ -117,7 +117,7 @@ impl Objects {
             return (409, Value::Null);
         }
         self.reports.push((!required.is_null(), 200));
-        // A report of times has no other fields.
+        // A report that contains only times has no other fields.
         if required.is_null() {
             self.change(|node| node["status"] = patch["status"].clone());
         } else {
@@ -155,7 +155,7 @@ async fn a_report_of_times_is_not_sent_back_and_the_watch_goes_on_after_it() {
 #[tokio::test(start_paused = true)]
 async fn a_change_by_another_client_at_the_moment_of_a_report_is_seen_and_the_report_is_sent() {
     for (edit, reports, brought) in [
-        // The whole report follows at once.
+        // The full report follows immediately.
         (Edit::Before, vec![(false, 200), (true, 409), (false, 200)], vec![2, 3, 4]),
         (Edit::After, vec![(false, 200), (true, 200)], vec![2, 4]),
     ] {
