@@ -44,7 +44,6 @@ pub(super) enum Validation {
     Warn,
 }
 
-/// One pod or object of a manifest, with its name there.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct NamedDocument {
     pub(super) resource: Resource,
@@ -80,7 +79,7 @@ pub(super) fn print_error(message: &str) {
     eprintln!("error: {}", printable(message));
 }
 
-/// The documents of all manifests, and whether something could not be read; errors are printed with their position.
+/// The documents of all manifests, and whether some could not be read; errors are printed with their position.
 pub(super) fn read(
     files: &[PathBuf],
     namespace: Option<&str>,

@@ -100,16 +100,16 @@ mod tests {
 
     #[test]
     fn a_terminal_needs_one_on_both_sides() {
-        let of = |line: &[&str], stdin: bool, is_terminal: bool| {
+        let takes = |line: &[&str], stdin: bool, is_terminal: bool| {
             let args = Line::try_parse_from(["attach", "web"].iter().chain(line)).map_err(|error| error.to_string());
             let container = Container { stdin: Some(stdin), tty: Some(true), ..Container::default() };
             takes_terminal(&args.unwrap().args, &container, is_terminal)
         };
-        assert_eq!(of(&["-it"], true, true), Ok(true));
-        assert_eq!(of(&["-it"], true, false), Ok(false));
-        assert_eq!(of(&["-i"], true, true), Ok(false));
-        assert_eq!(of(&["-t"], true, true), Ok(false));
-        assert_eq!(of(&[], false, true), Ok(false));
-        assert!(of(&["-it"], false, true).is_err_and(|message| message.contains("has no stdin")));
+        assert_eq!(takes(&["-it"], true, true), Ok(true));
+        assert_eq!(takes(&["-it"], true, false), Ok(false));
+        assert_eq!(takes(&["-i"], true, true), Ok(false));
+        assert_eq!(takes(&["-t"], true, true), Ok(false));
+        assert_eq!(takes(&[], false, true), Ok(false));
+        assert!(takes(&["-it"], false, true).is_err_and(|message| message.contains("has no stdin")));
     }
 }

@@ -1,4 +1,4 @@
-//! `limpet cluster`: what only the operator can decide about the cluster that the node is in.
+//! `limpet cluster`: decisions about the node's cluster that only an operator can make.
 
 use super::error::CliError;
 use super::screen::Screen;

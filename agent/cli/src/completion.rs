@@ -98,11 +98,11 @@ mod tests {
         let pods = [pod("a", "db-edge1", "x"), pod("b", "db-edge1", "y"), pod("a", "web-edge1", "z")];
         let names: Vec<String> = pod_names(&pods).into_iter().collect();
         assert_eq!(names, ["a/db-edge1", "b/db-edge1", "web-edge1"]);
-        let of = |words: &[&str]| -> Vec<String> {
+        let candidates = |words: &[&str]| -> Vec<String> {
             container_names(&pods, &words.iter().map(ToString::to_string).collect::<Vec<_>>()).into_iter().collect()
         };
-        assert_eq!(of(&["limpet", "logs", "web", "-c"]), ["z"]);
-        assert_eq!(of(&["limpet", "logs", "b/db-edge1", "-c"]), ["y"]);
-        assert_eq!(of(&["limpet", "logs", "-c"]), ["x", "y", "z"]);
+        assert_eq!(candidates(&["limpet", "logs", "web", "-c"]), ["z"]);
+        assert_eq!(candidates(&["limpet", "logs", "b/db-edge1", "-c"]), ["y"]);
+        assert_eq!(candidates(&["limpet", "logs", "-c"]), ["x", "y", "z"]);
     }
 }

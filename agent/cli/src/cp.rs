@@ -57,8 +57,9 @@ pub struct CpArgs {
 /// Copies.
 ///
 /// # Errors
-/// When the agent cannot be reached, the container does not run, or a file cannot be read or written: the first one ends
-/// the copy, and what was copied stays.
+///
+/// The agent cannot be reached, the container is not running, or a file cannot be read or written. The first error
+/// ends the copy; what was copied before it stays.
 pub(super) async fn run(client: &SocketClient, args: CpArgs, screen: Screen) -> Result<u8, CliError> {
     let location = |argument| Location::parse(argument).map_err(CliError::Usage);
     let (from, to) = (location(&args.from)?, location(&args.to)?);
@@ -83,7 +84,7 @@ pub(super) async fn run(client: &SocketClient, args: CpArgs, screen: Screen) -> 
     }
 }
 
-/// Copies from one end to the other; exactly one of them is in the container. `keeps`: modes and owners.
+/// Copies from one end to the other; exactly one of them is in the container. `keeps` preserves modes and owners.
 fn copy(
     root: &ContainerRoot,
     from: &Location,
@@ -116,15 +117,15 @@ fn copy(
 
 /// The root directory of the container's process.
 async fn open_root(client: &SocketClient, pod: &str, args: &CpArgs) -> Result<ContainerRoot, CliError> {
-    let found = find(client, pod, args.namespace.as_deref()).await?;
-    let name = container(&found, args.container.as_deref())?;
-    let route = format!("/limpet/v1/pods/{}/{}/describe", found.namespace, found.name);
+    let names = find(client, pod, args.namespace.as_deref()).await?;
+    let name = container(&names, args.container.as_deref())?;
+    let route = format!("/limpet/v1/pods/{}/{}/describe", names.namespace, names.name);
     let document: DescribeDocument = client.get_json(&route).await?;
     let held = document.containers.get(name).and_then(|held| Some((held.pid?, held.id.as_str())));
     let Some((pid, id)) = held else {
         return Err(CliError::Target(format!(
             "container {name} of pod {} does not run; cp needs it running",
-            found.name
+            names.name
         )));
     };
     ContainerRoot::open(pid, id).map_err(|CopyError { what, source }| CliError::System { what, source })
@@ -139,7 +140,7 @@ fn local_name(path: &Path) -> Result<OsString, CopyError> {
     Ok(real.file_name().unwrap_or(OsStr::new(".")).to_owned())
 }
 
-/// Where on this machine to copy `from` to: into a directory, or else to that name.
+/// Where to copy `from` on this machine: into the directory `to`, or else to that name.
 fn local_place(to: &Path, from: &Path) -> Result<(OwnedFd, OsString), CopyError> {
     match (to.is_dir(), to.parent(), to.file_name()) {
         (false, Some(parent), Some(name)) => Ok((tree::directory(parent)?, name.to_owned())),
@@ -153,7 +154,7 @@ fn stream_out(from: &Source) -> Result<(), CopyError> {
     copied.map(drop).map_err(|source| CopyError::new("copy to stdout:", &from.name, source))
 }
 
-/// What is shown while a copy runs: one line of a terminal, and remarks on what is left out.
+/// The display of a running copy: a progress line on a terminal, and remarks about skipped files.
 struct Progress {
     screen: Screen,
     drawn: Instant,
@@ -187,7 +188,7 @@ impl Report for Progress {
 
     fn left_out(&mut self, name: &OsStr, why: &str) {
         self.clear();
-        // A remark that cannot be written changes nothing about the copy.
+        // A failed remark does not affect the copy.
         let _ = self.screen.remark(&format!("warning: {} is left out: {why}", printable(&name.to_string_lossy())));
     }
 }

@@ -15,7 +15,7 @@ use super::{attach, completion, logs};
 use limpet_wire::pods::{PodChange, PodNames};
 use limpet_wire::socket_client::{ClientError, SocketClient};
 
-/// What follows `debugger-` in a name: kubectl's characters, which make no words.
+/// The characters of the random suffix after `debugger-`, as in kubectl: they form no words.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// `limpet debug`.
@@ -105,7 +105,8 @@ fn variable(text: &str) -> Result<EnvVar, String> {
 /// Adds the container; with `-i`, waits until it runs and attaches to it.
 ///
 /// # Errors
-/// When the agent cannot be reached or does not accept the container, or the container cannot be run.
+///
+/// The agent cannot be reached or rejects the container, or the container cannot run.
 pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) -> Result<u8, CliError> {
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let (stdin, tty) = (args.stdin, args.tty);
@@ -128,7 +129,7 @@ pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) 
     }
     let tty = tty && std::io::IsTerminal::is_terminal(&std::io::stdin());
     match attach::connect(client, (&pod.key()?, &name), true, tty, screen).await {
-        // It has ended meanwhile.
+        // The container has ended meanwhile.
         Err(CliError::Client(ClientError::Refused { status: 404, .. })) => logs::print(client, &log).await,
         attached => attached,
     }
@@ -150,7 +151,6 @@ fn container(args: DebugArgs, name: String) -> EphemeralContainer {
     }
 }
 
-/// A name that no container of the pod has.
 fn free_name(pod: &PodNames) -> String {
     loop {
         let mut name = "debugger-".to_owned();
@@ -161,7 +161,7 @@ fn free_name(pod: &PodNames) -> String {
     }
 }
 
-/// Waits until the container runs, saying what it waits for. False: it has ended already.
+/// Waits until the container runs, and prints what it waits for. Returns false if it has already ended.
 async fn begun(client: &SocketClient, names: &PodNames, container: &str, screen: Screen) -> Result<bool, CliError> {
     let mut changes = client.lines::<PodChange>("/limpet/v1/pods?watch=1").await?;
     let mut said = String::new();

@@ -103,8 +103,8 @@ async fn select_targets(
     let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
     let (mut doomed, mut failed) = (Vec::new(), false);
     let mut add = |resource: Resource, requested: &str, namespace: Option<&str>| {
-        match found(&pods, resource, requested, namespace) {
-            Ok(found) => doomed.push(found),
+        match existing(&pods, resource, requested, namespace) {
+            Ok(existing) => doomed.push(existing),
             Err(CliError::Target(_)) if args.ignore_not_found => {}
             Err(CliError::Target(message)) => {
                 failed = true;
@@ -129,10 +129,10 @@ fn kinds(names: &[String]) -> Vec<(Resource, &str)> {
     let first = names.first().filter(|_| names.len() > 1).and_then(|word| Resource::from_name(word));
     let mut all = Vec::new();
     for name in names.iter().skip(usize::from(first.is_some())) {
-        let own = name.split_once('/').and_then(|(word, rest)| Some((Resource::from_name(word)?, rest)));
-        all.push(match (first, own) {
+        let named_kind = name.split_once('/').and_then(|(word, rest)| Some((Resource::from_name(word)?, rest)));
+        all.push(match (first, named_kind) {
             (Some(kind), _) => (kind, name.as_str()),
-            (None, Some(own)) => own,
+            (None, Some(named_kind)) => named_kind,
             (None, None) => (Resource::Pod, name.as_str()),
         });
     }
@@ -140,7 +140,7 @@ fn kinds(names: &[String]) -> Vec<(Resource, &str)> {
 }
 
 /// A pod that exists, or an object whose existence only the agent can check.
-fn found(
+fn existing(
     pods: &[PodNames],
     resource: Resource,
     requested: &str,

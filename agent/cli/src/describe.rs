@@ -39,8 +39,8 @@ pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Scree
         [kind, pod] if matches!(kind.as_str(), "pod" | "pods" | "po") => pod,
         _ => return Err(CliError::Usage("one pod at a time".to_owned())),
     };
-    let found = target::find(client, pod, args.namespace.as_deref()).await?;
-    let path = format!("/limpet/v1/pods/{}/{}/describe", found.namespace, found.name);
+    let names = target::find(client, pod, args.namespace.as_deref()).await?;
+    let path = format!("/limpet/v1/pods/{}/{}/describe", names.namespace, names.name);
     let document: DescribeDocument = client.get_json(&path).await?;
     let text = match args.output {
         Some(format) => format.render(&document)?,
@@ -121,7 +121,7 @@ fn state(sheet: &mut Sheet, document: &DescribeDocument, status: &PodStatus, scr
         None => sheet.field("Node", node),
     }
     sheet.time("Start Time", status.start_time.as_ref());
-    let summary = Summary::of(pod);
+    let summary = Summary::new(pod);
     let phase = status.phase.as_deref().unwrap_or("Unknown");
     let shown = screen.paint(summary.tone(), &summary.status);
     if summary.status == phase {

@@ -131,8 +131,8 @@ fn offline(old: &[DiffFile], new: &[DiffFile], node_name: &str) -> DiffDocument 
     let Proposed { snapshots: before, .. } = propose(&Snapshots::default(), proposals(old, node_name), true);
     let before = only(SourceKind::File, Arc::clone(&before[SourceKind::File.index()]));
     let Proposed { snapshots: after, rejected } = propose(&before, proposals(new, node_name), true);
-    let found = forecast(&as_if_running(&before), &before, &after, false, Instant::now());
-    DiffDocument::of(&found, &rejected, &Default::default())
+    let outcome = forecast(&as_if_running(&before), &before, &after, false, Instant::now());
+    DiffDocument::new(&outcome, &rejected, &Default::default())
 }
 
 fn proposals(files: &[DiffFile], node_name: &str) -> Vec<Proposal> {

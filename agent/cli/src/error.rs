@@ -13,13 +13,12 @@ pub const EXIT_UNREACHABLE: u8 = 3;
 /// Permission denied.
 pub const EXIT_FORBIDDEN: u8 = 4;
 
-/// Why a subcommand failed. Printed once, by the executable.
+/// Why a subcommand failed. The executable prints it once.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The agent did not do what it was asked for.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// No such pod or container, or several: the message lists the candidates.
+    /// No pod or container matches, or several do: the message lists the candidates.
     #[error("{0}")]
     Target(String),
     /// A usage error that only the subcommand detects.
@@ -28,12 +27,11 @@ pub enum CliError {
     /// Stdout or stderr cannot be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    /// Any other error of this machine.
+    /// Any other error on this machine.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// Why it failed.
         source: io::Error,
     },
 }

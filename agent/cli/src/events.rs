@@ -100,12 +100,12 @@ fn row(event: &Event, now: Timestamp) -> Vec<Cell> {
     let kind = event.type_.as_deref().unwrap_or_default();
     let tone = if kind == "Warning" { Tone::Warn } else { Tone::Plain };
     let object = &event.involved_object;
-    let of = object.kind.as_deref().unwrap_or_default().to_lowercase();
+    let object_kind = object.kind.as_deref().unwrap_or_default().to_lowercase();
     vec![
         Cell::from(seen(event, now)),
         Cell::toned(kind, tone),
         Cell::from(event.reason.as_deref().unwrap_or_default()),
-        Cell::from(format!("{of}/{}", object.name.as_deref().unwrap_or_default())),
+        Cell::from(format!("{object_kind}/{}", object.name.as_deref().unwrap_or_default())),
         Cell::from(message(event)),
     ]
 }

@@ -154,7 +154,7 @@ fn row(image: &ImageDocument, now: Timestamp) -> Vec<Cell> {
     ]
 }
 
-/// Its first name; its digest when it has none.
+/// The image's first name, or its digest if it has none.
 fn name(image: &ImageDocument) -> &str {
     image.names.first().unwrap_or(&image.digest)
 }

@@ -1,7 +1,7 @@
 //! The command line of the agent's clients: one file per subcommand.
 //!
-//! Subcommands talk to the agent over the local socket (`limpet_wire::socket_client`); `validate` and `diff --offline`
-//! work without it. What concerns the agent itself (`run`, `doctor`, `guard`) belongs to the executable.
+//! Subcommands talk to the agent over the local socket (`limpet_wire::socket_client`); `validate` and `diff
+//! --offline` work without it. Commands of the agent itself (`run`, `doctor`, `guard`) belong to the executable.
 //! Results go to stdout, remarks and errors to stderr. Exit codes: 0 success, 1 faults found, 2 usage, 3 the agent
 //! cannot be reached, 4 permission denied ([`error`]); `diff` exits with 1 for a difference.
 
@@ -110,9 +110,10 @@ pub enum ClientCommand {
     Completion(completion::CompletionArgs),
 }
 
-/// Runs one of them; returns the exit code.
+/// Runs a subcommand. Returns the exit code.
 ///
 /// # Errors
+///
 /// Why it failed, to be printed once.
 pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) -> Result<u8, CliError> {
     match command {

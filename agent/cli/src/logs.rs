@@ -77,7 +77,7 @@ pub(super) async fn print(client: &SocketClient, path: &str) -> Result<u8, CliEr
         })?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
-            // Flush each chunk: a follower should see it at once.
+            // Each chunk is flushed, so that a follower sees it immediately.
             out.flush()?;
         }
     }

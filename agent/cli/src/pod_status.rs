@@ -6,7 +6,6 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod,
 
 use super::screen::Tone;
 
-/// A pod's columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Summary {
     /// Containers that are ready, sidecars included.
@@ -22,7 +21,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(pod: &Pod) -> Self {
+    pub(super) fn new(pod: &Pod) -> Self {
         let default = PodStatus::default();
         let status = pod.status.as_ref().unwrap_or(&default);
         let phase = status.phase.clone().unwrap_or_else(|| "Unknown".to_owned());

@@ -135,8 +135,8 @@ async fn document(
         .into_iter()
         .filter(|pod| filter.has(&text(&pod["metadata"]["namespace"]), &text(&pod["metadata"]["name"])))
         .collect();
-    let one = filter.keys.as_ref().is_some_and(|keys| keys.len() == 1) && items.len() == 1;
-    let document = if one {
+    let is_single = filter.keys.as_ref().is_some_and(|keys| keys.len() == 1) && items.len() == 1;
+    let document = if is_single {
         items.remove(0)
     } else {
         json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items })
@@ -177,7 +177,7 @@ async fn watch(client: &SocketClient, args: &PodsArgs, filter: &PodFilter, scree
         };
         screen.print(&text)?;
     }
-    // The stream never ends by itself: the agent stopped.
+    // The stream ends only if the agent stopped.
     screen.remark("limpet stopped; its pods keep running")?;
     Ok(EXIT_UNREACHABLE)
 }
@@ -186,7 +186,7 @@ fn documents(pods: &[&PodEntry], format: DocumentFormat, before: &str) -> Result
     pods.iter().map(|entry| Ok(format!("{before}{}", format.render(&entry.pod)?))).collect()
 }
 
-/// The wide table of pods that come one by one.
+/// The wide table, built pod by pod.
 #[derive(Default)]
 pub(super) struct Overview(Vec<Vec<Cell>>);
 
@@ -198,13 +198,13 @@ impl Overview {
         self.0.push(Self::COLUMNS.row(entry, now));
     }
 
-    /// All of them below the header.
+    /// The header and all rows.
     pub(super) fn render(&self, screen: &Screen) -> String {
         Self::COLUMNS.table().render(screen, &self.0)
     }
 }
 
-/// The table of `limpet pods -w` as a screen that is drawn again at changes: columns only ever grow.
+/// The table of `limpet pods -w` as a screen that is redrawn after changes: columns only ever grow.
 #[derive(Debug)]
 pub(super) struct Listing {
     columns: Columns,
@@ -212,7 +212,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// The table of these pods, which all others are to fit in.
+    /// The table of these pods, whose columns later rows have to fit.
     pub(super) fn new<'a>(all: impl Iterator<Item = &'a PodEntry>) -> Self {
         let namespaces: BTreeSet<&str> = all.map(namespace).collect();
         let home = namespaces.first().map(ToString::to_string);
@@ -220,7 +220,7 @@ impl Listing {
         Self { table: columns.table(), columns }
     }
 
-    /// The header and a line for each of the pods, as they are at `now`.
+    /// The header and a line for each of the pods, with ages at `now`.
     pub(super) fn page<'a>(
         &mut self,
         pods: impl Iterator<Item = &'a PodEntry>,
@@ -232,12 +232,11 @@ impl Listing {
     }
 }
 
-/// The columns of the table.
 #[derive(Debug)]
 struct Columns {
     namespace: bool,
     wide: bool,
-    /// The common namespace of all pods while it has no column.
+    /// The common namespace of all pods, while there is no column for it.
     home: Option<String>,
 }
 
@@ -267,14 +266,14 @@ impl Columns {
     }
 
     fn row(&self, entry: &PodEntry, now: Timestamp) -> Vec<Cell> {
-        let summary = Summary::of(&entry.pod);
+        let summary = Summary::new(&entry.pod);
         let ready = format!("{}/{}", summary.ready, summary.total);
         let restarts = match summary.last_restart {
             Some(last) if summary.restarts > 0 => format!("{} ({} ago)", summary.restarts, age::since(last, now)),
             _ => summary.restarts.to_string(),
         };
         let mut row = Vec::new();
-        // There is no column for a pod of another namespace that appears during a watch.
+        // A pod of another namespace that appears during a watch has no column for it.
         let away = self.home.as_deref().is_some_and(|home| home != namespace(entry));
         let name = match (self.namespace, away) {
             (false, true) => format!("{}/{}", namespace(entry), name(entry)),
@@ -299,7 +298,7 @@ impl Columns {
     }
 }
 
-/// The note of a pod that is gone: how its containers exited.
+/// The note of a deleted pod: how its containers exited.
 fn ended(entry: &PodEntry) -> String {
     let statuses = entry.pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     let exits = statuses.filter_map(|status| {
@@ -325,7 +324,7 @@ fn wide(entry: &PodEntry) -> [Cell; 5] {
     ]
 }
 
-/// The workload that made the pod: one of the node's own, else its controller in a cluster.
+/// The workload that created the pod: one of the node's own sources, or else its controller in a cluster.
 fn owner(entry: &PodEntry) -> Option<String> {
     let metadata = &entry.pod.metadata;
     let of_node = metadata.annotations.as_ref().and_then(|annotations| annotations.get(OWNER_ANNOTATION)).cloned();
@@ -333,17 +332,15 @@ fn owner(entry: &PodEntry) -> Option<String> {
     of_node.or_else(|| controller.map(|owner| format!("{}/{}", owner.kind, owner.name)))
 }
 
-/// The pod's namespace.
 pub(super) fn namespace(entry: &PodEntry) -> &str {
     entry.pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
-/// The pod's name.
 pub(super) fn name(entry: &PodEntry) -> &str {
     entry.pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// When the pod was created: from the apiserver, or else when it was started here.
+/// When the pod was created, according to the apiserver, or else started on this node.
 fn created(entry: &PodEntry) -> Option<Timestamp> {
     let started = entry.pod.status.as_ref().and_then(|status| status.start_time.as_ref());
     entry.pod.metadata.creation_timestamp.as_ref().or(started).map(|time| time.0)

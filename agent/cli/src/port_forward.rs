@@ -86,10 +86,10 @@ async fn listen(addresses: &[Address], forwarding: Forwarding) -> Result<Vec<Tcp
         for ip in address.ips() {
             match TcpListener::bind((ip, local)).await {
                 Ok(listener) => {
-                    let own = listener.local_addr()?;
-                    // A free port that was found for one address is the one for all.
-                    local = own.port();
-                    writeln!(std::io::stdout(), "Forwarding from {own} -> {}", forwarding.remote)?;
+                    let address = listener.local_addr()?;
+                    // The free port that one address got is used for all.
+                    local = address.port();
+                    writeln!(std::io::stdout(), "Forwarding from {address} -> {}", forwarding.remote)?;
                     listeners.push(listener);
                     listens = true;
                 }
@@ -143,7 +143,7 @@ impl Forwarder {
     /// Opens the two streams of a connection.
     async fn pair(&self, remote: u16) -> Result<(Stream, Stream), Ended> {
         let (port, request) = (remote.to_string(), self.requests.fetch_add(1, Ordering::Relaxed).to_string());
-        let headers = |kind| Headers::of(&[(STREAM_TYPE, kind), (PORT, &port), (REQUEST_ID, &request)]);
+        let headers = |kind| Headers::new(&[(STREAM_TYPE, kind), (PORT, &port), (REQUEST_ID, &request)]);
         let error = self.streams.open(headers("error")).await?;
         error.output.finish().await;
         Ok((error, self.streams.open(headers("data")).await?))
@@ -155,7 +155,7 @@ async fn exchange(stream: TcpStream, mut error: Stream, data: Stream) -> String 
     let (from, to) = stream.into_split();
     let pieces = AtomicU64::new(0);
     let sent = async {
-        // Its only error: the connection to the agent has ended, and with it what is received.
+        // The only error is that the connection to the agent has ended, which also ends receiving.
         let _ = tcp::send(&from, &data.output, &pieces).await;
         data.output.finish().await;
         std::future::pending().await
@@ -174,12 +174,12 @@ async fn exchange(stream: TcpStream, mut error: Stream, data: Stream) -> String 
 }
 
 fn print_line(line: std::fmt::Arguments<'_>) {
-    // If stdout cannot be written, connections are forwarded nevertheless.
+    // Connections are forwarded even if stdout cannot be written.
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
 fn complain(line: std::fmt::Arguments<'_>) {
-    // If stderr cannot be written, nothing can be done.
+    // Nothing can be done if stderr cannot be written.
     let _ = writeln!(std::io::stderr().lock(), "error: {}", printable_lines(&line.to_string()));
 }
 

@@ -1,10 +1,10 @@
-//! The output of another program, for what only it knows.
+//! Runs another program for its output.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// How long a program may take.
+/// The deadline of a program.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A program's output if it succeeds in time; `None` otherwise.

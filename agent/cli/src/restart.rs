@@ -23,10 +23,11 @@ pub struct RestartArgs {
     namespace: Option<String>,
 }
 
-/// Asks for the restart and prints what is restarted; it does not wait for the end of the containers.
+/// Requests the restart and prints what is restarted; does not wait for the containers to end.
 ///
 /// # Errors
-/// When the agent cannot be reached, or nothing of the pod can be restarted.
+///
+/// The agent cannot be reached, or nothing in the pod can be restarted.
 pub(super) async fn run(client: &SocketClient, args: RestartArgs, screen: Screen) -> Result<u8, CliError> {
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let path = format!("/limpet/v1/pods/{}/{}/restart", pod.namespace, pod.name);

@@ -1,4 +1,4 @@
-//! `limpet scale`: another number of replicas of an applied workload. kubectl's conventions and output.
+//! `limpet scale`: changes the number of replicas of an applied workload, with kubectl's conventions and output.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use limpet_model::object::ObjectKind;
 use limpet_wire::pods::DEFAULT_NAMESPACE;
 use limpet_wire::socket_client::{ClientError, SocketClient};
 
-/// The kinds that have a number of replicas.
+/// The kinds that have replicas.
 const SCALABLE: [ObjectKind; 3] = [ObjectKind::Deployment, ObjectKind::ReplicaSet, ObjectKind::StatefulSet];
 
 /// Arguments of `limpet scale`.
@@ -29,7 +29,8 @@ pub struct ScaleArgs {
 /// Writes the number into the applied manifest and applies it again.
 ///
 /// # Errors
-/// When the agent cannot be reached, or refuses.
+///
+/// The agent cannot be reached, or refuses.
 pub(super) async fn run(client: &SocketClient, args: ScaleArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload)?;
     let path = resource.path(args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name);

@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal, Write};
 
 use super::error::CliError;
 
-/// The meaning of a coloured word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tone {
     /// No colour.
@@ -14,7 +13,6 @@ pub enum Tone {
     Good,
     /// In progress, or needs attention.
     Warn,
-    /// Broken.
     Bad,
     /// Less important.
     Faint,
@@ -54,7 +52,6 @@ impl Screen {
         Ok(writeln!(io::stderr().lock(), "{text}")?)
     }
 
-    /// `text` in that tone.
     pub fn paint(&self, tone: Tone, text: &str) -> String {
         let code = match tone {
             _ if !self.color || text.is_empty() => return text.to_owned(),
@@ -68,8 +65,8 @@ impl Screen {
     }
 }
 
-/// Makes untrusted text (messages, image names, files) safe to print: escapes control characters, and those that change
-/// the direction of what follows.
+/// Makes untrusted text (messages, image names, file names) safe to print: escapes control characters, and characters
+/// that change the direction of the following text.
 pub fn printable(text: &str) -> String {
     escaped(text, |_| false)
 }
@@ -84,7 +81,7 @@ fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
     text.chars().flat_map(|c| if is_unsafe(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// The characters with the property `Bidi_Control` of Unicode.
+/// The characters with Unicode's property `Bidi_Control`.
 fn is_bidirectional(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

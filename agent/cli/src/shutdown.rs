@@ -40,7 +40,7 @@ pub(super) async fn run(client: &SocketClient, args: &ShutdownArgs, screen: Scre
     Ok(code)
 }
 
-/// What is new of each pod since the last time.
+/// The pods' states that have changed since the last call.
 fn remarks(shown: &mut BTreeMap<String, PodEndState>, progress: &ShutdownProgress) -> Vec<String> {
     let mut lines = Vec::new();
     for one in &progress.pods {

@@ -56,7 +56,6 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
     text
 }
 
-/// How a source is doing.
 pub(super) fn state(source: &SourceDocument, now: Timestamp) -> (String, Tone) {
     match source.health.as_str() {
         "good" if source.detail.is_empty() => ("ready".to_owned(), Tone::Good),
@@ -154,12 +153,12 @@ mod tests {
         };
         let screen = Screen { color: false, quiet: false };
         let now = Timestamp::constant(120, 0);
-        let one = rejected("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
+        let stale = rejected("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
         let mut http = source("http", "unavailable", "timeout: no connection; 3 pods are kept", vec![]);
         http.next_retry = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::constant(158, 0)));
         http.remark = Some("the database was damaged".to_owned());
         let push = source("push", "good", "", vec![]);
-        let sources = [source("file", "good", "inotify", vec![one.clone()]), push, http];
+        let sources = [source("file", "good", "inotify", vec![stale.clone()]), push, http];
         assert_eq!(
             render(&sources, &screen, now),
             "SOURCE   FROM        STATE                                   LAST GOOD   PODS   OBJECTS   REJECTED\n\
@@ -183,7 +182,7 @@ mod tests {
         let first = "web.yaml is rejected; still running: default/db-edge1; its other pods run: default/web-edge1\n";
         assert!(rejection(&beside).starts_with(first));
         let two = rejected("web.yaml", &["a", "b"], &[]);
-        let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);
+        let text = render(&[source("file", "good", "", vec![stale, two])], &screen, now);
         assert!(
             text.ends_with(
                 "\nmodbus.yaml is rejected; still running: default/modbus-edge1\n  \

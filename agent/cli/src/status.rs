@@ -26,7 +26,6 @@ pub struct StatusArgs {
     output: Option<DocumentFormat>,
 }
 
-/// All that is shown.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -34,11 +33,10 @@ struct Report {
     status: StatusDocument,
     pods: PodCounts,
     sources: Vec<SourceDocument>,
-    /// What needs attention, a sentence each.
+    /// What needs attention, one sentence each.
     attention: Vec<String>,
 }
 
-/// The pods of the node.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct PodCounts {
     total: usize,
@@ -47,7 +45,7 @@ struct PodCounts {
     failing: Vec<FailingPod>,
 }
 
-/// A pod that does not do what it is to do.
+/// A pod in another state than it should be.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct FailingPod {
     namespace: String,
@@ -72,14 +70,14 @@ pub(super) async fn run(client: &SocketClient, args: StatusArgs, screen: Screen)
 
 impl Report {
     fn new(status: StatusDocument, sources: Vec<SourceDocument>, pods: &[PodEntry], now: Timestamp) -> Self {
-        let pods = PodCounts::of(pods);
+        let pods = PodCounts::new(pods);
         let attention = attention::points(&status, &sources, &pods, now);
         Self { status, pods, sources, attention }
     }
 }
 
 impl PodCounts {
-    fn of(pods: &[PodEntry]) -> Self {
+    fn new(pods: &[PodEntry]) -> Self {
         let mut counts = Self { total: pods.len(), ..Self::default() };
         for entry in pods {
             let status = entry.pod.status.as_ref();
@@ -87,7 +85,7 @@ impl PodCounts {
             counts.running += usize::from(status.is_some_and(|status| status.phase.as_deref() == Some("Running")));
             let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
             counts.ready += usize::from(conditions.iter().any(ready));
-            let summary = Summary::of(&entry.pod);
+            let summary = Summary::new(&entry.pod);
             if summary.tone() == Tone::Bad {
                 counts.failing.push(FailingPod {
                     namespace: namespace(entry).to_owned(),

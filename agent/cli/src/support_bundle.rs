@@ -1,9 +1,10 @@
-//! `limpet support-bundle`: one archive that explains this node's state to people without access to it.
+//! `limpet support-bundle`: creates an archive that explains this node's state to people without access to the node.
 //!
-//! [`agent`] queries the agent, [`machine`] reads the kernel's files, [`logs`] the ends of logs. Each document passes
-//! [`redaction`], which keeps of a pod only what cannot be a secret, and takes out of text what looks like one. The
-//! bundle never opens manifests, Secrets, kubeconfigs, TLS keys, `certs.d` or the volumes of pods. [`archive`] bounds
-//! it. Without the agent it contains only what is readable on the machine, and `CONTENTS` lists what is missing.
+//! [`agent`] queries the agent, [`machine`] reads the kernel's files, [`logs`] reads the ends of logs. Each document
+//! passes [`redaction`], which keeps only those fields of a pod that cannot be secret, and removes credentials from
+//! text. The bundle never opens manifests, Secrets, kubeconfigs, TLS keys, `certs.d` or the volumes of pods.
+//! [`archive`] bounds it. Without the agent it contains only what is readable on the machine, and `CONTENTS` lists
+//! what is missing.
 
 mod agent;
 mod archive;
@@ -24,7 +25,7 @@ use super::error::CliError;
 use super::screen::Screen;
 use limpet_wire::socket_client::{ClientError, SocketClient};
 
-/// The end of each container's log that is taken, in KiB.
+/// The default part of each container's log, from its end, in KiB.
 const LOG_KIB: u64 = 64;
 
 /// Arguments of `limpet support-bundle`.
@@ -48,19 +49,20 @@ pub struct SupportBundleArgs {
     log_kib: u64,
 }
 
-/// What is known of the node without an agent.
+/// What is known about the node without an agent.
 #[derive(Debug)]
 pub struct NodeReport {
     /// What `limpet doctor` prints.
     pub doctor: String,
-    /// The configuration that the agent would have at its next start, as `/configz` shows it.
+    /// The configuration that the agent would use at its next start, as `/configz` shows it.
     pub configuration: Value,
 }
 
-/// Writes the archive; prints its path. `node` is awaited once the archive can be written.
+/// Writes the archive and prints its path. `node` is awaited once the archive can be written.
 ///
 /// # Errors
-/// When the archive cannot be written, or the user may not talk to the agent. An agent that is down is no error.
+///
+/// The archive cannot be written, or the user may not talk to the agent. A stopped agent is no error.
 pub async fn run(
     client: &SocketClient,
     args: SupportBundleArgs,
@@ -79,7 +81,7 @@ pub async fn run(
     let lacks = match (written, &path) {
         (Ok(lacks), _) => lacks,
         (Err(source), Some(path)) => {
-            // Half an archive is of no use; that it cannot be written is the error to report.
+            // An incomplete archive is useless. The error to report is that it cannot be written.
             let _ = std::fs::remove_file(path);
             return Err(CliError::System { what: format!("write {}", path.display()), source });
         }
@@ -100,7 +102,7 @@ pub async fn run(
     Ok(0)
 }
 
-/// The archive to write, and its path unless that is stdout. Only its owner can read it, from its first byte on.
+/// Opens the archive; the path is `None` for stdout. The file is private to its owner from its creation.
 fn open(output: Option<&Path>, name: &str) -> Result<(Box<dyn Write>, Option<PathBuf>), CliError> {
     let file = format!("{name}.tar.gz");
     let path = match output {
@@ -143,10 +145,10 @@ async fn write(
             None
         }
     };
-    // Without the agent: what it would have at its next start.
+    // Without the agent: the configuration at its next start.
     let configuration = configuration.unwrap_or(node.configuration);
     archive.json("configz.json", &configuration)?;
-    let places = machine::Places::of(&configuration);
+    let places = machine::Places::from_configuration(&configuration);
     machine::add(&mut archive, &places).await?;
     logs::add_agents(&mut archive).await?;
     logs::add_kernels(&mut archive).await?;
@@ -157,7 +159,7 @@ async fn write(
     archive.finish()
 }
 
-/// The host's name, as a part of a file's name.
+/// The host's name in a form that is safe in a file name.
 fn host() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '_' }).collect()

@@ -5,7 +5,6 @@ use super::screen::{Screen, Tone, printable};
 /// Spaces between columns.
 const COLUMN_GAP: usize = 3;
 
-/// One cell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) text: String,
@@ -13,7 +12,6 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// A cell in a tone.
     pub(super) fn toned(text: impl Into<String>, tone: Tone) -> Self {
         Self { text: printable(&text.into()), tone }
     }
@@ -39,13 +37,13 @@ impl Table {
         Self { header, widths, header_shown: false }
     }
 
-    /// The rows as text, below the header in any case: a whole screen.
+    /// The rows as text, always below the header: a complete screen.
     pub(super) fn page(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
         self.header_shown = false;
         self.render(screen, rows)
     }
 
-    /// The rows as text, below the header if it was not printed yet. Columns only ever grow.
+    /// The rows as text, below the header unless it was already printed. Columns only ever grow.
     pub(super) fn render(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
         for row in rows {
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -68,7 +66,7 @@ impl Table {
         let last = cells.iter().rposition(|cell| !cell.text.is_empty()).unwrap_or(0);
         for (cell, width) in cells.iter().zip(&self.widths).take(last) {
             text.push_str(&screen.paint(cell.tone, &cell.text));
-            // The width of the text without its colour codes.
+            // Pads by the width of the text without its colour codes.
             text.extend(std::iter::repeat_n(' ', width + COLUMN_GAP - cell.text.chars().count()));
         }
         if let Some(cell) = cells.get(last) {

@@ -33,14 +33,14 @@ pub(crate) fn resolve<'a>(
     };
     let inside = |pod: &&PodNames| namespace.is_none_or(|namespace| pod.namespace == namespace);
     let exact: Vec<&PodNames> = pods.iter().filter(inside).filter(|pod| pod.name == name).collect();
-    let found = match exact.is_empty() {
+    let matching = match exact.is_empty() {
         true => pods.iter().filter(inside).filter(|pod| pod.manifest_name == name).collect(),
         false => exact,
     };
-    match found[..] {
+    match matching[..] {
         [pod] => Ok(pod),
         [] => Err(CliError::Target(missing(pods, name, namespace))),
-        _ => Err(CliError::Target(format!("{name} is ambiguous: {}; name one of them", list(&found)))),
+        _ => Err(CliError::Target(format!("{name} is ambiguous: {}; name one of them", list(&matching)))),
     }
 }
 
@@ -125,8 +125,8 @@ mod tests {
             ),
             ("a/db", Some("b"), Err("-n and a/db name different namespaces")),
         ] {
-            let found = resolve(&pods, argument, namespace).map(|pod| pod.key().unwrap().to_string());
-            assert_eq!(found.as_deref().map_err(ToString::to_string), expected.map_err(str::to_owned), "{argument}");
+            let actual = resolve(&pods, argument, namespace).map(|pod| pod.key().unwrap().to_string());
+            assert_eq!(actual.as_deref().map_err(ToString::to_string), expected.map_err(str::to_owned), "{argument}");
         }
         assert_eq!(resolve(&[], "web", None).unwrap_err().to_string(), "no pod web: there are no pods on this node");
     }

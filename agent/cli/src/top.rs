@@ -1,7 +1,7 @@
-//! `limpet top`: CPU and memory of what runs, in kubectl's columns.
+//! `limpet top`: CPU and memory usage of running pods, in kubectl's columns.
 //!
-//! The agent gives counters; what was used in between two readings is computed here, so the agent takes no samples for
-//! this command.
+//! The agent provides counters. This command computes the usage between two readings, so the agent takes no samples
+//! for it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,11 +18,11 @@ use limpet_core::cpu_rate::rate;
 use limpet_wire::socket_client::SocketClient;
 use limpet_wire::usage::{PodUsageDocument, Reading, UsageDocument};
 
-/// Between the two readings of one table.
+/// The time between the two readings of a table.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two tables of a watch.
+/// The time between two tables of a watch.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// Clears a terminal, and goes to its first line.
+/// Clears the terminal and moves the cursor to its first line.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// Arguments of `limpet top`.
@@ -87,19 +87,18 @@ pub(super) async fn run(client: &SocketClient, args: TopArgs, screen: Screen) ->
     }
 }
 
-/// The pods' part of `limpet ui`: what `limpet top` shows.
+/// The pods' part of `limpet ui`, as `limpet top` shows it.
 pub(super) fn page(before: &UsageDocument, after: &UsageDocument, screen: &Screen) -> String {
     let args =
         TopArgs { what: What::Pods, namespace: None, all_namespaces: false, sort_by: None, watch: true, output: None };
     table(&rows(before, after, None), &args, screen)
 }
 
-/// The agent's counters.
 pub(super) async fn read(client: &SocketClient) -> Result<UsageDocument, CliError> {
     Ok(client.get_json("/limpet/v1/usage").await?)
 }
 
-/// What one pod uses.
+/// The usage of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PodRow {
     namespace: String,
@@ -109,16 +108,16 @@ struct PodRow {
     containers: Vec<(String, Used)>,
 }
 
-/// Nothing for a figure that is not known: of CPU time that is so for what has just been started.
+/// Usage; `None` where it is unknown, as CPU time is for a container that has just started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Used {
-    /// Nanoseconds of CPU time in each second.
+    /// In nanoseconds of CPU time per second.
     cpu: Option<u64>,
-    /// Bytes.
+    /// In bytes.
     memory: Option<u64>,
 }
 
-/// What was used between two readings.
+/// The usage between two readings.
 fn rows(before: &UsageDocument, after: &UsageDocument, namespace: Option<&str>) -> Vec<PodRow> {
     let mut earlier: BTreeMap<&str, Reading> = BTreeMap::new();
     for pod in &before.pods {
@@ -182,7 +181,7 @@ pub(super) fn mebibytes(bytes: u64) -> String {
     format!("{}Mi", bytes >> 20)
 }
 
-/// The pods as metrics-server has them.
+/// The pods in metrics-server's format.
 fn metrics(pods: &[PodRow], at: &UsageDocument, window: Duration) -> Value {
     let usage = |used: &Used| {
         let mut usage = serde_json::Map::new();

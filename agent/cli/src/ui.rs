@@ -1,9 +1,9 @@
-//! `limpet ui`: a full screen of pods, events, logs and pressure, on the local socket. It changes nothing.
+//! `limpet ui`: a full screen of pods, events, logs and pressure, over the local socket. It changes nothing.
 //!
-//! The core is pure: updates and keys change the state ([`state`]), from which a screen is drawn ([`frame`]), from
-//! which the fewest bytes are computed that turn the last screen into it ([`paint`]). The shell is here: the terminal,
-//! signals, and the tasks that follow the agent ([`feeds`]). It is made for serial lines: nothing is sent while nothing
-//! happens, and a screen is only made when the one before has left.
+//! The core is pure: updates and keys change the state ([`state`]), a screen is drawn from the state ([`frame`]), and
+//! the fewest bytes are computed that turn the last screen into the new one ([`paint`]). The shell is in this file:
+//! the terminal, signals, and the tasks that follow the agent ([`feeds`]). It suits serial lines: nothing is sent
+//! while nothing happens, and a screen is drawn only after the previous one has been sent.
 
 mod feed;
 mod feeds;
@@ -49,7 +49,7 @@ pub struct UiArgs {}
 
 /// The shortest time between two screens without a key press.
 const MIN_REDRAW_INTERVAL: Duration = Duration::from_millis(500);
-/// For how long Escape may be the beginning of another key: at 9,600 baud a byte takes a millisecond.
+/// How long Escape may be the beginning of another key: at 9,600 baud a byte takes a millisecond.
 const ESCAPE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long to wait for the agent's first response before a screen is shown without it.
 const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -64,7 +64,7 @@ pub(super) async fn run(client: &SocketClient, _args: UiArgs, screen: Screen) ->
     let screen = Screen { color: abilities.color, ..screen };
     let signals = Signals::new()?;
     let keys = read_stdin().map_err(|source| system("read standard input", source))?;
-    // Until it is dropped, whatever happens.
+    // Restores the terminal when it is dropped, on every path.
     let full = FullScreen::begin(abilities)?;
     let shell = Shell {
         ui: Ui::new(screen, abilities.utf8, columns_and_lines(variable), Timestamp::now()),
@@ -86,7 +86,6 @@ fn system(what: &str, source: io::Error) -> CliError {
     CliError::System { what: what.to_owned(), source }
 }
 
-/// The signals that matter at a terminal.
 struct Signals {
     resized: Signal,
     resumed: Signal,
@@ -113,14 +112,14 @@ async fn ended([interrupt, terminate, hangup]: &mut [Signal; 3]) {
     }
 }
 
-/// What runs between the terminal and the agent.
+/// The link between the terminal and the agent.
 struct Shell {
     ui: Ui,
     feeds: Feeds,
     writer: Writer,
-    /// What the terminal shows.
+    /// The screen on the terminal.
     shown: Option<Frame>,
-    /// When a screen is to be drawn, if one is.
+    /// When the next screen is to be drawn, if one is.
     due: Option<Instant>,
     /// When the next screen may be drawn without a key press.
     free: Instant,
@@ -183,11 +182,11 @@ impl Shell {
     fn typed(&mut self, bytes: &[u8]) -> Option<Order> {
         self.due = Some(Instant::now());
         let keys = self.keys.feed(bytes);
-        // Every key is processed, and the last action counts: Ctrl-C after other keys leaves.
+        // Every key is processed and the last action counts, so Ctrl-C after other keys quits.
         keys.into_iter().filter_map(|key| self.ui.key(key)).last()
     }
 
-    /// Applies the updates that have arrived, and schedules a screen.
+    /// Applies the updates that have arrived, and schedules a redraw.
     fn on_update(&mut self, feed: Option<Feed>, news: &mut mpsc::Receiver<Feed>) {
         let now = Timestamp::now();
         let mut next = feed;
@@ -195,7 +194,7 @@ impl Shell {
             let first = matches!(feed, Feed::Pod(PodChange::Synced));
             self.ui.news(feed, now);
             let at = if first { Instant::now() } else { self.free };
-            // The agent's list arrives pod by pod, and is shown as a whole.
+            // The agent's list arrives pod by pod, and is shown once it is complete.
             if self.ui.link != state::Link::Connecting {
                 self.due = Some(self.due.map_or(at, |due| due.min(at)));
             }
@@ -210,13 +209,13 @@ impl Shell {
         (self.due, self.free) = (None, Instant::now() + MIN_REDRAW_INTERVAL);
     }
 
-    /// Draws a screen from scratch.
+    /// Redraws the complete screen.
     fn again(&mut self) {
         self.shown = None;
         self.due = Some(Instant::now());
     }
 
-    /// Waits for the screen that is being written: it would appear after the terminal was restored.
+    /// Waits for the screen that is being written, which would otherwise appear after the terminal was restored.
     async fn finish(&mut self) {
         if self.writer.is_busy() {
             // A terminal that is stopped or gone accepts no output.
@@ -224,7 +223,7 @@ impl Shell {
         }
     }
 
-    /// Stops on Ctrl-Z as any command does, and continues at SIGCONT; at once where no shell could send it.
+    /// Stops on Ctrl-Z as any command does, and continues at SIGCONT, or immediately where no shell could send it.
     async fn suspend(&mut self, signals: &mut Signals, full: &FullScreen) -> Result<(), CliError> {
         self.finish().await;
         terminal::give_back();

@@ -29,7 +29,6 @@ pub struct ValidateArgs {
     node_name: String,
 }
 
-/// The result.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     errors: usize,
@@ -115,7 +114,8 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The text whose lines may be shown: empty if it contains a Secret, as far as that can be detected in a broken one.
+/// The text whose lines may be shown; empty if it contains a Secret, as far as that can be detected in an invalid
+/// one.
 pub(super) fn shown(text: &[u8]) -> String {
     let text = encoding::utf8(text);
     let text = String::from_utf8_lossy(&text);

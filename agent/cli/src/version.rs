@@ -1,5 +1,5 @@
-//! `limpet version`: the versions of this command and of the running agent; and whether a downloaded file is one of a
-//! release's.
+//! `limpet version`: shows the versions of this command and of the running agent, or verifies that a downloaded file
+//! belongs to a release.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::output::DocumentFormat;
 use super::screen::{Screen, printable};
 use limpet_wire::socket_client::SocketClient;
 
-/// The timeout of the agent's response.
+/// The deadline of the agent's response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Arguments of `limpet version`.
@@ -46,7 +46,7 @@ pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen
     Ok(0)
 }
 
-/// Reads the file on this thread: nothing else runs in the process.
+/// Blocks while reading the file, because nothing else runs in the process.
 fn verify(file: &Path, key: &Path, screen: Screen) -> Result<u8, CliError> {
     let comment = limpet_signature::verify(file, key).map_err(|error| CliError::Target(error.to_string()))?;
     screen.print(&format!("{}: good signature: {}\n", printable(&file.to_string_lossy()), printable(&comment)))?;

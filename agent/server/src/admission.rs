@@ -1,4 +1,5 @@
-//! Admits a request to its route, or answers it: by the connection's caller, and on the network by its gate.
+//! Admits a request to its route or refuses it. Local callers are judged by their connection, callers on the network
+//! by the gate.
 
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HeaderValue};
@@ -10,8 +11,8 @@ use super::connection::ConnectionSlot;
 use super::gate::NetworkClient;
 use super::permission::{Permission, Refusal};
 
-/// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to
-/// a caller who may not.
+/// Checks whether the request's caller may use a route with this permission; `None` means that no such route exists.
+/// The error is the response to a caller who may not.
 pub(super) async fn admit(permission: Option<Permission>, request: &mut Request) -> Result<(), Response> {
     let decision = match request.extensions().get::<Caller>().cloned() {
         Some(Caller::Network(client)) => return admit_from_network(&client, permission, request).await,
@@ -36,7 +37,7 @@ async fn admit_from_network(
         }
         Err(refusal) => {
             let mut response = refusal.into_response();
-            // A client that was never admitted gets one answer.
+            // A client without any admitted request gets one response, then the connection closes.
             if place.is_some_and(|place| !place.is_proven()) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

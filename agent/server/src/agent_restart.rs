@@ -12,7 +12,7 @@ use super::json_response::json;
 use super::permission::Permission::Write;
 use super::routes::Routes;
 
-/// Whether a restart was asked for. Clones share it.
+/// Records that a restart was requested. Clones share the flag.
 #[derive(Debug, Clone)]
 pub struct AgentRestart {
     requested: Arc<AtomicBool>,
@@ -20,12 +20,12 @@ pub struct AgentRestart {
 }
 
 impl AgentRestart {
-    /// Of the agent that `stop` stops.
+    /// A restart cancels `stop`, the agent's own stop.
     pub fn new(stop: CancellationToken) -> Self {
         Self { requested: Arc::default(), stop }
     }
 
-    /// Whether the agent is to start again after it has stopped.
+    /// Whether the agent should start again after it has stopped.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Relaxed)
     }

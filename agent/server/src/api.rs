@@ -32,7 +32,7 @@ use limpet_model::pod::{PodKey, identity};
 use limpet_wire::pods::OUTCOME;
 use rejected_push::RejectedPush;
 
-/// The limit of a request body, the same as of a manifest file.
+/// The limit of a request body in bytes, the same as for a manifest file.
 const MAX_BODY: usize = 10 << 20;
 
 pub(super) fn routes() -> Routes<ServerState> {
@@ -54,8 +54,8 @@ async fn all(State(state): State<ServerState>) -> Response {
 
 async fn of_namespace(State(state): State<ServerState>, Path(namespace): Path<String>) -> Response {
     let rows = rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
-    let of = rows.iter().filter(|(key, _)| key.namespace() == namespace);
-    json(&of.map(|(_, row)| row.pod()).collect::<PodListView<'_>>())
+    let in_namespace = rows.iter().filter(|(key, _)| key.namespace() == namespace);
+    json(&in_namespace.map(|(_, row)| row.pod()).collect::<PodListView<'_>>())
 }
 
 async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(String, String)>) -> Response {
@@ -66,7 +66,7 @@ async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(St
         Some(row) => json(&row.pod()),
         None => {
             let error = PushError::NotFound { resource: Resource::Pod, name: name.clone() };
-            StatusError::of(&error, Resource::Pod, &name).into_response()
+            StatusError::from_push_error(&error, Resource::Pod, &name).into_response()
         }
     }
 }
@@ -107,7 +107,6 @@ async fn read<T: Send + 'static>(read: impl FnOnce() -> Result<T, PushError> + S
     tokio::task::spawn_blocking(read).await.map_err(|_| PushError::Stopping)?
 }
 
-/// The response to a PUT that succeeded.
 fn stored_response(verb: Verb, document: &impl Serialize) -> Response {
     let status = if verb == Verb::Created { StatusCode::CREATED } else { StatusCode::OK };
     (status, [(OUTCOME, verb.as_str())], json(document)).into_response()
@@ -127,7 +126,7 @@ async fn delete(
     Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
-    let status_error = |error: &PushError| StatusError::of(error, Resource::Pod, &name).into_response();
+    let status_error = |error: &PushError| StatusError::from_push_error(error, Resource::Pod, &name).into_response();
     let asked = match body.is_empty() {
         true => Ok(DeleteOptions::default()),
         false => serde_json::from_slice::<DeleteOptions>(&body),

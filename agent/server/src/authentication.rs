@@ -1,5 +1,6 @@
-//! Who a client of kubelet's API says it is, as kubelet reads it: the subject of its certificate, or a bearer token in
-//! the `Authorization` header or among the subprotocols of a WebSocket. Pure; whose token it is, the apiserver decides.
+//! Reads whom a client of kubelet's API claims to be, as kubelet does: from the subject of its certificate, or from a
+//! bearer token in the `Authorization` header or among the subprotocols of a WebSocket. Pure: whether a token is
+//! valid is the apiserver's decision.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,27 +13,25 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use limpet_cluster::User;
 
-/// What a subprotocol begins with that is a token.
+/// The prefix of a subprotocol that carries a token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 /// The group of all authenticated users.
 const AUTHENTICATED: &str = "system:authenticated";
 /// The group of all other callers.
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// A token as a client sends it, and what it was in.
+/// A token as a client sends it, with its place in the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Token {
-    /// The `Authorization` header.
     Header(String),
-    /// A subprotocol. The others remain, of which the server chooses one.
+    /// A subprotocol. The server chooses one of the others, which stay in the request.
     Subprotocol {
         token: String,
-        /// The other subprotocols.
         others: HeaderValue,
     },
 }
 
-/// A token that cannot be one.
+/// The client sent a token that is not base64url.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -51,7 +50,7 @@ impl Token {
         }
     }
 
-    /// Takes it out of the request, where it is no longer needed.
+    /// Removes the token from the request, because no later stage needs it.
     pub(super) fn remove(self, headers: &mut HeaderMap) {
         match self {
             Self::Header(_) => drop(headers.remove(AUTHORIZATION)),
@@ -62,7 +61,7 @@ impl Token {
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, rest) = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
-    // Up to the next space. A second one before it is no token, as in kubelet.
+    // The token ends at the next space. As in kubelet, a second space before it means that there is no token.
     let token = rest.split(' ').next()?;
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
@@ -83,7 +82,7 @@ fn of_websocket(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     if token.is_empty() {
         return Ok(None);
     }
-    // The server answers with one of the others.
+    // The server responds with one of the other subprotocols, so there has to be one.
     if others.is_empty() {
         return Err(Malformed);
     }
@@ -91,14 +90,14 @@ fn of_websocket(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     Ok(Some(Token::Subprotocol { token, others }))
 }
 
-/// The user that a verified certificate names by its subject: common name and organizations. `None`: it names no user.
+/// The user in a verified certificate's subject: common name and organizations. `None` if the subject names no user.
 pub(super) fn of_certificate(der: &[u8]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
     let name = subject.iter_common_name().next()?.as_str().ok().filter(|name| !name.is_empty())?;
     let groups = subject.iter_organization().filter_map(|group| group.as_str().ok()).map(ToOwned::to_owned);
     let fingerprint = Sha256::digest(der).iter().fold("X509SHA256=".to_owned(), |mut text, byte| {
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     });
@@ -106,7 +105,7 @@ pub(super) fn of_certificate(der: &[u8]) -> Option<User> {
     Some(known(User { name: name.to_owned(), uid: String::new(), groups: groups.collect(), extra }))
 }
 
-/// The user, in the group of all users who are known.
+/// Adds the group of all authenticated users.
 pub(super) fn known(mut user: User) -> User {
     let is_in = |user: &User, group: &str| user.groups.iter().any(|own| own == group);
     if user.name != ANONYMOUS && !is_in(&user, AUTHENTICATED) && !is_in(&user, UNAUTHENTICATED) {
@@ -115,7 +114,7 @@ pub(super) fn known(mut user: User) -> User {
     user
 }
 
-/// The name of those who are not known.
+/// The name of a user without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
 /// A caller without credentials.
@@ -162,10 +161,10 @@ mod tests {
             let protocols = values.iter().map(|value| (protocol.clone(), *value));
             Token::all(&headers(&[upgrade.clone()].into_iter().chain(protocols).collect::<Vec<_>>()))
         };
-        let found = token(&[&format!("v5.channel.k8s.io, {abc}"), "v4.channel.k8s.io"]).unwrap().remove(0);
-        assert_eq!(found.text(), "abc");
+        let first = token(&[&format!("v5.channel.k8s.io, {abc}"), "v4.channel.k8s.io"]).unwrap().remove(0);
+        assert_eq!(first.text(), "abc");
         let mut kept = headers(&[(protocol.clone(), &abc)]);
-        found.remove(&mut kept);
+        first.remove(&mut kept);
         assert_eq!(kept, headers(&[(protocol.clone(), "v5.channel.k8s.io,v4.channel.k8s.io")]));
 
         assert_eq!(token(&[&abc]), Err(Malformed), "nothing is left to choose");

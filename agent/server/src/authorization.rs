@@ -1,14 +1,15 @@
-//! Who may use which route: a pure decision, taken from the caller and the route's permission before any handler runs.
+//! Decides who may use which route: a pure function of the caller and the route's permission, called before any
+//! handler runs.
 //!
-//! Users of kubelet's API on the network are admitted to all of it or to nothing where the configuration says so
-//! ([`super::permission::Standing`]); else an apiserver decides for each route ([`super::gate`]). limpet's own routes are for
-//! the local socket alone.
+//! The configuration admits users of kubelet's API on the network to all of it or to nothing
+//! ([`super::permission::Standing`]), or leaves the decision about each route to an apiserver ([`super::gate`]).
+//! limpet's own routes are served on the local socket only.
 
 use super::caller::{Caller, Origin};
 use super::permission::{Permission, Refusal, Subresource};
 
-/// Whether `caller`, who is not on the network's API, may use a route with that permission; `None`: there is no such
-/// route, which it may learn.
+/// Checks whether `caller`, who does not come from the network, may use a route with this permission. `None` means
+/// that no such route exists, which the caller may learn.
 pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Result<(), Refusal> {
     use Subresource::{Healthz, Metrics, Pods, Proxy, Stats};
     match (caller, permission) {
@@ -19,13 +20,13 @@ pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Resu
         (Caller::ReadOnly, Some(_)) => Err(Refusal::ReadOnly),
         (Caller::Streaming, None | Some(Permission::Nodes(Proxy))) => Ok(()),
         (Caller::Streaming, Some(_)) => Err(Refusal::NotAdmitted),
-        // Its gate decides.
+        // The gate decides about callers on the network.
         (Caller::Network(_), _) => Err(Refusal::NotAdmitted),
     }
 }
 
 impl Origin {
-    /// Whether a process of this origin may use the local socket, which is the right to do everything.
+    /// Checks whether a process of this origin may use the local socket, which permits everything.
     pub(super) fn admitted(&self) -> Result<(), Refusal> {
         match self {
             Self::Host | Self::AllowedPod(_) => Ok(()),

@@ -1,4 +1,5 @@
-//! Bodies of requests: few are in memory at once, and each must arrive in time. A caller who is refused gets none read.
+//! Bounds request bodies: few are in memory at once, and each has to arrive in time. The body of a refused caller is
+//! not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use hyper::body::{Frame, SizeHint};
 use tokio::sync::Semaphore;
 use tokio::time::{Sleep, sleep, timeout};
 
-/// Requests with a body that a listener handles at once: one body may have tens of megabytes.
+/// The most requests with a body that a listener handles at once: a body may have tens of megabytes.
 const MAX_BODIES: usize = 4;
-/// How long a body may take to arrive, and how long it waits for its turn.
+/// The longest time for a body to arrive, its wait for a permit included.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The turns of a listener's requests with a body; an extension of each request.
+/// Permits for a listener's requests with a body; an extension of each request.
 #[derive(Clone)]
 pub(super) struct BodyPermits(Arc<Semaphore>);
 
@@ -30,7 +31,7 @@ impl Default for BodyPermits {
     }
 }
 
-/// Lets few requests with a body through at once.
+/// Lets at most [`MAX_BODIES`] requests with a body through at once.
 pub(super) async fn bounded(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
@@ -44,7 +45,7 @@ pub(super) async fn bounded(request: Request, next: Next) -> Response {
     next.run(request.map(timed)).await
 }
 
-/// A body that fails when it does not end in time.
+/// A body that fails when it has not ended in time.
 struct Timed {
     body: Body,
     end: Pin<Box<Sleep>>,

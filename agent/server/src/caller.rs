@@ -1,7 +1,7 @@
-//! Who makes a request: found out by the listener, once for each connection, before its first request is read.
+//! Identifies who makes a request. The listener does this once per connection, before it reads the first request.
 //!
-//! A process in a pod's cgroup may have got the local socket by a `hostPath`; as root it passes every check of users and
-//! file modes. What cannot be known is taken as a pod's.
+//! A process in a pod's cgroup may have got the local socket by a `hostPath`; as root it passes every check of users
+//! and file modes. A process that cannot be identified is treated as a pod's.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,23 +22,18 @@ use limpet_model::attribution::WatchObserver;
 use limpet_model::pod::identity;
 use limpet_telemetry::event::{EventType, Events};
 
-/// How long `/proc` may take to show a process.
+/// The deadline for reading a process from `/proc`.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(5);
-/// At most one report of refused connections for each pod in this time.
+/// A pod's refused connections are reported at most once in this time.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
-/// Pods with a report of their own in that time.
+/// The most pods with a report in that time.
 const MAX_REPORTED: usize = 256;
 
-/// Who makes a request; an extension of each.
+/// Who makes a request; an extension of each request.
 #[derive(Debug, Clone)]
 pub(super) enum Caller {
     /// A process of this machine, over the local socket.
-    Local {
-        /// The process.
-        peer: Peer,
-        /// Where it belongs.
-        origin: Origin,
-    },
+    Local { peer: Peer, origin: Origin },
     /// A client of the loopback listener, or of the health port.
     Anonymous,
     /// A client of the read-only port.
@@ -49,18 +44,18 @@ pub(super) enum Caller {
     Network(Arc<NetworkClient>),
 }
 
-/// Where a process belongs that has connected to the local socket.
+/// Where a process that has connected to the local socket belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// To the host: root, or the user the agent runs as, in no pod.
+    /// Root, or the user the agent runs as, outside of any pod.
     Host,
-    /// To a pod that `socketAllowedPods` lists.
+    /// A pod that `socketAllowedPods` lists.
     AllowedPod(ActorPod),
-    /// To another pod.
+    /// Any other pod.
     Pod(ActorPod),
-    /// To a user who is not root.
+    /// A user other than root and the agent's.
     OtherUser,
-    /// Not known.
+    /// The process could not be identified.
     Unknown,
 }
 
@@ -72,14 +67,14 @@ impl Caller {
         let peer = peer.clone();
         let read = tokio::task::spawn_blocking(move || {
             let (pid, pidfd) = peer.pid.zip(peer.pidfd())?;
-            // The kernel recorded PID and user at connect time; the PID may have been reused since.
+            // The kernel recorded PID and user at connect time. The PID may have been reused since.
             Some(describe(pid, pidfd, &*observer)).filter(|actor| actor.uid == Some(peer.uid))
         });
         Actor { pid, uid, ..read.await.ok().flatten().unwrap_or_default() }
     }
 }
 
-/// Finds out who has connected to the local socket.
+/// Identifies the processes that connect to the local socket.
 pub(super) struct CallerLookup {
     observer: Arc<dyn WatchObserver>,
     observed: Observed,
@@ -103,7 +98,7 @@ impl CallerLookup {
         }
     }
 
-    /// The caller behind a connection. Reads `/proc` off the agent's thread.
+    /// Identifies the caller behind a connection. Reads `/proc` on a blocking thread.
     pub(super) async fn caller(self: Arc<Self>, peer: Peer) -> Caller {
         let (lookup, asked) = (Arc::clone(&self), peer.clone());
         let reading = tokio::task::spawn_blocking(move || lookup.origin(&asked));
@@ -136,8 +131,8 @@ impl CallerLookup {
         }
     }
 
-    /// Whether `socketAllowedPods` lists the pod, by its name on the node or, for a static pod, in its manifest. A pod
-    /// whose name is not known any more is not listed.
+    /// Whether `socketAllowedPods` lists the pod by its name on the node or, for a static pod, by the name in its
+    /// manifest. A pod whose name is unknown is not listed.
     fn is_allowed(&self, pod: &ActorPod) -> bool {
         let Some((key, uid)) = pod.pod_identity() else { return false };
         let observed = self.observed.load();
@@ -152,7 +147,7 @@ impl CallerLookup {
         })
     }
 
-    /// One line of the log and one event for each pod and minute; nothing in them is chosen by the process.
+    /// Writes one log line and one event per pod and minute. The process chooses nothing in them.
     fn report(&self, peer: &Peer, origin: &Origin) {
         let pod = if let Origin::Pod(pod) = origin { Some(pod) } else { None };
         let subject = pod.map_or_else(|| format!("{origin:?}"), |pod| pod.uid.clone());
@@ -177,7 +172,7 @@ impl CallerLookup {
     }
 }
 
-/// The layer of the local socket that reports requests of refused callers.
+/// The layer of the local socket that reports requests from refused callers.
 pub(super) async fn report_refused(State(lookup): State<Arc<CallerLookup>>, request: Request, next: Next) -> Response {
     if let Some(Caller::Local { peer, origin }) = request.extensions().get()
         && origin.admitted().is_err()
@@ -187,12 +182,12 @@ pub(super) async fn report_refused(State(lookup): State<Arc<CallerLookup>>, requ
     next.run(request).await
 }
 
-/// When which subject was reported last.
+/// The time of each subject's last report.
 #[derive(Debug, Default)]
 struct Reported(BTreeMap<String, Instant>);
 
 impl Reported {
-    /// Whether the subject is to be reported now; if so, not again within [`REPORT_INTERVAL`].
+    /// Whether the subject is due for a report. If so, its next one is due after [`REPORT_INTERVAL`].
     fn is_due(&mut self, subject: String, now: Instant) -> bool {
         self.0.retain(|_, last| now.duration_since(*last) < REPORT_INTERVAL);
         if self.0.contains_key(&subject) || self.0.len() >= MAX_REPORTED {

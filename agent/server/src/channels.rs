@@ -1,5 +1,6 @@
-//! Kubernetes' channel protocols over a WebSocket: a message is one byte for the channel, then data; in their base64 form one
-//! digit for the channel, then the data in base64. What the channels are for is up to `/exec` and `/portForward`.
+//! Kubernetes' channel protocols over a WebSocket. A message is one byte for the channel, then data; in the base64
+//! form it is one digit for the channel, then the data in base64. `/exec` and `/portForward` give the channels their
+//! meaning.
 
 mod sender;
 
@@ -10,28 +11,26 @@ use base64::engine::general_purpose::STANDARD;
 
 pub(super) use sender::send_queued;
 
-/// What a WebSocket reads at once, in bytes: memory that each one holds.
+/// The read buffer of each WebSocket, in bytes.
 pub(super) const READ_BUFFER: usize = 16 << 10;
-/// The largest message accepted from a client, and the largest part of one; kubectl's are 32 KiB.
+/// The largest message, and the largest fragment, that a client may send, in bytes; kubectl's are 32 KiB.
 pub(super) const MAX_MESSAGE: usize = 1 << 20;
 
-/// The WebSocket with these bounds.
+/// Applies these bounds to a WebSocket.
 pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
     upgrade.read_buffer_size(READ_BUFFER).write_buffer_size(0)
 }
 
-/// How messages are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// As bytes.
     Binary,
-    /// In base64, as text.
+    /// Text frames, the data in base64.
     Base64,
 }
 
 impl Encoding {
-    /// How many channels there can be: in base64 the character of each is one of ASCII's.
+    /// The most channels: the base64 form writes the channel as one ASCII character.
     pub(super) fn channels(self) -> usize {
         match self {
             Self::Binary => 256,
@@ -39,7 +38,7 @@ impl Encoding {
         }
     }
 
-    /// The channel and the data of a client's message; `None`: it has none, or they are not written this way.
+    /// The channel and the data of a client's message; `None` if it has no channel or is in the other encoding.
     pub(super) fn decode(self, message: Message) -> Option<(u8, Bytes)> {
         let content: Bytes = match message {
             Message::Binary(data) => data,
@@ -79,7 +78,7 @@ mod tests {
                 assert_eq!(read, Some((channel, Bytes::copy_from_slice(data))), "{encoding:?}");
             }
         }
-        // As Kubernetes documents it.
+        // The example in Kubernetes' documentation.
         assert_eq!(Encoding::Base64.encode(0, b"foo\n"), Message::Text("0Zm9vCg==".into()));
         assert_eq!(Encoding::Binary.decode(Message::Text("a".into())), Some((b'a', Bytes::new())));
     }

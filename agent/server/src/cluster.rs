@@ -1,4 +1,4 @@
-//! `POST /limpet/v1/cluster/accept`: the operator takes a cluster as it is that was restored from a backup or replaced.
+//! `POST /limpet/v1/cluster/accept`: an operator accepts a cluster that was restored from a backup or replaced.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,10 +12,9 @@ use super::status_error::StatusError;
 use limpet_core::source::cluster_update;
 use limpet_wire::status::AcceptedDocument;
 
-/// What the route needs.
 #[derive(Debug, Clone)]
 pub struct ClusterState {
-    /// The source of the apiserver's pods; `None` in no cluster.
+    /// The source of the apiserver's pods; `None` outside a cluster.
     pub source: Option<mpsc::Sender<cluster_update::Update>>,
 }
 

@@ -1,4 +1,5 @@
-//! Connections: how many are open at once, how long a request may take to arrive and an answer to leave, how they close.
+//! Accepts, bounds and closes connections: how many are open at once, how long a request may take to arrive and a
+//! response to leave.
 
 mod authority;
 mod crowd;
@@ -42,32 +43,30 @@ pub(super) use place::{ConnectionSlot, OpenStreams};
 use place::{Places, is_refused};
 use source::Source;
 
-/// Bytes of a request's head, URL included.
+/// The largest request head in bytes, URL included.
 const MAX_HEAD: usize = 32 << 10;
-/// gRPC calls at once on a connection.
+/// The most concurrent gRPC calls on a connection.
 const MAX_CALLS: u32 = 32;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client that was not admitted to anything may read nothing of its answer.
+/// How long a client without any admitted request may stop reading its response.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a connection from the network is silent before the kernel checks whether its client is still there.
+/// How long a network connection is silent before the kernel probes it.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// How long open connections may take to finish once the agent stops.
+/// How long open connections may take to finish after the agent's stop.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
-/// Pause after a failed accept: the process is out of file descriptors.
+/// The pause after a failed accept, which means that the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often it is probed, and how many probes without an answer end the connection.
+/// The interval of keepalive probes, and the number of unanswered ones that ends the connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// A connection that is being opened: its stream and its caller, or why it is closed again.
+/// A connection that is being opened. It resolves to its stream and caller, or to the reason for closing it.
 pub(super) type Opening<S> = BoxFuture<'static, io::Result<(S, Caller)>>;
 
-/// What is spoken on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// HTTP/1.1, with upgrades.
     Http,
     /// gRPC: HTTP/2 from the first byte.
     Grpc,
@@ -77,12 +76,13 @@ pub(super) enum Protocol {
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     const PROTOCOL: Protocol = Protocol::Http;
-    /// Whether clients are somewhere in a network: they never make the listener wait.
+    /// Whether clients come from a network. Opening their connections never blocks the listener.
     const IS_NETWORK: bool = false;
-    /// Says what has become of what was sent on a connection; `None`: it cannot be lost.
+    /// Reports whether data that was sent has been delivered; `None` where it cannot be lost.
     const DELIVERY: Option<fn(&Self::Stream) -> Delivery> = None;
 
-    /// The next connection, and where in a network it comes from. What takes its time is left to the future.
+    /// The next connection, and its source if it comes from a network. Slow work, such as a handshake, is left to the
+    /// future.
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)>;
 }
 
@@ -103,7 +103,7 @@ impl Listener for Local {
     }
 }
 
-/// A local socket for gRPC, with the callers of the local socket.
+/// A local socket for gRPC, with the same callers.
 pub(super) struct Grpc(pub(super) Local);
 
 impl Listener for Grpc {
@@ -115,7 +115,7 @@ impl Listener for Grpc {
     }
 }
 
-/// An address without TLS, all of whose callers are the same to it.
+/// A TCP address without TLS. All of its callers count as the same caller.
 pub(super) struct Plain {
     pub(super) listener: TcpListener,
     pub(super) caller: Caller,
@@ -128,11 +128,11 @@ impl Listener for Plain {
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, address) = self.listener.accept().await?;
         let caller = self.caller.clone();
-        Ok((Box::pin(async move { Ok((stream, caller)) }), Some(Source::of(address.ip()))))
+        Ok((Box::pin(async move { Ok((stream, caller)) }), Some(Source::new(address.ip()))))
     }
 }
 
-/// kubelet's API on the network: TLS, and callers by their certificates.
+/// kubelet's API on the network: TLS, with callers identified by their certificates.
 pub(super) struct Secure {
     pub(super) listener: TcpListener,
     pub(super) tls: Arc<Tls>,
@@ -141,13 +141,13 @@ pub(super) struct Secure {
 impl Listener for Secure {
     type Stream = TlsStream<HandshakeLimit<TcpStream>>;
     const IS_NETWORK: bool = true;
-    // Every kernel says it of TCP.
+    // Every supported kernel reports this for TCP.
     const DELIVERY: Option<fn(&Self::Stream) -> Delivery> =
         Some(|stream| tcp::delivery(stream.get_ref().0.get_ref()).unwrap_or(Delivery::Acknowledged));
 
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, address) = self.listener.accept().await?;
-        // A stream that is followed for days and whose client is gone without a word ends.
+        // Ends a stream that is followed for days after its client vanished without closing it.
         set_socket_keepalive(&stream, true)?;
         set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
         set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
@@ -155,7 +155,7 @@ impl Listener for Secure {
         let tls = Arc::clone(&self.tls);
         let opening =
             async move { timeout(HEAD_TIMEOUT, tls.accept(stream)).await.map_err(|_| io::ErrorKind::TimedOut)? };
-        Ok((Box::pin(opening), Some(Source::of(address.ip()))))
+        Ok((Box::pin(opening), Some(Source::new(address.ip()))))
     }
 }
 
@@ -195,7 +195,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                         Protocol::Http => http(stream, app, stop).await,
                         Protocol::Grpc => grpc(stream, app, calls, stop).await,
                     }
-                    // A holder that keeps the place, such as a stream, is no longer one of these connections.
+                    // A stream may still hold the place, but it no longer counts as one of these connections.
                     place.leave();
                 };
                 connections.spawn(async move {
@@ -218,7 +218,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
     connections.wait().await;
 }
 
-/// The routes as one connection has them.
+/// What one connection serves: the routes and its caller.
 struct Served {
     caller: Caller,
     place: ConnectionSlot,
@@ -227,7 +227,7 @@ struct Served {
 }
 
 impl Served {
-    /// The service; each request brings along what is known of the connection.
+    /// The service of a connection, which attaches what is known of the connection to each request.
     fn service(
         self,
     ) -> impl Service<hyper::Request<hyper::body::Incoming>, Response = Response, Error = Infallible, Future: Send + 'static>
@@ -250,7 +250,7 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, app:
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        // A refused caller has its answer once.
+        // A refused caller gets one response, then the connection closes.
         .keep_alive(!is_refused(&app.caller))
         .serve_connection(TokioIo::new(stream), app.service())
         .with_upgrades();
@@ -258,7 +258,7 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, app:
     report(finish(connection, |connection| connection.graceful_shutdown(), stop).await);
 }
 
-/// Serves gRPC. A client that is let in may keep its connection as long as it likes.
+/// Serves gRPC. An admitted client may keep its connection as long as it likes.
 async fn grpc(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     app: Served,
@@ -274,13 +274,13 @@ async fn grpc(
     let connection = std::pin::pin!(connection);
     let served = finish(connection, |connection| connection.graceful_shutdown(), stop);
     match refused {
-        // It has its answer by then.
+        // A refused client has its response by then.
         true => timeout(HEAD_TIMEOUT, served).await.map_or((), report),
         false => report(served.await),
     }
 }
 
-/// Runs a connection to its end. After `stop` it has [`SHUTDOWN_GRACE`] for what is under way: a watch never ends by
+/// Runs a connection to its end. After `stop` it has [`SHUTDOWN_GRACE`] to finish, because a watch never ends by
 /// itself.
 async fn finish<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
@@ -302,7 +302,7 @@ fn report(result: hyper::Result<()>) {
     }
 }
 
-/// Runs the calls of gRPC connections, which end with their connection.
+/// Runs the calls of a gRPC connection, which end with it.
 #[derive(Clone)]
 struct Calls(TaskTracker);
 

@@ -44,8 +44,8 @@ pub struct CriState {
 }
 
 impl CriState {
-    /// Serves what `server` and `images` have. `network`: whether pods can be attached to one; `exec`: runs commands in
-    /// containers; `routes`: what live streams are passed on to; `tasks` own the streaming server.
+    /// Serves the data of `server` and `images`. `network` tells whether pods can have a pod network; `exec` runs
+    /// commands in containers; live streams are passed on to `routes`; `tasks` owns the streaming server.
     pub fn new(
         server: ServerState,
         images: Images,
@@ -60,7 +60,6 @@ impl CriState {
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// The services of the socket.
 pub(super) fn services(state: CriState) -> Router {
     let images = ImageServiceServer::new(images::Images(state.clone())).max_decoding_message_size(MAX_MESSAGE);
     let runtime = RuntimeServiceServer::new(runtime::Runtime(state)).max_decoding_message_size(MAX_MESSAGE);

@@ -25,7 +25,7 @@ pub(super) fn routes(state: PodOrdersState) -> Routes {
     Routes::default().post(path, Write, add).body_limit(MAX_BODY).with_state(state)
 }
 
-/// Answers with the container as the pod has it, defaults included.
+/// Responds with the container as the pod has it, defaults included.
 async fn add(
     State(state): State<PodOrdersState>,
     Path((namespace, name)): Path<(String, String)>,

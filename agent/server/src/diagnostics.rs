@@ -1,5 +1,5 @@
-//! kubelet's routes for diagnosing the agent itself: `/statusz`, `/flagz`, `/debug/flags/v`, `/debug/pprof/`, and
-//! those that answer why they are not there.
+//! kubelet's routes for diagnosing the agent itself: `/statusz`, `/flagz`, `/debug/flags/v`, `/debug/pprof/`. Those
+//! that limpet does not support explain why.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,9 +18,9 @@ use super::routes::Routes;
 use limpet_host::blocking;
 use limpet_model::pod::PodKey;
 
-/// The longest verbosity that is read.
+/// The most characters of a verbosity.
 const MAX_VERBOSITY: usize = 16;
-/// What both pages begin with, in kubelet's words.
+/// The first line of both pages, as in kubelet.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
                        guarantees and is for debugging purposes only.";
 /// The paths that `/statusz` lists: kubelet's, by their first parts.
@@ -29,18 +29,16 @@ const PATHS: &str = "/configz /debug /flagz /healthz /metrics";
 /// Changes the verbosity of the log while the agent runs.
 pub type SetVerbosity = dyn Fn(u8) -> Result<(), String> + Send + Sync;
 
-/// What the agent says of itself.
+/// What the pages show of the agent.
 #[derive(Clone)]
 pub struct DiagnosticsState {
-    /// When it started.
     pub started: Timestamp,
-    /// Its flags, as they were given, and their values.
+    /// The flags that were given, with their values.
     pub flags: Arc<Value>,
-    /// Changes the verbosity of the log.
     pub set_verbosity: Arc<SetVerbosity>,
 }
 
-/// The pages about the agent.
+/// `/statusz` and `/flagz`.
 pub(super) fn pages(state: DiagnosticsState) -> Routes {
     Routes::default().get("/statusz", Nodes(Statusz), statusz).get("/flagz", Nodes(Flagz), flagz).with_state(state)
 }
@@ -66,7 +64,7 @@ pub(super) fn checkpoints() -> Routes<ServerState> {
 async fn statusz(State(state): State<DiagnosticsState>, headers: HeaderMap) -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let seconds = Timestamp::now().duration_since(state.started).as_secs();
-    // As Kubernetes requires it: the media type, with the kind as a parameter.
+    // Kubernetes requires this media type, with the kind as a parameter.
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if accepts.contains("application/json") && accepts.contains("as=Statusz") {
         let document = json!({
@@ -98,7 +96,7 @@ async fn flagz(State(state): State<DiagnosticsState>) -> Response {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{name}={value}");
     }
     plain(text)
@@ -120,7 +118,7 @@ async fn set_verbosity(State(state): State<DiagnosticsState>, body: String) -> (
     }
 }
 
-/// kubelet's profiles, and what limpet has in their place.
+/// kubelet's profiles, and limpet's substitutes.
 const PROFILES: [(&str, Option<&str>); 10] = [
     ("cmdline", None),
     ("threadcreate", None),
@@ -137,7 +135,7 @@ const PROFILES: [(&str, Option<&str>); 10] = [
 async fn index() -> Response {
     let mut text = "/debug/pprof/\n\n".to_owned();
     for (name, missing) in PROFILES {
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = match missing {
             None => writeln!(text, "{name}"),
             Some(why) => writeln!(text, "{name}: not there: {why}"),
@@ -160,7 +158,8 @@ async fn profile(UrlPath(name): UrlPath<String>) -> Response {
     }
 }
 
-/// The agent's command line, its words parted by NUL. No flag holds a secret but headers of a URL, which are left out.
+/// The agent's command line with its words separated by NUL. Only the headers of a URL may hold a secret; they are
+/// left out.
 fn command_line() -> std::io::Result<String> {
     let mut words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     for index in 0..words.len() {
@@ -181,21 +180,21 @@ fn threads() -> std::io::Result<String> {
     let mut text = String::new();
     for entry in fs::read_dir("/proc/self/task")? {
         let directory = entry?.path();
-        // A thread may end meanwhile.
+        // A thread may have ended meanwhile.
         let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let stat = read("stat");
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or("-");
         let wchan = read("wchan");
         let wchan = Some(wchan.trim()).filter(|wchan| !wchan.is_empty() && *wchan != "0").unwrap_or("-");
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{id} {} {state} {wchan}", read("comm").trim());
     }
     Ok(text)
 }
 
-/// As a kubelet answers whose runtime cannot: containerd's native API checkpoints tasks, but limpet's containers could
-/// not be restored from it.
+/// Responds as a kubelet whose runtime cannot create checkpoints: containerd's native API checkpoints tasks, but
+/// limpet's containers could not be restored from such a checkpoint.
 async fn checkpoint(
     State(state): State<ServerState>,
     UrlPath((namespace, pod, container)): UrlPath<(String, String, String)>,
@@ -215,14 +214,14 @@ async fn checkpoint(
     (StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-/// What is turned off: everything below `path`, which ends with a slash.
+/// Responds for routes that are disabled: everything below `path`, which ends with a slash.
 pub(super) fn disabled(routes: Routes, path: &str, permission: Permission, why: &'static str) -> Routes {
     let answer = async move || (StatusCode::METHOD_NOT_ALLOWED, format!("{why}\n"));
     let routes = routes.any(path.trim_end_matches('/'), permission, answer).any(path, permission, answer);
     routes.any(&format!("{path}{{*rest}}"), permission, answer)
 }
 
-/// The answer of `/debug/flags/v` where it is turned off.
+/// The response of `/debug/flags/v` where it is disabled.
 pub(super) async fn flags_disabled() -> (StatusCode, &'static str) {
     (StatusCode::METHOD_NOT_ALLOWED, "flags endpoint is disabled.\n")
 }

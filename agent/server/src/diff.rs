@@ -1,7 +1,7 @@
-//! `/limpet/v1/diff`: what manifests would change, as a dry run: nothing is written, pulled or published.
+//! `/limpet/v1/diff`: a dry run that shows what manifests would change. It writes, pulls and publishes nothing.
 //!
-//! GET compares the running pods with what the sources hold now; the manifest directory is reread. POST compares them
-//! with the sources' manifests after replacing some by those of the request.
+//! GET compares the running pods with the sources' current manifests, for which it rereads the manifest directory.
+//! POST replaces some of these manifests by those in the request first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -28,45 +28,40 @@ use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 use limpet_wire::diff::{DiffDocument, DiffRequest};
 
-/// The limit of a request body: a whole directory of manifests.
+/// The limit of a request body in bytes: enough for a whole directory of manifests.
 const MAX_BODY: usize = 64 << 20;
-/// How long reading and comparing may take: thousands of manifests on a slow processor.
+/// The deadline for reading and comparing: enough for thousands of manifests on a slow processor.
 const DIFF_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long containerd may take to report which images are present.
+/// The deadline for containerd to report which images are present.
 const IMAGE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether an image is present on this node; `None`: unknown.
+/// Whether an image is present on this node; `None` if that is unknown.
 pub type HasImage = dyn Fn(String) -> BoxFuture<'static, Option<bool>> + Send + Sync;
 
-/// Reads every manifest of the directory, by its name there; called on a blocking thread. An error is one line for people.
+/// Reads every manifest of the directory, with its name there. Called on a blocking thread. The error is one line for
+/// users.
 pub type ReadDirectory = dyn Fn() -> Result<Vec<(Arc<str>, Manifest)>, String> + Send + Sync;
 
-/// What the routes need.
 #[derive(Clone)]
 pub struct DiffState {
     /// The settled node name.
     pub node_name: Arc<str>,
     /// `staticPodPath`.
     pub manifest_path: Option<PathBuf>,
-    /// Decodes manifests.
     pub decoder: Decoder,
-    /// The sources' snapshots.
     pub sources: Arc<dyn Sources>,
-    /// The observed pods.
     pub observed: Observed,
-    /// Reads the manifest directory.
     pub read_directory: Arc<ReadDirectory>,
-    /// Checks whether images are present.
     pub has_image: Arc<HasImage>,
 }
 
 pub(super) fn routes(state: DiffState) -> Routes {
-    // Proposing changes nothing.
+    // A proposal changes nothing, so it needs no permission to write.
     let routes = Routes::default().get("/limpet/v1/diff", Read, current).post("/limpet/v1/diff", Read, proposed);
     routes.body_limit(MAX_BODY).with_state(state)
 }
 
-/// The comparison, before the images are checked.
+/// The result of the comparison, before images are checked.
 struct Comparison {
     forecast: Forecast,
     rejected: Vec<Rejection>,
@@ -81,26 +76,26 @@ async fn proposed(State(state): State<DiffState>, Json(request): Json<DiffReques
     answer(state, move |state| state.proposed(request)).await
 }
 
-/// Reads and compares off the agent's thread, then checks the images.
+/// Reads and compares on a blocking thread, then checks the images.
 async fn answer(
     state: DiffState,
     compare: impl FnOnce(&DiffState) -> Result<Comparison, String> + Send + 'static,
 ) -> Response {
     let comparing = state.clone();
-    // A subject of its own: it need not wait for the source's reading, nor the source for it.
+    // The subject differs from the file source's, so neither waits for the other's reading.
     let subject = state.manifest_path.clone().unwrap_or_default().join("limpet diff");
-    let found = match blocking::run(subject, DIFF_TIMEOUT, move |_| compare(&comparing)).await {
-        Ok(Ok(found)) => found,
+    let comparison = match blocking::run(subject, DIFF_TIMEOUT, move |_| compare(&comparing)).await {
+        Ok(Ok(comparison)) => comparison,
         Ok(Err(message)) => return (StatusCode::BAD_REQUEST, message).into_response(),
         Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     };
-    let present = state.present(&found.forecast).await;
-    let document = DiffDocument::of(&found.forecast, &found.rejected, &present);
-    json(&DiffDocument { remarks: found.remarks, ..document })
+    let present = state.present(&comparison.forecast).await;
+    let document = DiffDocument::new(&comparison.forecast, &comparison.rejected, &present);
+    json(&DiffDocument { remarks: comparison.remarks, ..document })
 }
 
 impl DiffState {
-    /// What the sources hold now; the manifest directory is reread.
+    /// The sources' current manifests; the manifest directory is reread.
     fn current(&self) -> Comparison {
         let views = self.sources.views();
         let before = snapshots(&views);
@@ -127,12 +122,12 @@ impl DiffState {
         Comparison { forecast, rejected, remarks }
     }
 
-    /// What the sources would hold with the request's manifests.
+    /// The sources' manifests after the request's have replaced some.
     fn proposed(&self, request: DiffRequest) -> Result<Comparison, String> {
         let views = self.sources.views();
         let before = snapshots(&views);
-        let own = request.directory.as_deref().is_some_and(|directory| self.is_manifest_path(directory));
-        let whole = request.whole || own;
+        let is_manifest_path = request.directory.as_deref().is_some_and(|directory| self.is_manifest_path(directory));
+        let whole = request.whole || is_manifest_path;
         let named = request.source.as_deref().or(whole.then_some(SourceKind::File.as_str()));
         let asked = named.map(|name| configured(&views, name)).transpose()?;
         if whole && asked != Some(SourceKind::File) {
@@ -180,7 +175,7 @@ impl DiffState {
         self.manifest_path.as_deref().and_then(real).is_some_and(|own| real(directory) == Some(own))
     }
 
-    /// Which of the required images are present, as far as containerd responds in time.
+    /// Which of the required images are present. Images that containerd does not report in time are left out.
     async fn present(&self, forecast: &Forecast) -> BTreeMap<String, bool> {
         let needed: BTreeSet<String> =
             forecast.pods.iter().flat_map(|pod| images(pod).into_values().map(|(image, _)| image)).collect();
@@ -208,7 +203,7 @@ fn configured(views: &[SourceView], name: &str) -> Result<SourceKind, String> {
     })
 }
 
-/// The source that defines the manifest's pods now; new pods go to the first source.
+/// The source that currently defines the manifest's pods. New pods go to the first source.
 fn source_of(manifest: &Manifest, views: &[SourceView], before: &Snapshots) -> SourceKind {
     let has = |kind: &SourceKind| {
         let snapshot = &before[kind.index()];

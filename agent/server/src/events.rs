@@ -19,7 +19,7 @@ pub(super) struct EventsQuery {
     pod: Option<String>,
 }
 
-/// An EventList, least recent first; with `watch=1` one event per line.
+/// An EventList, oldest first; with `watch=1` one event per line.
 pub(super) async fn events(State(state): State<ServerState>, Query(query): Query<EventsQuery>) -> Response {
     let key = |pod: &str| pod.split_once('/').and_then(|(namespace, name)| PodKey::parse(namespace, name).ok());
     let about = match query.pod.as_deref().map(key) {
@@ -45,7 +45,7 @@ struct EventList<'a> {
     items: Items<'a>,
 }
 
-/// Events, converted to Kubernetes' Event one by one while they are serialized: a thousand at once would take
+/// Events that are converted to Kubernetes' Event one at a time during serialization: a thousand at once would take
 /// megabytes.
 struct Items<'a> {
     events: Vec<Event>,

@@ -1,5 +1,6 @@
-//! kubelet's `/exec` and `/attach`: a command in a container, or the container's own process, over a WebSocket or SPDY,
-//! in Kubernetes' remotecommand protocol, which both limpet's command line and kubectl (through an apiserver) use.
+//! kubelet's `/exec` and `/attach`: connects a client to a command in a container, or to the container's own process,
+//! over a WebSocket or SPDY. Both limpet's command line and kubectl (through an apiserver) use Kubernetes'
+//! remotecommand protocol for this.
 
 mod attach;
 mod protocol;
@@ -38,31 +39,29 @@ use limpet_wire::command::{Command, Streams};
 pub(super) use session::OUTPUT_IDLE;
 pub(super) use websocket::check_messages;
 
-/// The container to run a command in, or to attach to.
+/// The container in which to run a command, or to which to attach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecTarget {
     pub pod: PodKey,
-    /// Its UID, if the client gives one.
+    /// The pod's UID, if the client gives one.
     pub uid: Option<String>,
-    /// The container's name.
     pub container: String,
 }
 
 impl ExecTarget {
-    /// The pod, if it is the one that is meant.
+    /// The target's pod, if its UID matches.
     pub(super) fn find<'a>(&self, pods: &'a ObservedPods) -> Result<&'a ObservedPod, ExecLookupError> {
-        let found = pods.find(&self.pod, self.uid.as_deref());
-        found.map(|pod| &**pod).ok_or_else(|| ExecLookupError::NoPod(self.pod.name().to_owned()))
+        let pod = pods.find(&self.pod, self.uid.as_deref());
+        pod.map(|pod| &**pod).ok_or_else(|| ExecLookupError::NoPod(self.pod.name().to_owned()))
     }
 }
 
-/// Why that is not possible, with kubelet's messages.
+/// Why the target does not exist, with kubelet's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecLookupError {
-    /// There is no such pod.
     #[error("pod does not exist: {0}")]
     NoPod(String),
-    /// The pod has no such container, or it does not run.
+    /// The pod has no such container, or it is not running.
     #[error("container not found (\"{0}\")")]
     NotRunning(String),
 }
@@ -76,10 +75,8 @@ impl IntoResponse for ExecLookupError {
 /// Looks up the container's ID in containerd.
 pub type LookUpContainer = dyn Fn(&ExecTarget) -> Result<String, ExecLookupError> + Send + Sync;
 
-/// What the route needs.
 #[derive(Clone)]
 pub struct ExecState {
-    /// The connection to containerd.
     pub client: Client,
     /// The directory for the FIFOs of commands; see `limpet_containerd::exec::sweep`.
     pub fifo_dir: PathBuf,
@@ -87,12 +84,12 @@ pub struct ExecState {
     pub lookup: Arc<LookUpContainer>,
     /// `streamingConnectionIdleTimeout`.
     pub idle: IdleTimeout,
-    /// Cancelled when the agent stops: commands are then killed.
+    /// Cancelled when the agent stops; commands are then killed.
     pub stop: CancellationToken,
 }
 
 impl ExecState {
-    /// Runs commands in the observed containers; a stream may be idle for `idle`.
+    /// Runs commands in the observed containers. A stream is closed after `idle` without data.
     pub fn observed(
         client: Client,
         fifo_dir: PathBuf,
@@ -112,7 +109,7 @@ impl ExecState {
     }
 }
 
-/// kubelet's `/exec/{namespace}/{pod}/{container}`, and the same with the pod's UID before the container.
+/// kubelet's `/exec/{namespace}/{pod}/{container}`, and the form with the pod's UID before the container.
 ///
 /// The server must serve connections with upgrades.
 pub(super) fn routes(state: ExecState) -> Routes {
@@ -141,7 +138,6 @@ pub(super) fn paths(first: &str) -> [String; 2] {
     ["{namespace}/{pod}/{container}", "{namespace}/{pod}/{uid}/{container}"].map(|path| format!("{first}/{path}"))
 }
 
-/// What such a path holds.
 #[derive(Debug, Deserialize)]
 pub(super) struct ContainerPath {
     namespace: String,
@@ -160,7 +156,7 @@ impl TryFrom<ContainerPath> for ExecTarget {
     }
 }
 
-/// The WebSocket of a request, or why it has none.
+/// The request's WebSocket, or the reason why it has none.
 type MaybeWebSocket = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 
 async fn exec(
@@ -237,7 +233,7 @@ fn connect(mut session: Session, upgrade: MaybeWebSocket, mut request: Request) 
             session.version = version;
             encoding
         }
-        // A client that names no protocol has the first.
+        // A client that names no protocol gets the first.
         None if !request.headers().contains_key(SEC_WEBSOCKET_PROTOCOL) => Encoding::Binary,
         None => {
             let names = WEBSOCKET.map(|(name, ..)| name).join(", ");

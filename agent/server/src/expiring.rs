@@ -1,4 +1,4 @@
-//! A cache with few entries that expire: the least recently used one is evicted.
+//! A small cache whose entries expire. When it is full, it evicts the least recently used entry.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use lru::LruCache;
 use tokio::time::Instant;
 
-/// A bounded map whose entries end. Takes no memory before its first entry.
+/// A bounded map whose entries expire. Allocates nothing before its first entry.
 #[derive(Debug)]
 pub(super) struct Expiring<K: Hash + Eq, V> {
     entries: LruCache<K, (V, Instant)>,
@@ -15,12 +15,12 @@ pub(super) struct Expiring<K: Hash + Eq, V> {
 }
 
 impl<K: Hash + Eq, V: Clone> Expiring<K, V> {
-    /// Remembers at most so many.
+    /// Holds at most `most` entries.
     pub(super) fn new(most: NonZeroUsize) -> Self {
         Self { entries: LruCache::unbounded(), most }
     }
 
-    /// What is remembered of `key`.
+    /// The value for `key`, if it has not expired.
     pub(super) fn get(&mut self, key: &K, now: Instant) -> Option<V> {
         match self.entries.get(key) {
             Some((value, end)) if *end > now => Some(value.clone()),
@@ -32,7 +32,7 @@ impl<K: Hash + Eq, V: Clone> Expiring<K, V> {
         }
     }
 
-    /// Remembers `value` for that long.
+    /// Stores `value` for `lifetime`.
     pub(super) fn insert(&mut self, key: K, value: V, now: Instant, lifetime: Duration) {
         self.entries.put(key, (value, now + lifetime));
         if self.entries.len() > self.most.get() {

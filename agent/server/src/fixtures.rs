@@ -1,4 +1,4 @@
-//! A server without a containerd and without pods, for tests: of this crate, and of the agent by the feature `fixtures`.
+//! A server without containerd and pods, for tests of this crate and, with the feature `fixtures`, of the agent.
 
 use std::collections::HashSet;
 use std::io;
@@ -50,7 +50,7 @@ use crate::port_forward::PortForwardState;
 use crate::settings::{DebugHandlers, ServedNode, ServerSettings};
 use crate::{ServerState, Sources, serve};
 
-/// The settings of a node that has none.
+/// The default settings of a node.
 pub fn settings() -> ServedNode {
     ServedNode {
         server: ServerSettings::default(),
@@ -94,7 +94,6 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
     (state, heartbeat)
 }
 
-/// Measures nothing.
 #[derive(Debug)]
 struct Idle;
 
@@ -126,12 +125,11 @@ pub fn idle_meter() -> Meter {
     Meter::new(reader, DiskMeter::new(disks, minute, TaskTracker::new(), CancellationToken::new()), claims)
 }
 
-/// Sends pushes to a source that is not there.
+/// A pusher to a source that does not exist.
 pub fn no_push_source() -> Pusher {
     push::channel("edge1", Decoder::new(manifest::read, manifest::restore_last_good)).0
 }
 
-/// No images.
 #[derive(Debug)]
 struct NothingToCollect;
 
@@ -156,7 +154,7 @@ fn no_images() -> ImagesConfig {
     }
 }
 
-/// Forwards ports, if there were sandboxes.
+/// Forwards no ports, because there are no sandboxes.
 fn no_networks(state: &ServerState) -> PortForwardState {
     PortForwardState::new(
         state.observed.clone(),
@@ -166,7 +164,7 @@ fn no_networks(state: &ServerState) -> PortForwardState {
     )
 }
 
-/// What kubelet's routes need, with a containerd that does not exist.
+/// The states of kubelet's streaming routes, with a containerd that does not exist.
 pub fn stream_states(state: &ServerState) -> StreamStates {
     let client = Client::with_deadline(Path::new("/nonexistent"), Duration::from_secs(1));
     let (observed, stop) = (state.observed.clone(), CancellationToken::new());
@@ -224,7 +222,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     )
 }
 
-/// Serves all of it on `listener` until `stop`.
+/// Serves all routes on `listener` until `stop`.
 pub async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {
     let (kubelet, local) = all_routes(&state);
     serve(listener, state, kubelet, local, stop).await;

@@ -1,8 +1,9 @@
-//! The gate of kubelet's API on the network: says of each request who makes it, and whether that user may.
+//! The gate of kubelet's API on the network: identifies the user of each request and decides whether the request is
+//! admitted.
 //!
-//! The order is kubelet's: the certificate of the connection, a token, and otherwise the anonymous user, where
-//! `authentication.anonymous` lets such callers in. An invalid token is refused even then, and so is an invalid
-//! certificate, unless the request also has a valid token.
+//! The order is kubelet's: the certificate of the connection, then a token, then the anonymous user, where
+//! `authentication.anonymous` admits it. An invalid token is refused even then, and so is an invalid certificate,
+//! unless the request also has a valid token.
 
 use std::sync::Arc;
 
@@ -14,22 +15,23 @@ use super::reviewer::Reviewer;
 use crate::settings::ServerSettings;
 use limpet_cluster::{Access, Reviews, User};
 
-/// What decides about the clients of a listener.
+/// Decides about the clients of a listener.
 pub(super) struct Gate {
     settings: ServerSettings,
     node_name: Arc<str>,
-    /// `None` in no cluster.
+    /// `None` outside a cluster.
     reviewer: Option<Reviewer>,
 }
 
 impl Gate {
-    /// Decides as `settings` say, and by `reviews` where there is an apiserver.
+    /// Decides by `settings` and, where there is an apiserver, by `reviews`.
     pub(super) fn new(settings: ServerSettings, node_name: Arc<str>, reviews: Option<Arc<dyn Reviews>>) -> Self {
         let reviewer = reviews.filter(|_| settings.reviews).map(|reviews| Reviewer::new(reviews, &settings));
         Self { settings, node_name, reviewer }
     }
 
-    /// The user of a token of the request, which is then taken out of it; `None`: it has none, or none is taken.
+    /// The user of the request's token, which is removed from the request; `None` if it has no token, or tokens are
+    /// not accepted.
     async fn of_token(&self, request: &mut Request) -> Result<Option<Arc<User>>, Refusal> {
         let Some(reviewer) = self.reviewer.as_ref().filter(|_| self.settings.takes_tokens()) else { return Ok(None) };
         let tokens = Token::all(request.headers()).map_err(|Malformed| Refusal::InvalidToken)?;
@@ -50,7 +52,7 @@ impl Gate {
         refusal.map_or(Ok(None), Err)
     }
 
-    /// Whether the user may do that.
+    /// Whether the user may use the subresource with this verb.
     async fn decide(&self, user: &User, verb: &'static str, subresource: Subresource) -> Result<(), Refusal> {
         match standing(&self.settings, user) {
             Standing::Admitted => return Ok(()),
@@ -75,9 +77,9 @@ impl Gate {
 
 /// A client that has connected.
 pub(super) struct NetworkClient {
-    /// Whom its certificate names, if it has one that does; an error says why the certificate is not valid.
+    /// The user in its certificate, if there is one; the error says why the certificate is invalid.
     certificate: Result<Option<Arc<User>>, String>,
-    /// Says why the certificate is no longer valid; `None`: it has none.
+    /// Checks that the certificate is still valid; `None` without a certificate.
     check: Option<CertificateCheck>,
     gate: Arc<Gate>,
 }
@@ -86,12 +88,13 @@ pub(super) struct NetworkClient {
 type CertificateCheck = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 impl NetworkClient {
-    /// A client that has connected with the certificate of that user, with none, or with one that is not valid.
+    /// A client that has connected with a certificate of this user, without a certificate, or with an invalid one.
     pub(super) fn new(certificate: Result<Option<User>, String>, gate: Arc<Gate>) -> Self {
         Self { certificate: certificate.map(|user| user.map(Arc::new)), check: None, gate }
     }
 
-    /// The same, whose certificate `check` verifies before each request, as in kubelet: a connection may last longer.
+    /// Has `check` verify the certificate before each request, as in kubelet, because a connection may outlast the
+    /// certificate.
     pub(super) fn checked_by(self, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
         Self { check: Some(Box::new(check)), ..self }
     }
@@ -101,7 +104,7 @@ impl NetworkClient {
         matches!(self.certificate, Ok(Some(_)))
     }
 
-    /// What is known of it before its first request.
+    /// What the configuration says about the client before its first request.
     pub(super) fn standing(&self) -> Standing {
         let settings = &self.gate.settings;
         match &self.certificate {
@@ -112,14 +115,14 @@ impl NetworkClient {
         }
     }
 
-    /// Whether it may send that request to a route with that permission; `None`: there is no such route. A token of the
-    /// request is taken out of it.
+    /// Checks whether the client may send this request to a route with this permission; `None` means that no such
+    /// route exists. Removes the request's token.
     pub(super) async fn admit(&self, permission: Option<Permission>, request: &mut Request) -> Result<(), Refusal> {
         let user = self.user(request).await?;
         let subresource = match permission {
             Some(Permission::Nodes(subresource)) => subresource,
             None => Subresource::of_path(request.uri().path()),
-            // No listener on the network has limpet's own routes.
+            // No listener on the network serves limpet's own routes.
             Some(Permission::Read | Permission::Write) => return Err(Refusal::NotAdmitted),
         };
         self.gate.decide(&user, verb(request.method()), subresource).await

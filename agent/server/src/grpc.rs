@@ -1,4 +1,4 @@
-//! gRPC services on local sockets: for those who may use limpet's own socket, refused with the same words.
+//! gRPC services on local sockets, for the callers of limpet's own socket; others get the same refusal.
 
 use axum::Router;
 use axum::extract::Request;
@@ -13,12 +13,12 @@ use super::permission::{Permission, Refusal};
 /// The largest message accepted from a client.
 pub(super) const MAX_MESSAGE: usize = 1 << 20;
 
-/// The services of a socket: a caller that may not use them does not learn which there are.
+/// Guards the services of a socket. A refused caller does not learn which services exist.
 pub(super) fn guarded(services: Router) -> Router {
     services.fallback(async || refused(Status::unimplemented("limpet has no such service"))).layer(from_fn(enforce))
 }
 
-/// The layer of every call: it is made only if the caller may use the socket.
+/// The layer of every call: passes it on only if the caller may use the socket.
 async fn enforce(request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>();
     match caller.map_or(Err(Refusal::Unknown), |caller| authorize(caller, Some(Permission::Write))) {

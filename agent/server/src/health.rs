@@ -1,4 +1,5 @@
-//! The health routes: is the agent alive, and is it ready (containerd is connected, all sources have read)?
+//! The health routes: whether the agent is alive, and whether it is ready (containerd is connected, all sources have
+//! read).
 
 use std::fmt::Write as _;
 
@@ -8,7 +9,7 @@ use limpet_telemetry::health::REPLY_TIMEOUT;
 
 use super::{ServerState, SourceView};
 
-/// A check's name, and its error, if it fails.
+/// A check's name, and its error if it fails.
 pub(super) type Check = (String, Result<(), String>);
 
 pub(super) async fn ping() -> &'static str {
@@ -48,14 +49,14 @@ fn source_check(source: &SourceView) -> Check {
     (format!("source {}", source.kind), verdict)
 }
 
-/// `ok`, or the response of Kubernetes' components when a check fails: status 500 and one line per check.
+/// `ok`, or as Kubernetes' components respond when a check fails: status 500 and one line per check.
 fn report(checks: &[Check]) -> (StatusCode, String) {
     if checks.iter().all(|(_, verdict)| verdict.is_ok()) {
         return (StatusCode::OK, "ok".to_owned());
     }
     let mut text = String::new();
     for (name, verdict) in checks {
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = match verdict {
             Ok(()) => writeln!(text, "[+]{name} ok"),
             Err(why) => writeln!(text, "[-]{name} failed: {why}"),

@@ -1,4 +1,4 @@
-//! `/limpet/v1/images`: the node's images: what is there and who needs it, pulls, imports, pins, and removal.
+//! `/limpet/v1/images`: lists the node's images and who needs them, pulls, imports, pins and removes them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,24 +29,22 @@ use limpet_wire::images::{
     PullEvent, VerifierVerdict,
 };
 
-/// What the routes need.
 #[derive(Debug, Clone)]
 pub struct ImagesState {
-    /// The image store.
     pub images: Images,
-    /// Whose images they are.
+    /// The pods that need images.
     pub pods: Arc<KnownPods>,
-    /// Removes and measures them.
+    /// Removes and measures images.
     pub collection: Arc<dyn ImageCollection>,
 }
 
-/// The garbage collection of images, as far as a user asks for it.
+/// Garbage collection of images, as far as users request it.
 pub trait ImageCollection: fmt::Debug + Send + Sync {
-    /// Removes every image that no pod and no container needs, and returns their names; `None`: not every source has
+    /// Removes every image that no pod and no container needs, and returns their names; `None` if a source has not
     /// been read yet.
     fn prune(&self) -> BoxFuture<'_, Result<Option<Vec<String>>, ImageError>>;
 
-    /// The space of the disk that a directory of images lies on. An error is one line for people.
+    /// The space of the disk with a directory of images. The error is one line for users.
     fn space(&self, directory: PathBuf) -> BoxFuture<'_, Result<DiskSpace, String>>;
 }
 
@@ -89,7 +87,7 @@ async fn documents(state: &ImagesState) -> Result<Vec<ImageDocument>, ImageError
     Ok(documents)
 }
 
-/// The names people gave it: containerd's CRI plugin adds the digest of its configuration as one more.
+/// The names that users gave the image. containerd's CRI plugin adds the digest of its configuration as another name.
 fn display_names(image: &StoredImage) -> Vec<String> {
     let mut names: Vec<String> = image.names.iter().filter(|name| !name.starts_with("sha256:")).cloned().collect();
     names.sort();
@@ -112,32 +110,32 @@ async fn disk(State(state): State<ImagesState>) -> Response {
     }
 }
 
-/// Pulls an image; with `watch=1` its progress comes first, a document a line.
+/// Pulls an image. With `watch=1` the response has its progress first, one document per line.
 async fn pull(
     State(state): State<ImagesState>,
     Query(query): Query<WatchQuery>,
     Json(request): Json<ImageRequest>,
 ) -> Response {
-    // It continues only while the caller waits; broken off, the next one resumes it.
+    // The pull ends if the caller disconnects. The next one resumes it.
     if !query.wanted() {
         let pulled = state.images.pull(&request.image).await;
         return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
     }
     match state.images.start_pull(&request.image, PullAccess::of_node()) {
-        Ok(pull) => watch::lines(PullWatch::of(pull)),
+        Ok(pull) => watch::lines(PullWatch::new(pull)),
         Err(error) => failure(&error),
     }
 }
 
-/// A pull as lines: `PullEvent` documents, of which a slow reader misses some but the last; `None` after its end. It
-/// continues until this is dropped, also while its reader is stopped.
+/// A pull as lines of `PullEvent` documents; a slow reader misses some of them, but not the last. The pull continues
+/// until this is dropped, even while the reader is stopped. `None` after its end.
 struct PullWatch {
     events: tokio::sync::watch::Receiver<Option<PullEvent>>,
     _pull: AbortOnDropHandle<()>,
 }
 
 impl PullWatch {
-    fn of(mut pull: RunningPull) -> Self {
+    fn new(mut pull: RunningPull) -> Self {
         let (sender, events) = tokio::sync::watch::channel(None);
         let pull = async move {
             loop {
@@ -192,7 +190,7 @@ async fn pin(State(state): State<ImagesState>, Json(request): Json<ImageRequest>
     }
 }
 
-/// Judges an image without using it. Its registry is asked with the node's credentials.
+/// Judges an image without using it. Asks its registry with the node's credentials.
 async fn verify(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
     answer(state.images.report(&request.image).await.map(verdict))
 }

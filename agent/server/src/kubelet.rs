@@ -1,4 +1,4 @@
-//! kubelet's routes: what a network listener may serve, besides the local socket.
+//! kubelet's routes, which a network listener may serve besides the local socket.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,11 +15,11 @@ use super::routes::Routes;
 use super::{ServerState, health, pods, run, stats};
 use crate::settings::DebugHandlers;
 
-/// kubelet's routes. Only [`routes`] makes them, so limpet's own routes are not among them.
+/// kubelet's routes. Only [`routes`] creates this type, so it never contains limpet's own routes.
 #[derive(Clone)]
 pub struct KubeletRoutes(pub(super) Routes);
 
-/// What kubelet's routes need besides what every handler reads.
+/// What kubelet's routes need besides [`ServerState`].
 #[derive(Clone)]
 pub struct StreamStates {
     /// `/containerLogs`.
@@ -29,11 +29,10 @@ pub struct StreamStates {
     pub attach: AttachState,
     /// `/portForward`.
     pub ports: PortForwardState,
-    /// What the agent says of itself.
     pub diagnostics: DiagnosticsState,
 }
 
-/// All of kubelet's routes that limpet has, as far as `handlers` turns them on.
+/// All of kubelet's routes that limpet supports, as far as `handlers` enables them.
 pub fn routes(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> KubeletRoutes {
     KubeletRoutes(if handlers.enabled {
         read_only().with_state(state.clone()).merge(debugging(state, streams, handlers))
@@ -42,9 +41,9 @@ pub fn routes(state: ServerState, streams: StreamStates, handlers: &DebugHandler
     })
 }
 
-/// What `enableDebuggingHandlers` turns on, and the keys beside it.
+/// The routes that `enableDebuggingHandlers` and the keys beside it enable.
 fn debugging(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> Routes {
-    let own = diagnostics::checkpoints().get("/configz", Nodes(Configz), configz).with_state(state);
+    let routes = diagnostics::checkpoints().get("/configz", Nodes(Configz), configz).with_state(state);
     let StreamStates { logs, exec, attach, ports, diagnostics } = streams;
     let streams = logs::routes(logs)
         .merge(exec::routes(exec.clone()))
@@ -64,10 +63,10 @@ fn debugging(state: ServerState, streams: StreamStates, handlers: &DebugHandlers
         true => diagnostics::flags(diagnostics.clone()),
         false => Routes::default().any("/debug/flags/v", Nodes(Proxy), diagnostics::flags_disabled),
     };
-    own.merge(streams).merge(node_logs).merge(profiles).merge(flags).merge(diagnostics::pages(diagnostics))
+    routes.merge(streams).merge(node_logs).merge(profiles).merge(flags).merge(diagnostics::pages(diagnostics))
 }
 
-/// kubelet's answer where `enableDebuggingHandlers` is false.
+/// kubelet's response where `enableDebuggingHandlers` is false.
 fn without_debugging() -> Routes {
     const WHY: &str = "Debug endpoints are disabled.";
     let proxied = ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/debug/pprof/"];
@@ -80,12 +79,12 @@ fn without_debugging() -> Routes {
 /// The directory of the node's logs.
 const LOG_DIRECTORY: &str = "/var/log";
 
-/// What `readOnlyPort` serves.
+/// The routes of `readOnlyPort`.
 pub(super) fn read_only() -> Routes<ServerState> {
     always().get("/runningpods/", Nodes(Pods), pods::running_pods)
 }
 
-/// What no key turns off.
+/// The routes that no key disables.
 fn always() -> Routes<ServerState> {
     figures().merge(observability()).get("/pods", Nodes(Pods), pods::pod_list).get(
         "/pods/",
@@ -94,7 +93,7 @@ fn always() -> Routes<ServerState> {
     )
 }
 
-/// What the node and its pods use.
+/// Statistics of the node and its pods.
 fn figures() -> Routes<ServerState> {
     Routes::default()
         .get("/stats/summary", Nodes(Stats), stats::summary)
@@ -110,7 +109,7 @@ pub(super) fn observability() -> Routes<ServerState> {
     health().get("/metrics", Nodes(Metrics), pods::metrics)
 }
 
-/// What `healthzPort` serves.
+/// The routes of `healthzPort`.
 pub(super) fn health() -> Routes<ServerState> {
     Routes::default()
         .get("/healthz", Nodes(Healthz), health::healthz)

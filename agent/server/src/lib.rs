@@ -1,11 +1,11 @@
-//! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line; and kubelet's
-//! routes on the network.
+//! Serves kubelet's HTTP routes for node tools and limpet's own routes for the command line on the local socket, and
+//! kubelet's routes on the network.
 //!
-//! Handlers read snapshots and render them, pass a push to the push source and a debug container to its pod, or have the
-//! kernel's counters read ([`limpet_telemetry::usage`]); none waits for a container.
-//! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
-//! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
-//! A connection costs one task; the number of connections, request size and request time are bounded.
+//! A handler renders snapshots, passes a push to the push source or a debug container to its pod, or has the kernel's
+//! counters read ([`limpet_telemetry::usage`]); none waits for a container. kubelet's routes ([`kubelet`]) and
+//! limpet's own ([`local`]) are separate types, so a network listener cannot get the latter. Before any handler runs,
+//! a layer checks that the caller has the route's permission ([`authorization`]). A connection costs one task. The
+//! number of connections, request size and request time are bounded.
 
 use std::io;
 use std::net::SocketAddr;
@@ -103,86 +103,72 @@ use tls::Tls;
 /// Makes the document of `/configz`.
 pub type Configz = dyn Fn() -> Value + Send + Sync;
 
-/// Describes a process by its pid and its pidfd.
+/// Describes a process, given its PID and pidfd.
 pub type ActorOfProcess = fn(u32, BorrowedFd<'_>, &dyn WatchObserver) -> Actor;
 
-/// What every handler reads. Clones share everything.
+/// The state that every handler reads. Clones share everything.
 #[derive(Clone)]
 pub struct ServerState {
     pub node_name: Arc<str>,
-    /// What the routes use and show of the configuration.
+    /// The part of the configuration that routes use and show.
     pub settings: Arc<ServedNode>,
     /// The whole configuration in effect, as `/configz` shows it.
     pub configz: Arc<Configz>,
     /// Describes the process that makes a request.
     pub actor_of_process: ActorOfProcess,
-    /// The desired pods.
     pub desired: Desired,
-    /// The observed pods.
     pub observed: Observed,
     /// The sources, their health and the manifests they reject.
     pub sources: Arc<dyn Sources>,
-    /// The node's events.
     pub events: Events,
     /// Sends pods, ConfigMaps and Secrets to the push source.
     pub pusher: Pusher,
     /// Finds the pod of a process that connects.
     pub observer: Arc<dyn WatchObserver>,
-    /// The connection to the apiserver; `None` in no cluster.
+    /// The connection to the apiserver; `None` outside a cluster.
     pub cluster: Option<Link>,
-    /// Counters, for `/metrics`.
     pub metrics: Metrics,
-    /// Measures what the node and its pods use.
+    /// Measures the usage of the node and its pods.
     pub meter: Meter,
-    /// What the node is short of.
+    /// The resources that the node is short of.
     pub pressure: watch_channel::Receiver<NodePressure>,
-    /// Whether the node is shutting down.
     pub shutting_down: watch_channel::Receiver<bool>,
-    /// Where new versions of limpet are put, and how the last one did.
+    /// Where new versions of limpet are put, and the result of the last upgrade.
     pub upgrade: watch_channel::Receiver<Option<UpgradeDocument>>,
-    /// When the agent started.
     pub started: Timestamp,
-    /// Whether the agent is alive and ready.
     pub health: Health,
     pub device_plugins: Arc<DevicePlugins>,
-    /// The exclusive processors of containers; `None`: there are none.
+    /// The exclusive processors of containers; `None` if that policy is off.
     pub cpus: Option<Arc<ExclusiveCpus>>,
 }
 
-/// Why a listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// A file that is not a socket has the socket's path.
+    /// The socket's path belongs to a file that is not a socket.
     #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
     NotASocket { path: PathBuf },
-    /// A system call failed.
     #[error("{step} {}", path.display())]
     Socket {
-        /// What was tried: `bind`, `restrict`, …
+        /// The failed operation: `bind`, `restrict`, …
         step: &'static str,
-        /// The socket's path.
         path: PathBuf,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
-    /// `metricsAddress` would be reachable from the network.
     #[error("metricsAddress {address} is not a loopback address; use 127.0.0.1 or [::1]")]
     NotLoopback { address: SocketAddr },
-    /// Listening on the address failed.
     #[error("listen on metricsAddress {address}")]
     Listen {
         address: SocketAddr,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
 }
 
-/// Opens the local socket at `path`, mode 0600, and replaces the socket of an earlier agent. The agent's lock
-/// has made sure that no other agent still serves it.
+/// Opens the local socket at `path`, mode 0600, in place of an earlier agent's. The agent's lock ensures that no
+/// other agent still serves it.
 ///
-/// The new socket is created under another name and renamed over the old one, so that only root can ever connect.
+/// The new socket is created under another name and then renamed over the old one, so only root can ever connect.
 /// Must be called within a tokio runtime.
 pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |step| move |source| ServerError::Socket { step, path: path.to_owned(), source };
@@ -215,7 +201,8 @@ pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerErro
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })
 }
 
-/// Serves the local socket until `stop`; open connections then have half a second to finish. `state` names the callers.
+/// Serves the local socket until `stop`; open connections then have half a second to finish. `state` identifies the
+/// callers.
 pub async fn serve(
     listener: UnixListener,
     state: ServerState,
@@ -229,26 +216,26 @@ pub async fn serve(
     connection::serve(connection::Local { listener, lookup }, app, stop).await;
 }
 
-/// Serves CRI on its socket until `stop`, to those who may use the local socket.
+/// Serves CRI on its socket until `stop`, to the callers of the local socket.
 pub async fn serve_cri(listener: UnixListener, state: CriState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state.server));
     serve_grpc(listener, lookup, cri::services(state), stop).await;
 }
 
-/// Serves kubelet's PodResources on its socket until `stop`, to those who may use the local socket.
+/// Serves kubelet's PodResources on its socket until `stop`, to the callers of the local socket.
 pub async fn serve_pod_resources(listener: UnixListener, state: ServerState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state));
     serve_grpc(listener, lookup, pod_resources::services(state), stop).await;
 }
 
-/// Serves kubelet's Pods API on its socket until `stop`, to those who may use the local socket.
+/// Serves kubelet's Pods API on its socket until `stop`, to the callers of the local socket.
 pub async fn serve_pods_api(listener: UnixListener, state: ServerState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state));
     serve_grpc(listener, lookup, pods_api::services(state), stop).await;
 }
 
-/// Serves the registration of device plugins on its socket until `stop`: to whoever can open it, as kubelet does, since
-/// plugins run in pods.
+/// Serves the registration of device plugins on its socket until `stop`. Like kubelet, it serves whoever can open the
+/// socket, since plugins run in pods.
 pub async fn serve_registration(listener: UnixListener, state: ServerState, services: Router, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state));
     connection::serve(connection::Grpc(connection::Local { listener, lookup }), services, stop).await;
@@ -273,14 +260,14 @@ pub async fn serve_health(listener: TcpListener, state: ServerState, stop: Cance
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
-/// Serves pods, figures, health and metrics on `readOnlyPort` until `stop`.
+/// Serves pods, statistics, health and metrics on `readOnlyPort` until `stop`.
 pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
     let metrics = state.metrics.clone();
     let app = counted(kubelet::read_only().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
     connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
 }
 
-/// Serves kubelet's API on `port` until `stop`, by TLS: to those whom its gate admits.
+/// Serves kubelet's API on `port` over TLS until `stop`, to the users whom the gate admits.
 pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: KubeletRoutes, stop: CancellationToken) {
     let reviews = state.cluster.clone().map(|link| Arc::new(link) as Arc<dyn Reviews>);
     let gate = Gate::new(state.settings.server.clone(), Arc::clone(&state.node_name), reviews);

@@ -1,4 +1,5 @@
-//! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
+//! limpet's own routes, for the command line and for pushes. They are served on the local socket and never on a
+//! network.
 
 use super::agent_restart::{self, AgentRestart};
 use super::cluster::{self, ClusterState};
@@ -12,10 +13,8 @@ use super::shutdown::{self, ShutdownState};
 use super::{ServerState, api, events, pods, restart, status, usage};
 use limpet_model::POD_API;
 
-/// limpet's own routes.
 pub struct LocalRoutes(pub(super) Routes);
 
-/// All of limpet's own routes.
 pub fn routes(
     state: ServerState,
     diff: DiffState,
@@ -25,7 +24,7 @@ pub fn routes(
     shutdown: ShutdownState,
     agent: AgentRestart,
 ) -> LocalRoutes {
-    let own = api::routes()
+    let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
         .get("/limpet/v1/pods/{namespace}/{name}/describe", Read, pods::describe)
@@ -36,7 +35,8 @@ pub fn routes(
         .get("/limpet/v1/status", Read, status::status)
         .get("/limpet/v1/version", Read, version);
     LocalRoutes(
-        own.with_state(state)
+        routes
+            .with_state(state)
             .merge(diff::routes(diff))
             .merge(images::routes(images))
             .merge(debug_container::routes(orders.clone()))

@@ -1,6 +1,6 @@
 //! kubelet's `/containerLogs`: a container's log, optionally followed.
 //!
-//! A snapshot of the observed pods decides which file is read; `limpet_containerd::log` reads it.
+//! A snapshot of the observed pods determines which file is read; `limpet_containerd::log` reads it.
 
 use std::future::ready;
 use std::path::PathBuf;
@@ -26,53 +26,36 @@ use limpet_model::pod::PodKey;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTarget {
     pub pod: PodKey,
-    /// The container's name.
     pub container: String,
-    /// Whether the previous instance is requested.
+    /// Whether the previous instance's log is requested.
     pub previous: bool,
 }
 
-/// The requested log.
 #[derive(Debug, Clone)]
 pub struct ResolvedLog {
-    /// Its current file.
     pub path: PathBuf,
-    /// Becomes true, or its sender is dropped, when the container has exited.
+    /// Becomes true, or loses its sender, when the container has exited.
     pub finished: watch::Receiver<bool>,
 }
 
 /// Why there is no log, with kubelet's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogLookupError {
-    /// There is no such pod.
     #[error("pod \"{0}\" does not exist")]
     NoPod(String),
-    /// The pod has no such container.
     #[error("container \"{container}\" not found in pod \"{pod}\"")]
-    NoContainer {
-        /// The pod's name.
-        pod: String,
-        /// The container's name.
-        container: String,
-    },
-    /// It has not started yet.
+    NoContainer { pod: String, container: String },
+    /// The container has not started yet.
     #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: {reason}")]
     Waiting {
-        /// The pod's name.
         pod: String,
-        /// The container's name.
         container: String,
-        /// What it is waiting for.
+        /// What the container is waiting for.
         reason: String,
     },
-    /// It has run only once, or its previous instance was removed.
+    /// The container has run only once, or its previous instance was removed.
     #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
-    NoPrevious {
-        /// The pod's name.
-        pod: String,
-        /// The container's name.
-        container: String,
-    },
+    NoPrevious { pod: String, container: String },
 }
 
 impl IntoResponse for LogLookupError {
@@ -85,10 +68,8 @@ impl IntoResponse for LogLookupError {
     }
 }
 
-/// Finds the requested log.
 pub type ResolveLog = dyn Fn(&LogTarget) -> Result<ResolvedLog, LogLookupError> + Send + Sync;
 
-/// What the routes need.
 #[derive(Clone)]
 pub struct LogState {
     /// Finds the requested log; called on a blocking thread of a tokio runtime.
@@ -96,7 +77,6 @@ pub struct LogState {
 }
 
 impl LogState {
-    /// Serves the logs of the observed pods.
     pub fn observed(observed: Observed) -> Self {
         Self { resolve: Arc::new(move |target| resolve(&observed, target)) }
     }
@@ -133,21 +113,20 @@ async fn container_logs(
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
-/// The stream, whose end is sent after all of its data, not together with the last. An apiserver that passes a log on over a
-/// WebSocket drops what it reads at once with the end (apimachinery's `wsstream.Reader`): all of a short log.
+/// Ends the stream separately from its last data. An apiserver that passes a log on over a WebSocket drops the data
+/// that it reads together with the end (apimachinery's `wsstream.Reader`), which would be all of a short log.
 fn ended_apart<T>(stream: impl Stream<Item = T>) -> impl Stream<Item = T> {
-    // The connection sends what it has whenever nothing more is there.
+    // The connection flushes whenever nothing more is ready.
     let end = stream::once(tokio::task::yield_now()).filter_map(|()| ready(None));
     stream.chain(end)
 }
 
-/// Why a query is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum QueryError {
-    /// A value is none of its kind.
+    /// A value cannot be parsed.
     #[error("{0}")]
     Unreadable(String),
-    /// It can be read, and is not allowed: kubelet says no more of it.
+    /// A value is not allowed; kubelet gives no details.
     #[error("{{\"message\": \"Invalid request.\"}}")]
     Invalid,
 }
@@ -164,7 +143,8 @@ impl IntoResponse for QueryError {
     }
 }
 
-/// Parses kubelet's query parameters; the flag is `previous`. `tail` is an older name of `tailLines`, and may be `all`. `sinceSeconds` counts back from `now`.
+/// Parses kubelet's query parameters; the flag is `previous`. `tail` is an older name of `tailLines`, and may be
+/// `all`. `sinceSeconds` counts back from `now`.
 fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, bool), QueryError> {
     let value = |name: &str| {
         query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
@@ -219,15 +199,15 @@ fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, boo
 
 fn resolve(observed: &Observed, target: &LogTarget) -> Result<ResolvedLog, LogLookupError> {
     let pods = observed.load();
-    let found = pods.pods.get(&target.pod).ok_or_else(|| LogLookupError::NoPod(target.pod.name().to_owned()))?;
+    let observed_pod = pods.pods.get(&target.pod).ok_or_else(|| LogLookupError::NoPod(target.pod.name().to_owned()))?;
     let (pod, container) = (target.pod.name().to_owned(), target.container.clone());
-    if !has_container(found, &container) {
+    if !has_container(observed_pod, &container) {
         return Err(LogLookupError::NoContainer { pod, container });
     }
-    let Some(running) = found.containers.get(&container) else {
+    let Some(running) = observed_pod.containers.get(&container) else {
         return Err(match target.previous {
             true => LogLookupError::NoPrevious { pod, container },
-            false => LogLookupError::Waiting { reason: waiting_reason(found, &container), pod, container },
+            false => LogLookupError::Waiting { reason: waiting_reason(observed_pod, &container), pod, container },
         });
     };
     let attempt = match target.previous {
@@ -237,7 +217,7 @@ fn resolve(observed: &Observed, target: &LogTarget) -> Result<ResolvedLog, LogLo
     };
     let path = running.log_path.join(format!("{attempt}.log"));
     let finished = match target.previous {
-        // A receiver without a sender: exited.
+        // A receiver without a sender means that the container has exited.
         true => watch::channel(true).1,
         false => finished(observed.clone(), target.clone(), running.id.clone()),
     };
@@ -248,7 +228,7 @@ fn has_container(pod: &ObservedPod, name: &str) -> bool {
     pod.record.container(name).is_some()
 }
 
-/// Why a container has not started, in kubelet's message for a requested log.
+/// Why a container has not started, in kubelet's words for a requested log.
 fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
     let status = &pod.status;
     let statuses = status.container_statuses.iter().chain(&status.init_container_statuses);
@@ -263,7 +243,7 @@ fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
     }
 }
 
-/// Waits for one container to exit for as long as its log is read.
+/// Waits for the container's exit while its log is read.
 pub(super) fn finished(observed: Observed, target: LogTarget, id: String) -> watch::Receiver<bool> {
     let runs = move |observed: &Observed| {
         let pods = observed.load();

@@ -1,8 +1,8 @@
-//! kubelet's `/logs/`: the files below `/var/log`, and with `enableSystemLogQuery` the logs of services, from the journal or
-//! else from their files.
+//! kubelet's `/logs/`: files below `/var/log` and, with `enableSystemLogQuery`, the logs of services, from the
+//! journal or else from their files.
 //!
-//! Nothing outside of the directory is opened, whatever a path or a symlink says ([`files`]). A query that runs journalctl
-//! has a deadline, and few run at once.
+//! No path and no symlink leads outside of the directory ([`files`]). A query that runs journalctl has a deadline,
+//! and few run at once.
 
 mod files;
 mod journal;
@@ -20,26 +20,24 @@ use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use query::Query;
 
-/// Queries that are answered at once.
+/// The most concurrent queries.
 const MAX_QUERIES: usize = 2;
 
-/// What the routes need.
 #[derive(Debug, Clone)]
 pub(super) struct NodeLogState {
     dir: PathBuf,
-    /// `enableSystemLogQuery`.
+    /// Whether `enableSystemLogQuery` is set.
     queries: bool,
     turns: Arc<Semaphore>,
 }
 
 impl NodeLogState {
-    /// Serves the files below `dir`, and queries if they are enabled.
     pub(super) fn new(dir: PathBuf, queries: bool) -> Self {
         Self { dir, queries, turns: Arc::new(Semaphore::new(MAX_QUERIES)) }
     }
 }
 
-/// kubelet's `/logs/` and what is below.
+/// kubelet's `/logs/` and everything below it.
 pub(super) fn routes(state: NodeLogState) -> Routes {
     let permission = Permission::Nodes(Subresource::Log);
     let routes = Routes::default().get("/logs", permission, root).get("/logs/", permission, root);

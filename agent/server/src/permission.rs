@@ -1,4 +1,4 @@
-//! What a route asks of its caller, what the configuration says of a user, and why a caller is refused: pure values.
+//! Permissions of routes, the standing of users, and reasons for refusals: pure values.
 //!
 //! The permissions of kubelet's routes are kubelet's own: a subresource of `nodes`, as
 //! <https://kubernetes.io/docs/reference/access-authn-authz/kubelet-authn-authz/> lists them.
@@ -10,7 +10,6 @@ use super::status_error::StatusError;
 use crate::settings::{AuthorizationMode, ServerSettings};
 use limpet_cluster::User;
 
-/// What a route gives its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Permission {
     /// A subresource of `nodes`, in kubelet's API.
@@ -40,14 +39,14 @@ pub(super) enum Subresource {
     Checkpoint,
     /// `nodes/statusz`.
     Statusz,
-    /// `/flagz`, which is of `nodes/configz`.
+    /// `/flagz`, which belongs to `nodes/configz`.
     Flagz,
-    /// `nodes/proxy`: everything else, logs and commands of containers among it.
+    /// `nodes/proxy`: everything else, including logs of containers and commands in them.
     Proxy,
 }
 
 impl Subresource {
-    /// The names of which a user needs one, in the order in which kubelet requests them.
+    /// The subresources of which a user needs one, in the order in which kubelet checks them.
     pub(super) fn names(self) -> &'static [&'static str] {
         match self {
             Self::Healthz => &["healthz", "proxy"],
@@ -63,7 +62,7 @@ impl Subresource {
         }
     }
 
-    /// kubelet's subresource of a path, for those that are no route.
+    /// kubelet's subresource for a path, also for paths without a route.
     pub(super) fn of_path(path: &str) -> Self {
         let below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -84,7 +83,7 @@ impl Subresource {
     }
 }
 
-/// kubelet's verb for a method; empty: it has none, and only a rule for every verb admits it.
+/// kubelet's verb for a method. Empty if it has none: only a rule for all verbs then admits the request.
 pub(super) fn verb(method: &Method) -> &'static str {
     match *method {
         Method::POST => "create",
@@ -107,57 +106,38 @@ pub(super) enum Refusal {
     /// Neither root nor the agent's user.
     #[error("only root may use limpet's socket")]
     OtherUser,
-    /// It could be a process of a pod.
+    /// The process could belong to a pod.
     #[error("limpet cannot identify this process or its pod: it has exited, or /proc cannot be read")]
     Unknown,
-    /// The loopback listener serves health and metrics.
     #[error("this address serves only health and metrics")]
     Anonymous,
-    /// The read-only port serves what can be read without harm.
     #[error("readOnlyPort serves only pods, usage, health and metrics")]
     ReadOnly,
-    /// Neither a client certificate nor a token.
+    /// The request has neither a client certificate nor a token.
     #[error("a client certificate issued by an authority in authentication.x509.clientCAFile is required{}", or_token(*.tokens))]
     Unauthenticated {
-        /// A token would do as well.
+        /// Whether a token would be accepted.
         tokens: bool,
     },
-    /// The client's certificate is not signed by an authority in `authentication.x509.clientCAFile`, is not valid now, or is
-    /// not one of a client.
+    /// The client's certificate is not signed by an authority in `authentication.x509.clientCAFile`, is not valid
+    /// now, or is not a client certificate.
     #[error("the client's certificate is not valid by authentication.x509.clientCAFile: {why}")]
-    InvalidCertificate {
-        /// What is wrong with it.
-        why: String,
-    },
-    /// An invalid token, or none at all.
+    InvalidCertificate { why: String },
+    /// The token is invalid, or the request has none.
     #[error("this token is not valid")]
     InvalidToken,
-    /// The apiserver has not decided whose token it is.
+    /// The apiserver has not reviewed the token.
     #[error("the apiserver has not reviewed this token: it cannot be reached, or it refused; try again")]
     TokenNotReviewed,
-    /// A user whom the configuration does not admit.
+    /// The configuration does not admit the user.
     #[error("this user is not admitted: authorization.mode is Webhook, and serverAllowedNames does not list it")]
     NotAdmitted,
-    /// A user whom the apiserver does not admit. kubelet's words.
+    /// The apiserver does not admit the user. The message is kubelet's.
     #[error("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{}])", .subresources.join(" "))]
-    Forbidden {
-        /// The user's name.
-        user: String,
-        /// The verb of the request.
-        verb: &'static str,
-        /// On which of these.
-        subresources: &'static [&'static str],
-    },
-    /// The apiserver has not decided. kubelet's words.
+    Forbidden { user: String, verb: &'static str, subresources: &'static [&'static str] },
+    /// The apiserver has not reviewed the access. The message is kubelet's.
     #[error("Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})")]
-    AccessNotReviewed {
-        /// The user's name.
-        user: String,
-        /// The verb of the request.
-        verb: &'static str,
-        /// On what.
-        subresource: &'static str,
-    },
+    AccessNotReviewed { user: String, verb: &'static str, subresource: &'static str },
 }
 
 fn or_token(tokens: bool) -> &'static str {
@@ -165,7 +145,7 @@ fn or_token(tokens: bool) -> &'static str {
 }
 
 impl Refusal {
-    /// kubelet's answer.
+    /// kubelet's response.
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::Unauthenticated { .. }
@@ -185,18 +165,17 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// What the configuration says of a user.
+/// What the configuration decides about a user of kubelet's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It may use all of kubelet's API.
+    /// It may use all routes.
     Admitted,
-    /// It may use none of it.
+    /// It may use no route.
     Refused,
-    /// The apiserver decides.
+    /// The apiserver decides per request.
     Asked,
 }
 
-/// What the configuration says of a user of kubelet's API.
 pub(super) fn standing(settings: &ServerSettings, user: &User) -> Standing {
     let is_listed = |listed: &String| match listed.strip_prefix("group:") {
         Some(group) => user.groups.iter().any(|own| own == group),
@@ -258,7 +237,7 @@ mod tests {
     fn names_and_groups_are_admitted_as_listed() {
         let listed = ["kube-apiserver-kubelet-client".to_owned(), "group:edge:readers".to_owned()];
         let mut settings = ServerSettings { allowed_names: listed.to_vec(), ..ServerSettings::default() };
-        let of = |settings: &ServerSettings, name: &str, groups: &[&str]| {
+        let standing_of = |settings: &ServerSettings, name: &str, groups: &[&str]| {
             let groups = groups.iter().map(|group| (*group).to_owned()).collect();
             standing(settings, &User { name: name.to_owned(), groups, ..User::default() })
         };
@@ -266,17 +245,17 @@ mod tests {
         for (name, groups, expected) in [
             ("kube-apiserver-kubelet-client", &[][..], Standing::Admitted),
             ("anna", &["edge:readers"][..], Standing::Admitted),
-            // A name is no group, nor can a name look like one.
+            // A name is no group and cannot look like one.
             ("edge:readers", &[], Standing::Refused),
             ("group:edge:readers", &[], Standing::Refused),
             (node.0, node.1, Standing::Refused),
         ] {
-            assert_eq!(of(&settings, name, groups), expected, "{name}");
+            assert_eq!(standing_of(&settings, name, groups), expected, "{name}");
         }
         settings.reviews = true;
-        assert_eq!(of(&settings, node.0, node.1), Standing::Asked);
-        assert_eq!(of(&settings, "anna", &["edge:readers"]), Standing::Admitted);
+        assert_eq!(standing_of(&settings, node.0, node.1), Standing::Asked);
+        assert_eq!(standing_of(&settings, "anna", &["edge:readers"]), Standing::Admitted);
         settings.mode = AuthorizationMode::AlwaysAllow;
-        assert_eq!(of(&settings, node.0, node.1), Standing::Admitted);
+        assert_eq!(standing_of(&settings, node.0, node.1), Standing::Admitted);
     }
 }

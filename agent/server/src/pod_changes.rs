@@ -1,6 +1,6 @@
-//! What differs between the pods that a client was sent last and the newest ones; for every stream of pods.
+//! The difference between the pods that a client was last sent and the newest ones, for every stream of pods.
 //!
-//! A client that reads slowly gets fewer and newer changes, never a growing queue.
+//! A slow client gets fewer and newer changes, never a growing queue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,36 +10,34 @@ use super::view::{self, Row};
 use limpet_core::status::observed::{Changes, Consumer};
 use limpet_model::pod::PodKey;
 
-/// What became of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeKind {
-    /// The client has not seen it yet.
+    /// The client has not seen the pod yet.
     Added,
-    /// Its status, version or remark changed.
+    /// The pod's status, version or remark changed.
     Modified,
-    /// It is gone; the row is its last state.
+    /// The pod is gone; the row has its last state.
     Deleted,
 }
 
-/// Whether the remarks on the pods are part of them.
+/// Whether changed remarks count as changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Remarks {
-    /// A changed remark is a change.
     Shown,
-    /// The client does not see them.
+    /// The client does not see remarks.
     Ignored,
 }
 
 type Change = (ChangeKind, Row);
 
-/// The changes of the pods for one client. A pod that goes is shown with its last status, then as deleted, even where it
-/// came and went between two batches.
+/// The pod changes for one client. A pod that goes is shown with its last status, then as deleted, even if it came
+/// and went between two batches.
 pub(super) struct PodChanges {
     state: ServerState,
     remarks: Remarks,
     changes: Changes,
     consumer: Consumer,
-    /// The last statuses in the batch that was passed on; acknowledged when the next one is requested.
+    /// The last statuses in the batch that was handed over; acknowledged when the next batch is requested.
     handed_over: Vec<u64>,
     sent: BTreeMap<PodKey, Row>,
 }
@@ -51,12 +49,12 @@ impl PodChanges {
         Self { state, remarks, changes, consumer, handed_over: Vec::new(), sent: BTreeMap::new() }
     }
 
-    /// The pods there are, all as added.
+    /// All current pods, as added.
     pub(super) fn first(&mut self) -> Vec<Change> {
         self.difference()
     }
 
-    /// The next changes, once there are any; `None` when there will be no more.
+    /// The next changes; `None` once there will be no more.
     pub(super) async fn next(&mut self) -> Option<Vec<Change>> {
         for version in self.handed_over.drain(..) {
             self.consumer.acknowledge(version);
@@ -78,7 +76,7 @@ impl PodChanges {
         view::remark_refused(&mut now, self.state.cluster.as_ref());
         let mut batch = Vec::new();
         for (version, pod) in self.consumer.awaited(&observed) {
-            last(&mut batch, self.sent.remove(&pod.record.key), Row::of(pod));
+            last(&mut batch, self.sent.remove(&pod.record.key), Row::new(pod));
             self.handed_over.push(version);
         }
         let gone = self.sent.iter().filter(|(key, _)| !now.contains_key(*key));
@@ -95,11 +93,11 @@ impl PodChanges {
     }
 }
 
-/// The last status of a pod and its deletion. `sent`: what was sent of that key before.
+/// Appends a pod's last status and its deletion. `sent` is the row that the client has of this key.
 fn last(batch: &mut Vec<Change>, sent: Option<Row>, row: Row) {
     match sent {
         Some(sent) if sent.record.uid == row.record.uid => {
-            // What only sources remarked on it is no news any more.
+            // A remark that only sources made is no longer of interest.
             if !same_status(&sent, &row) {
                 batch.push((ChangeKind::Modified, row.clone()));
             }

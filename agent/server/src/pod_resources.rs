@@ -1,5 +1,5 @@
-//! kubelet's PodResources API, `v1`: which devices of the host and which exclusive processors the containers have. No memory
-//! is theirs alone, as with kubelet's memory manager off.
+//! kubelet's PodResources API, `v1`: which host devices and which exclusive processors containers have. None has
+//! exclusive memory, as with kubelet's memory manager off.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,6 @@ use limpet_node_api::pod_resources::{
 };
 use limpet_plugins::device_plugins::DevicePlugins;
 
-/// The services of the socket.
 pub(super) fn services(state: ServerState) -> Router {
     let lister = PodResourcesListerServer::new(Lister(state)).max_decoding_message_size(MAX_MESSAGE);
     Router::new().route_service("/v1.PodResourcesLister/{call}", lister)
@@ -71,7 +70,7 @@ impl PodResourcesLister for Lister {
 }
 
 impl Lister {
-    /// Adds the processors that no other container has, as kubelet.
+    /// Adds the container's exclusive processors, as kubelet does.
     fn add_cpus(&self, resources: &mut PodResources, observed: &ObservedPods) {
         let Some(cpus) = &self.0.cpus else { return };
         let key = PodKey::parse(resources.namespace.as_str(), resources.name.as_str()).ok();
@@ -85,22 +84,22 @@ impl Lister {
     }
 }
 
-/// What the pods have that have not ended.
+/// The resources of pods that have not ended.
 fn all(observed: &ObservedPods, table: &Table, plugins: &DevicePlugins) -> Vec<PodResources> {
     let lives = |pod: &&ObservedPod| !pod.status.phase.as_deref().is_some_and(is_terminal_phase);
     observed.pods.values().map(AsRef::as_ref).filter(lives).map(|pod| of_pod(pod, table, plugins)).collect()
 }
 
-/// What a pod's sidecars and regular containers have, as in kubelet.
+/// The resources of a pod's sidecars and regular containers, as in kubelet.
 fn of_pod(pod: &ObservedPod, table: &Table, plugins: &DevicePlugins) -> PodResources {
     let spec = pod.record.spec();
     let lasting = Role::assign(spec).filter(|(_, role)| matches!(role, Role::Sidecar | Role::Main));
     let container = |(name, _): (&str, Role)| {
-        // It has been given devices once it was created.
+        // A container has its devices once it is created.
         let created = pod.record.container(name).filter(|_| pod.containers.contains_key(name));
         let given = created.into_iter().flat_map(devices);
         let of_table = given.filter_map(|(name, _)| Some(entry(name, table.get(name)?)));
-        // Those of plugins it has from the pod's admission on.
+        // A plugin's devices are assigned at the pod's admission.
         let of_plugins = plugins.given(&pod.record, name);
         let of_plugins = plugins.with(|inventory| {
             let ids = of_plugins.iter().flat_map(|one| one.ids.iter().map(move |id| (one.resource.as_str(), id)));
@@ -120,7 +119,7 @@ fn of_pod(pod: &ObservedPod, table: &Table, plugins: &DevicePlugins) -> PodResou
     }
 }
 
-/// A device under its paths and its names of CDI, which are its ids.
+/// A device with its paths and CDI names as ids.
 fn entry(name: &str, device: &Device) -> ContainerDevices {
     let paths = device.paths.iter().map(|path| path.to_string_lossy().into_owned());
     ContainerDevices {
@@ -130,7 +129,7 @@ fn entry(name: &str, device: &Device) -> ContainerDevices {
     }
 }
 
-/// A device of a plugin. Its NUMA nodes are known while the plugin lists it.
+/// A plugin's device. Its NUMA nodes are known while the plugin lists it.
 fn plugin_entry(name: &str, id: &str, device: Option<&PluginDevice>) -> ContainerDevices {
     let nodes = device.into_iter().flat_map(|device| &device.numa_nodes).map(|id| NumaNode { id: *id });
     let nodes: Vec<_> = nodes.collect();

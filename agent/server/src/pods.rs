@@ -66,7 +66,7 @@ pub(super) async fn names(State(state): State<ServerState>) -> Response {
     json(&rows.values().map(|row| row.names(&state.node_name)).collect::<Vec<_>>())
 }
 
-/// All details of one pod.
+/// All details of a pod.
 pub(super) async fn describe(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
@@ -78,7 +78,7 @@ pub(super) async fn describe(
     let Ok(key) = PodKey::parse(namespace.as_str(), name.as_str()) else {
         return no_pod(&format!("{namespace}/{name}"));
     };
-    // The page is useful without the history; the source's log reports what is wrong with the database.
+    // The page is useful without the history. The source's log reports what is wrong with the database.
     let history = read_history(&state, &key).await.unwrap_or_default();
     match rows.get(&key) {
         Some(row) => {
@@ -93,7 +93,7 @@ fn no_pod(pod: &str) -> Response {
     (StatusCode::NOT_FOUND, format!("no pod {pod} on this node")).into_response()
 }
 
-/// The last changes of one pod's manifest, oldest first; also of a removed pod.
+/// The last changes of a pod's manifest, oldest first; also of a removed pod.
 pub(super) async fn history(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
@@ -126,7 +126,7 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         let persist_error = view.persist_error.as_ref().map(|reason| {
             format!("manifests accepted by {} are not saved to disk; a reboot while it is unavailable would lose them: {reason}", view.kind)
         });
-        // Of the apiserver's source the connection is shown in the place of its health.
+        // For the apiserver's source the connection is shown instead of its health.
         let held = match &view.snapshot.health {
             Health::Unavailable(reason) if view.kind.traits().is_connection => Some(reason.to_string()),
             _ => None,
@@ -158,7 +158,7 @@ pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
 }
 
-/// The figures of the claims of which all are known.
+/// The statistics of claims for which all of them are known.
 fn figures(claims: BTreeMap<ClaimName, VolumeDisk>) -> impl Iterator<Item = (ClaimName, ClaimFigures)> {
     claims.into_iter().filter_map(|(name, disk)| {
         let (space, used) = (disk.space?, disk.used?.seen);

@@ -1,4 +1,4 @@
-//! kubelet's Pods API, `v1alpha1` (KEP-4188): the node's pods with their live statuses for local controllers and
+//! kubelet's Pods API, `v1alpha1` (KEP-4188): the node's pods with their live statuses, for local controllers and
 //! exporters, without an apiserver.
 
 use axum::Router;
@@ -15,7 +15,6 @@ use limpet_node_api::pods::{
     EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent, WatchPodsRequest,
 };
 
-/// The services of the socket.
 pub(super) fn services(state: ServerState) -> Router {
     let pods = PodsServer::new(Api(state)).max_decoding_message_size(MAX_MESSAGE);
     Router::new().route_service("/v1alpha1.Pods/{call}", pods)
@@ -26,7 +25,7 @@ struct Api(ServerState);
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Api {
-    /// As in kubelet, there is no answer before every source has reported: a pod that is missing in one does not exist.
+    /// As in kubelet, calls fail before every source has reported, because a missing pod would appear not to exist.
     fn ready(&self) -> Result<(), Status> {
         let views = self.0.sources.views();
         let reading: Vec<&str> = views.iter().filter(|view| !view.snapshot.ready).map(|view| &*view.place).collect();

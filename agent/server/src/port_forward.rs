@@ -1,6 +1,6 @@
-//! kubelet's `/portForward`: TCP connections of a client to ports of a pod, as pairs of SPDY streams, over an upgraded
-//! connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an apiserver) request it;
-//! or as channels of a WebSocket.
+//! kubelet's `/portForward`: forwards a client's TCP connections to ports of a pod. They are pairs of SPDY streams,
+//! over an upgraded connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an
+//! apiserver) request it, or channels of a WebSocket.
 
 mod channels;
 mod forward;
@@ -36,7 +36,7 @@ pub(super) use channels::check_messages;
 
 /// SPDY within the binary messages of a WebSocket.
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
-/// Clients that forward ports at once.
+/// The most clients that forward ports at once.
 const MAX_SESSIONS: usize = 64;
 
 /// The pod whose ports are forwarded.
@@ -44,26 +44,27 @@ const MAX_SESSIONS: usize = 64;
 struct Target {
     key: PodKey,
     uid: PodUid,
-    /// It has the host's network.
+    /// Whether the pod has the host's network.
     host_network: bool,
 }
 
 /// Connects to a port of a pod, in the pod's network or the host's.
 type Connect = dyn Fn(&Target, u16) -> BoxFuture<'static, Result<TcpStream, PodPortError>> + Send + Sync;
 
-/// What the route needs. Clones share the bound on sessions.
+/// The state of the routes. Clones share the bound on sessions.
 #[derive(Clone)]
 pub struct PortForwardState {
     observed: Observed,
     connect: Arc<Connect>,
     sessions: Arc<Semaphore>,
     idle: IdleTimeout,
-    /// Cancelled when the agent stops: connections are then closed.
+    /// Cancelled when the agent stops; connections are then closed.
     stop: CancellationToken,
 }
 
 impl PortForwardState {
-    /// Forwards to the observed pods, whose networks are those of `sandboxes`; a client may be idle for `idle`.
+    /// Forwards to the observed pods, whose networks `sandboxes` holds. A session is closed after `idle` without
+    /// data.
     pub fn new(observed: Observed, sandboxes: Sandboxes, idle: IdleTimeout, stop: CancellationToken) -> Self {
         let connect = move |target: &Target, port| -> BoxFuture<'static, _> {
             let network = (!target.host_network).then(|| sandboxes.network(&target.uid));
@@ -140,7 +141,7 @@ fn port_forward(
             let agreed = channels::PROTOCOLS.into_iter().find(|(name, _)| selected == *name);
             agreed.map_or(Encoding::Binary, |(_, encoding)| encoding)
         }
-        // A client that names no protocol has the first of these.
+        // A client that names no protocol gets the first of these.
         None if !request.headers().contains_key(SEC_WEBSOCKET_PROTOCOL) => Encoding::Binary,
         None => {
             let names = channels::PROTOCOLS.map(|(name, _)| name).join(", ");
@@ -154,7 +155,7 @@ fn port_forward(
     }
 }
 
-/// The pod of that name, and of that UID if one is given, if it has a network to connect to.
+/// The pod with this name and, if one is given, this UID, if it has a network to connect to.
 fn target(observed: &Observed, key: PodKey, uid: Option<String>) -> Option<Target> {
     let pods = observed.load();
     let pod = pods.find(&key, uid.as_deref())?;
@@ -181,7 +182,7 @@ impl Target {
     }
 }
 
-/// A session's place among those that may run at once.
+/// A session's permit among those that may run at once.
 type SessionPermit = OwnedSemaphorePermit;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Counts the requests of a listener, by route and not by what clients make up.
+//! Counts a listener's requests by route, so that clients cannot create labels.
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -11,10 +11,11 @@ use tower::Layer as _;
 
 use limpet_telemetry::metrics::{Metrics, RequestKind, ServerType};
 
-/// The routes whose answers become streams, by the beginning of their paths.
+/// The first path segments of routes whose responses become streams.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "portForward"];
 
-/// The first parts of kubelet's paths, and of limpet's own: what a path that no route has is counted by, if it begins so.
+/// The first segments of kubelet's paths and limpet's own. A path without a route is counted by its first segment if
+/// it is one of these.
 const ROOTS: [&str; 20] = [
     "api",
     "attach",
@@ -38,17 +39,16 @@ const ROOTS: [&str; 20] = [
     "statusz",
 ];
 
-/// Of a WebSocket that reaches the containers' streams or ports without a translation to SPDY.
+/// The protocols of WebSockets that reach containers' streams or ports without a translation to SPDY.
 const OWN_PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "SPDY/3.1+portforward.k8s.io"];
 
-/// The methods that routes have.
 const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE];
 
-/// The routes, each of whose requests is counted once its answer begins.
+/// The routes, with each request counted once its response begins.
 pub(super) fn counted(routes: Router, metrics: &Metrics, server_type: ServerType) -> Router {
-    // Around them all: as a layer of theirs each route would have a copy.
+    // Wraps all routes: as a layer on them, each route would have its own copy.
     let counted = from_fn_with_state((metrics.clone(), server_type), count).layer(routes);
-    // Outside the routes, which name the methods of a path after their layers are done.
+    // Wraps the router, which sets a path's `Allow` only after its layers are done.
     Router::new().fallback_service(map_response(allow_as_kubelet).layer(counted))
 }
 
@@ -79,7 +79,7 @@ async fn count(State((metrics, server_type)): State<(Metrics, ServerType)>, requ
     response
 }
 
-/// `route`: the path of the route; `None`: there is none for the requested path.
+/// The labels of a request. `route` is the route's path; `None` if the requested path has none.
 fn kind(method: &Method, route: Option<&str>, asked: &str, server_type: ServerType) -> RequestKind {
     let known = ROOTS.into_iter().find(|known| *known == root(asked)).unwrap_or("other");
     let path = route.map_or(known, root);
@@ -101,7 +101,7 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-/// As kubelet shortens paths: the first part, and of metrics the second one, too.
+/// Shortens a path as kubelet does, to its first segment; for metrics to the first two.
 fn root(path: &str) -> &str {
     let path = path.trim_start_matches('/');
     let parts = if path.starts_with("metrics/") { 2 } else { 1 };

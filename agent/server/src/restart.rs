@@ -15,12 +15,11 @@ use limpet_core::pod_order::{PodOrder, RestartError, RestartOrder};
 use limpet_model::pod::PodKey;
 use limpet_wire::pods::{RestartRequest, RestartedContainers};
 
-/// The route.
 pub(super) fn routes(state: PodOrdersState) -> Routes {
     Routes::default().post("/limpet/v1/pods/{namespace}/{name}/restart", Write, restart).with_state(state)
 }
 
-/// Answers with the names of the containers, before they are ended.
+/// Responds with the containers' names before they are ended.
 async fn restart(
     State(state): State<PodOrdersState>,
     Path((namespace, name)): Path<(String, String)>,

@@ -1,7 +1,7 @@
-//! The apiserver's answers about users of kubelet's API, remembered as long as kubelet remembers them.
+//! The apiserver's reviews of users of kubelet's API, cached as long as kubelet caches them.
 //!
-//! A token is remembered by its hash alone. Invalid tokens have a cache of their own: a flood of them pushes no user
-//! out. A failure is no answer and is not remembered, except for a moment in which no request is repeated.
+//! A token is stored as a hash only. Invalid tokens have a cache of their own, so that a flood of them evicts no
+//! user. A failed review is not cached, except for a short pause in which no request is repeated.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,19 +15,19 @@ use super::expiring::Expiring;
 use crate::settings::ServerSettings;
 use limpet_cluster::{Access, ReviewError, Reviews, User};
 
-/// Answers of each kind that are remembered.
+/// The most cached answers of each kind.
 const MAX_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
-/// Reviews that are waited for at once.
+/// The most concurrent reviews.
 const MAX_REVIEWS: usize = 8;
-/// How long a review may take, its turn included.
+/// The deadline of a review, its wait for a turn included.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no review is requested after the apiserver could not be reached.
+/// The pause in reviews after the apiserver was unreachable.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(2);
 
-/// A hash, keyed by this process.
+/// A hash, keyed by random bytes of this process.
 type Key = [u8; 32];
 
-/// Asks the apiserver, or remembers what it answered.
+/// Asks the apiserver, or answers from the cache.
 pub(super) struct Reviewer {
     reviews: Arc<dyn Reviews>,
     key: Key,
@@ -46,7 +46,7 @@ struct ReviewCache {
 }
 
 impl Reviewer {
-    /// Remembers as long as `settings` say.
+    /// Caches answers as long as `settings` say.
     pub(super) fn new(reviews: Arc<dyn Reviews>, settings: &ServerSettings) -> Self {
         let memory = ReviewCache {
             users: Expiring::new(MAX_REMEMBERED),
@@ -65,10 +65,11 @@ impl Reviewer {
         }
     }
 
-    /// The user of a token; `None`: the token is not valid.
+    /// The user of a token; `None` if the token is not valid.
     ///
     /// # Errors
-    /// The apiserver has not decided, and nothing is remembered.
+    ///
+    /// The apiserver has not decided, and nothing is cached.
     pub(super) async fn user(&self, token: &str) -> Result<Option<Arc<User>>, ReviewError> {
         let key = self.hash(token.as_bytes());
         let remembered = |memory: &mut ReviewCache| {
@@ -84,12 +85,13 @@ impl Reviewer {
         self.review(remembered, asked, keep).await
     }
 
-    /// Whether the user may do that.
+    /// Whether the user may have this access.
     ///
     /// # Errors
-    /// The apiserver has not decided, and nothing is remembered.
+    ///
+    /// The apiserver has not decided, and nothing is cached.
     pub(super) async fn is_allowed(&self, user: &User, access: Access<'_>) -> Result<bool, ReviewError> {
-        // Both are structs of texts, lists and maps with texts as keys: that is JSON.
+        // Serialization cannot fail: both are structs of strings, lists and maps with string keys.
         let key = self.hash(&serde_json::to_vec(&(user, access)).unwrap_or_default());
         let remembered = |memory: &mut ReviewCache| memory.access.get(&key, Instant::now());
         let keep = |memory: &mut ReviewCache, allowed: &bool| {
@@ -99,7 +101,7 @@ impl Reviewer {
         self.review(remembered, async || self.reviews.access(user, access).await, keep).await
     }
 
-    /// What is remembered, or else what is answered in time and then remembered.
+    /// The cached answer, or else the answer that arrives in time, which is then cached.
     async fn review<T>(
         &self,
         remembered: impl Fn(&mut ReviewCache) -> Option<T>,
@@ -117,7 +119,7 @@ impl Reviewer {
             }
             {
                 let mut memory = self.memory();
-                // Another caller may have requested the same meanwhile, or without success.
+                // Another caller may have requested the same review meanwhile, with or without success.
                 if let Some(known) = remembered(&mut memory) {
                     return Ok(known);
                 }
@@ -149,10 +151,10 @@ impl Reviewer {
     }
 }
 
-/// Random bytes: without them a hash in a dump of the memory could be looked up.
+/// Random bytes. Without them, a hash in a memory dump could be looked up.
 fn process_key() -> Key {
     let mut key = Key::default();
-    // The kernel's random numbers do not fail once they are there, and 32 bytes come at once.
+    // The kernel's random numbers cannot fail once the pool is initialized, and 32 bytes come in one read.
     let _ = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty());
     key
 }

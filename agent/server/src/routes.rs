@@ -1,4 +1,4 @@
-//! Routes with permissions: the only way to add a route names what its caller needs.
+//! Routes with permissions: the only way to add a route is to name what its caller needs.
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
@@ -12,7 +12,7 @@ use super::admission::admit;
 use super::bodies;
 use super::permission::Permission;
 
-/// Routes whose handlers read a state `S`; each has a permission that [`guarded`] requires.
+/// Routes whose handlers read a state `S`. [`guarded`] requires each route's permission.
 #[derive(Clone)]
 pub(super) struct Routes<S = ()> {
     router: Router<S>,
@@ -32,7 +32,7 @@ impl<S: Clone + Send + Sync + 'static> Default for Routes<S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> Routes<S> {
-    /// GET, and with it HEAD.
+    /// GET, and implicitly HEAD.
     pub(super) fn get<T: 'static>(self, path: &str, permission: Permission, handler: impl Handler<T, S>) -> Self {
         self.route("GET", path, permission, get(handler))
     }
@@ -66,13 +66,12 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         }
     }
 
-    /// Limits the bodies of the requests to these routes.
+    /// Limits the request bodies of these routes.
     pub(super) fn body_limit(mut self, bytes: usize) -> Self {
         self.router = self.router.layer(DefaultBodyLimit::max(bytes));
         self
     }
 
-    /// These routes and `other`'s.
     pub(super) fn merge(self, other: Self) -> Self {
         Self {
             router: self.router.merge(other.router),
@@ -81,7 +80,6 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         }
     }
 
-    /// The routes with their state.
     pub(super) fn with_state(self, state: S) -> Routes {
         Routes {
             router: self.router.with_state(state),
@@ -92,16 +90,17 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
 }
 
 impl Routes {
-    /// The service of a listener. The answer to an unknown path is guarded as well: a refused caller learns nothing.
+    /// The service of a listener. The response for an unknown path is guarded as well, so that a refused caller
+    /// learns nothing.
     pub(super) fn into_router(self) -> Router {
         let unknown = any(async || StatusCode::NOT_FOUND).layer(from_fn_with_state(None::<Permission>, guarded));
         self.router.fallback_service(unknown)
     }
 }
 
-/// The one layer of each route, since each listener has a copy for each of its routes: the handler runs only if the
-/// caller has the route's permission, and few at once that read a body. The answer has the route's path, for who counts
-/// it.
+/// The only layer of each route, since each listener has a copy of it per route. The handler runs only if the caller
+/// has the route's permission, and few handlers that read a body run at once. The response carries the route's path
+/// for the request counter.
 async fn guarded(State(permission): State<Option<Permission>>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match admit(permission, &mut request).await {

@@ -1,4 +1,4 @@
-//! kubelet's `/run`: a command in a container, without input; the answer is what it has written.
+//! kubelet's `/run`: runs a command in a container, without input, and responds with its output.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use limpet_containerd::exec::{ExecError, ExecRequest, ExecSession, start};
 /// The most output of a command that is kept, in bytes.
 const MAX_OUTPUT: usize = 1 << 20;
 
-/// kubelet's `/run/{namespace}/{pod}/{container}`, and the same with the pod's UID before the container.
+/// kubelet's `/run/{namespace}/{pod}/{container}`, and the form with the pod's UID before the container.
 pub(super) fn routes(state: ExecState) -> Routes {
     let permission = Permission::Nodes(Subresource::Proxy);
     paths("/run").iter().fold(Routes::default(), |routes, path| routes.post(path, permission, run)).with_state(state)
@@ -58,13 +58,13 @@ async fn run(
     answer(ended, &target.container)
 }
 
-/// The words of `cmd`, parted by spaces as kubelet parts them; none: no command.
+/// The words of `cmd`, split at spaces as in kubelet; empty without a command.
 fn command(query: &[(String, String)]) -> Vec<String> {
     let command = query.iter().find(|(key, _)| key == "cmd").map_or("", |(_, value)| value);
     if command.trim().is_empty() { Vec::new() } else { command.split(' ').map(ToOwned::to_owned).collect() }
 }
 
-/// Exit code and output of a command: what it has written to both streams, as it came.
+/// A command's exit code and its output on both streams, as it came.
 type Ran = (i32, Vec<u8>);
 
 async fn collect(session: ExecSession) -> Result<Ran, ExecError> {
@@ -84,7 +84,7 @@ async fn collect(session: ExecSession) -> Result<Ran, ExecError> {
             () = &mut streams => exit.wait().await?,
             code = exit.wait() => {
                 let code = code?;
-                // What is in the pipes; a child that keeps them open is not waited for.
+                // Reads what is left in the pipes, without waiting for a child that keeps them open.
                 let _ = tokio::time::timeout(OUTPUT_IDLE, streams).await;
                 code
             }
@@ -94,7 +94,7 @@ async fn collect(session: ExecSession) -> Result<Ran, ExecError> {
     Ok((code, output))
 }
 
-/// Reads a stream to its end, and keeps what there is room for: the process must not block.
+/// Reads a stream to its end, because a full pipe would block the process. Keeps what there is room for.
 async fn read(mut stream: impl AsyncRead + Unpin, output: &Mutex<Vec<u8>>) {
     let mut buffer = vec![0; 8 << 10];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
@@ -104,7 +104,7 @@ async fn read(mut stream: impl AsyncRead + Unpin, output: &Mutex<Vec<u8>>) {
     }
 }
 
-/// kubelet's answer: the output of a command that succeeded, and an error in its place otherwise.
+/// kubelet's response: the output of a command that succeeded, else an error.
 fn answer(ended: Result<Ran, ExecError>, container: &str) -> Response {
     match ended {
         Ok((0, output)) => ([(header::CONTENT_TYPE, "application/json")], output).into_response(),
@@ -126,10 +126,10 @@ mod tests {
 
     #[test]
     fn the_command_is_parted_by_spaces() {
-        let of = |cmd: &str| command(&[("cmd".to_owned(), cmd.to_owned())]);
-        assert_eq!(of("ls -l /"), ["ls", "-l", "/"]);
-        assert_eq!(of("true"), ["true"]);
-        assert!(of(" ").is_empty() && of("").is_empty() && command(&[]).is_empty());
+        let parse = |cmd: &str| command(&[("cmd".to_owned(), cmd.to_owned())]);
+        assert_eq!(parse("ls -l /"), ["ls", "-l", "/"]);
+        assert_eq!(parse("true"), ["true"]);
+        assert!(parse(" ").is_empty() && parse("").is_empty() && command(&[]).is_empty());
     }
 
     #[test]

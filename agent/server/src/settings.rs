@@ -1,4 +1,4 @@
-//! The settings of the server: of the listeners on the network (kubelet's API, its read-only port and its health port), and
+//! The settings of the server: its network listeners (kubelet's API, the read-only port and the health port), and
 //! what its routes show of the node.
 
 use std::collections::BTreeMap;
@@ -20,14 +20,14 @@ const HEALTHZ_PORT: u16 = 10_248;
 pub enum AuthorizationMode {
     /// Every authenticated user may use every route.
     AlwaysAllow,
-    /// An apiserver decides, but for the names of `serverAllowedNames`: they may use every route. Without an apiserver
-    /// no other caller may use any.
+    /// An apiserver decides, except about `serverAllowedNames`, who may use every route. Without an apiserver no
+    /// other caller may use any.
     #[default]
     Webhook,
 }
 
 impl AuthorizationMode {
-    /// kubelet's word.
+    /// The value in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::AlwaysAllow => "AlwaysAllow",
@@ -39,7 +39,7 @@ impl AuthorizationMode {
 /// Which of kubelet's debugging routes are served on `port`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DebugHandlers {
-    /// `enableDebuggingHandlers`: all but health, figures and pods.
+    /// `enableDebuggingHandlers`: all routes but health, statistics and pods.
     pub enabled: bool,
     /// `enableSystemLogHandler`: `/logs/`.
     pub system_logs: bool,
@@ -52,45 +52,45 @@ pub struct DebugHandlers {
 }
 
 impl DebugHandlers {
-    /// All of them.
+    /// Every handler is on.
     pub const ALL: Self =
         Self { enabled: true, system_logs: true, system_log_query: true, profiling: true, flags: true };
 }
 
-/// The listeners on the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerSettings {
     /// `enableServer`.
     pub enabled: bool,
-    /// `address`: of `port` and `readOnlyPort`.
+    /// `address` of `port` and `readOnlyPort`.
     pub address: IpAddr,
-    /// `port`; 0: none.
+    /// `port`; 0 disables it.
     pub port: u16,
-    /// `readOnlyPort`; 0: none.
+    /// `readOnlyPort`; 0 disables it.
     pub read_only_port: u16,
     /// `healthzBindAddress`.
     pub healthz_address: IpAddr,
-    /// `healthzPort`; 0: none.
+    /// `healthzPort`; 0 disables it.
     pub healthz_port: u16,
-    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate, or one that the apiserver has issued.
+    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate, or one that the apiserver has
+    /// issued.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// `serverTLSBootstrap`: the certificate is requested from the apiserver.
     pub certificate_by_request: bool,
-    /// `--cert-dir`: where the self-signed certificate lies; `None`: below the root directory.
+    /// `--cert-dir`: where the self-signed certificate is stored; `None`: below the root directory.
     pub certificate_dir: Option<PathBuf>,
     /// `tlsMinVersion` is `VersionTLS13`.
     pub tls13_only: bool,
-    /// `tlsCipherSuites` of TLS 1.2; empty: all.
+    /// `tlsCipherSuites` of TLS 1.2; empty means all.
     pub cipher_suites: Vec<CipherSuite>,
-    /// `tlsCurvePreferences`, in no order; empty: all.
+    /// `tlsCurvePreferences`, without order; empty means all.
     pub key_exchanges: Vec<NamedGroup>,
     /// `authentication.x509.clientCAFile`; `None`: no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
     /// `authentication.anonymous.enabled`: callers without a certificate and a token are `system:anonymous`.
     pub anonymous: bool,
-    /// There is an apiserver: `--kubeconfig`.
+    /// Whether there is an apiserver: `--kubeconfig`.
     pub reviews: bool,
-    /// `authentication.webhook.enabled`: bearer tokens are accepted, where there is an apiserver to review them.
+    /// `authentication.webhook.enabled`: bearer tokens are accepted where there is an apiserver to review them.
     pub tokens: bool,
     /// `authentication.webhook.cacheTTL`.
     pub token_lifetime: Duration,
@@ -101,8 +101,8 @@ pub struct ServerSettings {
     pub denied_lifetime: Duration,
     /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
     pub allowed_names: Vec<String>,
-    /// `streamingConnectionIdleTimeout`: how long `/exec`, `/attach` and `/portForward` may carry nothing; `None`: as
-    /// long as they like.
+    /// `streamingConnectionIdleTimeout`: how long `/exec`, `/attach` and `/portForward` may carry no data; `None`:
+    /// any time.
     pub stream_idle_timeout: Option<Duration>,
     /// `enableDebuggingHandlers` and the related settings.
     pub debug: DebugHandlers,
@@ -139,13 +139,13 @@ impl Default for ServerSettings {
 }
 
 impl ServerSettings {
-    /// Where kubelet's API is served; `None`: it is turned off, or no caller could be admitted.
+    /// Where kubelet's API is served; `None` if it is disabled, or no caller could be admitted.
     pub fn api(&self) -> Option<SocketAddr> {
         let anybody = self.client_ca.is_some() || self.anonymous || self.takes_tokens();
         (self.enabled && anybody && self.port != 0).then(|| SocketAddr::new(self.address, self.port))
     }
 
-    /// Whether a token may say who a caller is.
+    /// Whether bearer tokens are accepted.
     pub fn takes_tokens(&self) -> bool {
         self.tokens && self.reviews
     }
@@ -160,13 +160,13 @@ impl ServerSettings {
         (self.healthz_port != 0).then(|| SocketAddr::new(self.healthz_address, self.healthz_port))
     }
 
-    /// Every port that is listened at.
+    /// The ports of all listeners.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         [self.api(), self.read_only(), self.healthz()].into_iter().flatten().map(|address| address.port())
     }
 }
 
-/// The listeners on the node itself.
+/// The settings of local listeners.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalSettings {
     /// `--socket` or `LIMPET_SOCKET`, absolute; `None`: `limpet.sock` in the run directory.
@@ -179,12 +179,11 @@ pub struct LocalSettings {
 }
 
 impl LocalSettings {
-    /// The path of the local socket.
     pub fn socket(&self, run_dir: &Path) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| run_dir.join("limpet.sock"))
     }
 
-    /// The path of the socket of CRI, if it is served.
+    /// The path of CRI's socket, if CRI is served.
     pub fn cri_socket(&self, run_dir: &Path) -> Option<PathBuf> {
         match &self.cri_socket {
             CriSocket::InRunDirectory => Some(run_dir.join("cri.sock")),
@@ -207,9 +206,8 @@ pub enum CriSocket {
 /// The part of the node's configuration that the server uses or shows.
 #[derive(Debug, Clone)]
 pub struct ServedNode {
-    /// The listeners on the network.
     pub server: ServerSettings,
-    /// The directory of the certificates of kubelet's API.
+    /// The directory of kubelet's API certificates.
     pub pki_dir: PathBuf,
     /// `socketAllowedPods`: the pods whose processes may use the local socket.
     pub socket_allowed_pods: Vec<PodKey>,
@@ -217,13 +215,11 @@ pub struct ServedNode {
     pub devices: BTreeMap<String, Device>,
     /// `cgroupDriver`.
     pub cgroup_driver: CgroupDriver,
-    /// containerd's socket.
     pub runtime_endpoint: PathBuf,
     pub root_dir: PathBuf,
     pub snapshotter: String,
     /// `cniConfigDirectory`.
     pub cni_conf_dir: PathBuf,
-    /// The names of `runtimeClasses`.
     pub runtime_classes: Vec<String>,
 }
 

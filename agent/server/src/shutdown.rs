@@ -1,4 +1,5 @@
-//! `/limpet/v1/shutdown`: an operator, or a script of a node without systemd, ends the pods before the machine goes down.
+//! `/limpet/v1/shutdown`: an operator, or a script on a node without systemd, ends the pods before the machine goes
+//! down.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,16 +14,13 @@ use super::watch::{self as stream, Lines};
 use limpet_core::node_shutdown::{Cancelled, ShutdownProgress, ShutdownRequest};
 use limpet_wire::status::ShutdownCancelled;
 
-/// What the routes need.
 #[derive(Debug, Clone)]
 pub struct ShutdownState {
-    /// To the task that ends the pods.
+    /// Sends requests to the task that ends the pods.
     pub requests: mpsc::Sender<ShutdownRequest>,
-    /// How far it is.
     pub progress: watch::Receiver<ShutdownProgress>,
 }
 
-/// The routes.
 pub(super) fn routes(state: ShutdownState) -> Routes {
     Routes::default()
         .post("/limpet/v1/shutdown", Write, begin)
@@ -30,8 +28,8 @@ pub(super) fn routes(state: ShutdownState) -> Routes {
         .with_state(state)
 }
 
-/// Begins the shutdown, and answers with how far it is: a document a line, until it is done or cancelled. It goes on when the
-/// caller leaves.
+/// Begins the shutdown and responds with its progress, one document per line, until it is done or cancelled. It
+/// continues if the caller disconnects.
 async fn begin(State(state): State<ShutdownState>) -> Response {
     let (done, begun) = oneshot::channel();
     let sent = state.requests.send(ShutdownRequest::Begin(done)).await;
@@ -59,7 +57,7 @@ fn stopping() -> Response {
     StatusError::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message, None).into_response()
 }
 
-/// The progress as lines, of which a slow reader misses some but the last.
+/// The progress as lines; a slow reader misses some of them, but not the last.
 struct ProgressLines {
     progress: watch::Receiver<ShutdownProgress>,
     begun: bool,

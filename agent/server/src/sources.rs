@@ -9,26 +9,24 @@ use limpet_core::source::{ManifestChange, SourceSnapshot};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
-/// One source as shown to users.
+/// A source as shown to users.
 #[derive(Debug, Clone)]
 pub struct SourceView {
-    /// Which kind it is.
     pub kind: SourceKind,
     /// The directory or URL it reads.
     pub place: Arc<str>,
-    /// How it learns of changes: `inotify`, `fanotify`; may be empty.
+    /// How it detects changes: `inotify`, `fanotify`; may be empty.
     pub backend: Arc<str>,
     /// When it last read everything without errors.
     pub last_good: Option<Timestamp>,
     /// When it retries after a failure.
     pub next_retry: Option<Timestamp>,
-    /// Why what it accepted cannot be saved to disk.
+    /// Why accepted manifests cannot be saved to disk.
     pub persist_error: Option<Arc<String>>,
-    /// Its latest snapshot.
     pub snapshot: Arc<SourceSnapshot>,
 }
 
-/// The configured sources, in order of precedence. Called at each request: loads snapshots and returns at once.
+/// The configured sources, in order of precedence. Called for each request: loads snapshots and returns immediately.
 ///
 /// The publisher of a snapshot calls `Observed::touch`, so that watches see new rejections.
 pub trait Sources: Send + Sync {
@@ -38,7 +36,8 @@ pub trait Sources: Send + Sync {
     /// The last changes of a pod's manifest, oldest first. Reads the database.
     ///
     /// # Errors
-    /// It cannot be read; the error message.
+    ///
+    /// A message if the database cannot be read.
     fn history(&self, _: &PodKey) -> Result<Vec<ManifestChange>, String> {
         Ok(Vec::new())
     }

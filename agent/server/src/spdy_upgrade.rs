@@ -1,4 +1,4 @@
-//! The HTTP handshake of SPDY: a request becomes a connection, with one of the protocols that both sides have.
+//! The HTTP handshake of SPDY: upgrades a request to a connection with a protocol that both sides support.
 
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -8,10 +8,10 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use limpet_wire::spdy::{PROTOCOL, SPDY};
 
-/// The protocols that the server has, where none of the client's is among them.
+/// The header that lists the server's protocols if it supports none of the client's.
 const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 
-/// A request that can become a connection.
+/// A request that can be upgraded.
 pub(crate) struct SpdyUpgrade {
     on: OnUpgrade,
     protocol: &'static str,
@@ -23,7 +23,7 @@ pub(crate) fn is_requested(headers: &HeaderMap) -> bool {
     names(CONNECTION, "upgrade") && names(UPGRADE, SPDY)
 }
 
-/// Agrees on the first of the client's protocols that is `supported`; else the answer is kubelet's.
+/// Chooses the first of the client's protocols that is `supported`, or returns kubelet's error response.
 pub(crate) fn negotiate(request: &mut Request, supported: &[&'static str]) -> Result<SpdyUpgrade, Box<Response>> {
     let refused = |status: StatusCode, message: String| Box::new((status, format!("{message}\n")).into_response());
     let offered: Vec<&str> = words(request.headers(), PROTOCOL).collect();
@@ -51,12 +51,12 @@ pub(crate) fn negotiate(request: &mut Request, supported: &[&'static str]) -> Re
 }
 
 impl SpdyUpgrade {
-    /// The protocol that was agreed on.
+    /// The chosen protocol.
     pub(crate) fn protocol(&self) -> &'static str {
         self.protocol
     }
 
-    /// The answer; `serve` has the connection after it.
+    /// The response; `serve` gets the connection after it.
     pub(crate) fn on_upgrade<S, F>(self, serve: S) -> Response
     where
         S: FnOnce(TokioIo<Upgraded>) -> F + Send + 'static,
@@ -77,7 +77,7 @@ impl SpdyUpgrade {
     }
 }
 
-/// The words of a header, which may come several times and separate them by commas.
+/// The words of a header, which may occur several times and separate its words by commas.
 fn words(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|word| !word.is_empty())

@@ -1,7 +1,7 @@
-//! kubelet's figures: `/stats/summary` and the pages for Prometheus below `/metrics/`.
+//! kubelet's statistics: `/stats/summary` and the pages for Prometheus below `/metrics/`.
 //!
-//! Each request reads the kernel's counters, off the agent's thread ([`limpet_telemetry::usage`]), and renders what it has read. The
-//! Summary has what directories take, too, as it was measured a while ago at the most.
+//! Each request reads the kernel's counters on a blocking thread ([`limpet_telemetry::usage`]) and renders them. The
+//! Summary also has the disk usage of directories, from the last measurement.
 
 pub(super) mod cadvisor;
 pub(super) mod exposition;
@@ -29,11 +29,10 @@ use limpet_telemetry::metrics::CONTENT_TYPE;
 /// The query of `/stats/summary`.
 #[derive(Debug, Deserialize)]
 pub(super) struct SummaryQuery {
-    /// `true`: without networks, disks and process ids.
+    /// `true`: omits networks, disks and process counts.
     only_cpu_and_memory: Option<String>,
 }
 
-/// kubelet's Summary.
 pub(super) async fn summary(State(state): State<ServerState>, Query(query): Query<SummaryQuery>) -> Response {
     let basic = query.only_cpu_and_memory.as_deref() == Some("true");
     let depth = if basic { Depth::Basic } else { Depth::Whole };
@@ -45,7 +44,7 @@ pub(super) async fn summary(State(state): State<ServerState>, Query(query): Quer
     }
 }
 
-/// The same for a client that sends the query as a form; the answer to a type that is none is kubelet's.
+/// The Summary for a client that sends the query as a form. The error for an invalid media type is kubelet's.
 pub(super) async fn summary_of_form(
     state: State<ServerState>,
     Query(mut query): Query<SummaryQuery>,
@@ -57,11 +56,11 @@ pub(super) async fn summary_of_form(
     let media_type = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
     match media_type.map(|whole| whole.split(';').next().unwrap_or_default().trim()) {
         Some("application/x-www-form-urlencoded") => {
-            let own = form_urlencoded::parse(body.as_bytes()).find_map(of_form);
-            query.only_cpu_and_memory = own.or(query.only_cpu_and_memory);
+            let from_form = form_urlencoded::parse(body.as_bytes()).find_map(of_form);
+            query.only_cpu_and_memory = from_form.or(query.only_cpu_and_memory);
         }
         Some(other) if other.split('/').count() != 2 => return unparsed("mime: unexpected content after media type"),
-        // Another body says nothing.
+        // Bodies of other types are ignored.
         _ => {}
     }
     summary(state, Query(query)).await
@@ -71,7 +70,7 @@ fn unparsed(why: &str) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, format!("parse form failed: {why}")).into_response()
 }
 
-/// The checks of health, as Kubernetes' components show them for service level indicators.
+/// The health checks as Kubernetes' components show them for service level indicators.
 pub(super) async fn slis(State(state): State<ServerState>) -> Response {
     let checks = health::checks(&state).await;
     let samples = checks.iter().map(|(name, verdict)| Sample {
@@ -95,7 +94,7 @@ pub(super) async fn resource(State(state): State<ServerState>) -> Response {
     page(resource::page(usage.inspect_err(report).ok().as_ref()))
 }
 
-/// The series of cAdvisor that cgroups give.
+/// The series of cAdvisor that cgroups provide.
 pub(super) async fn cadvisor(State(state): State<ServerState>) -> Response {
     let usage = state.meter.usage(state.observed.load(), Depth::Whole).await;
     page(cadvisor::page(usage.inspect_err(report).ok().as_ref()))
@@ -114,7 +113,7 @@ fn report(error: &io::Error) {
     tracing::warn!(%error, "usage cannot be read");
 }
 
-/// The answer when the kernel's files do not answer.
+/// The response if the kernel's files cannot be read.
 pub(super) fn failed(error: &io::Error) -> Response {
     report(error);
     (StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: usage cannot be read: {error}")).into_response()

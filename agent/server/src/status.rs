@@ -1,4 +1,5 @@
-//! What `limpet status` reads: how the agent, its connection to the apiserver and the node's credentials are doing.
+//! The document of `limpet status`: the state of the agent, its connection to the apiserver and the node's
+//! credentials.
 
 use std::path::PathBuf;
 
@@ -18,7 +19,6 @@ use limpet_host::proc_files::boot_time;
 use limpet_model::object::{ObjectKind, token};
 use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument, UnsentDocument};
 
-/// All of it, now.
 pub(super) async fn status(State(state): State<ServerState>) -> Response {
     let pressure = *state.pressure.borrow();
     json(&StatusDocument {
@@ -55,7 +55,7 @@ fn apiserver(link: &Link, node: &str) -> ApiserverDocument {
     }
 }
 
-/// The certificates there are. One that cannot be read is omitted and logged.
+/// The node's certificates. One that cannot be read is logged and omitted.
 async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
     let client = state.cluster.as_ref().and_then(Link::identity);
     let serving = match serving_file(&state.settings) {
@@ -76,7 +76,7 @@ async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
     [("client", client), ("serving", serving)].into_iter().filter_map(document).collect()
 }
 
-/// The certificate of kubelet's API, where it is one that has to be renewed: no client trusts the self-signed one.
+/// The certificate of kubelet's API if it needs renewal. The self-signed one does not, because no client trusts it.
 fn serving_file(config: &ServedNode) -> Option<PathBuf> {
     config.server.api()?;
     match &config.server.certificate {
@@ -86,7 +86,7 @@ fn serving_file(config: &ServedNode) -> Option<PathBuf> {
     }
 }
 
-/// The tokens that pods of the apiserver have.
+/// The tokens of the apiserver's pods.
 pub(super) fn tokens(state: &ServerState) -> TokensDocument {
     let views = state.sources.views();
     let connected = views.iter().filter(|view| view.kind.traits().is_connection);

@@ -19,7 +19,7 @@ pub(super) struct StatusError {
 
 impl StatusError {
     /// The response to a failed request for the `resource` called `name`.
-    pub(super) fn of(error: &PushError, resource: Resource, name: &str) -> Self {
+    pub(super) fn from_push_error(error: &PushError, resource: Resource, name: &str) -> Self {
         let (code, reason) = match error {
             PushError::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
             PushError::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
@@ -51,7 +51,7 @@ impl StatusError {
         self.status.message.as_deref().unwrap_or_default()
     }
 
-    /// A body that was not received in full, or is too large.
+    /// The error for a body that was not received in full, or is too large.
     pub(super) fn of_body(rejection: &BytesRejection, limit: usize) -> Self {
         match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
@@ -62,7 +62,6 @@ impl StatusError {
         }
     }
 
-    /// An error with that code, reason and message.
     pub(super) fn new(code: StatusCode, reason: &str, message: String, details: Option<StatusDetails>) -> Self {
         let status = Status {
             status: Some("Failure".to_owned()),
@@ -76,7 +75,7 @@ impl StatusError {
     }
 }
 
-/// One fault as a cause: kubectl prints field and message.
+/// A fault as a cause: kubectl prints field and message.
 fn cause(fault: &Fault) -> StatusCause {
     let reason = match fault.message.as_str() {
         "required" => "FieldValueRequired",
@@ -120,7 +119,7 @@ mod tests {
             (PushError::Stopping, 503, "ServiceUnavailable"),
         ];
         for (error, code, reason) in table {
-            let status_error = StatusError::of(&error, Resource::Pod, "web");
+            let status_error = StatusError::from_push_error(&error, Resource::Pod, "web");
             assert_eq!(
                 (status_error.code.as_u16(), status_error.status.reason.as_deref()),
                 (code, Some(reason)),
@@ -137,8 +136,10 @@ mod tests {
             Fault::error("spec.nme", "no such field").with_remedy("did you mean name?"),
             Fault::warning("spec.schedulerName", "has no effect"),
         ];
-        let status =
-            serde_json::to_value(StatusError::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
+        let status = serde_json::to_value(
+            StatusError::from_push_error(&PushError::Invalid(faults), Resource::Pod, "web").status,
+        )
+        .unwrap();
         assert_eq!(
             status["details"],
             json!({

@@ -1,4 +1,4 @@
-//! The fuzz target of what a client may send on a WebSocket: its frames, and the channels of commands and of ports.
+//! The fuzz target for a client's bytes on a WebSocket: its frames, and the channels of commands and of ports.
 
 use std::future::ready;
 
@@ -14,11 +14,12 @@ use super::channels::{Encoding, MAX_MESSAGE, READ_BUFFER};
 use super::exec::check_messages as check_commands;
 use super::port_forward::check_messages as check_ports;
 
-/// Feeds a client's bytes to a WebSocket of commands and to one of ports, all at once and one by one: the same comes out,
-/// within the limits. The first byte selects the protocol.
+/// Feeds a client's bytes to a WebSocket of commands and to one of ports, both at once and byte by byte. The messages
+/// must be equal and within the limits. The first byte selects the protocol.
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// If that does not hold.
 pub fn check(bytes: &[u8]) {
     let Some((choice, bytes)) = bytes.split_first() else { return };
     let encoding = if choice & 1 == 0 { Encoding::Binary } else { Encoding::Base64 };
@@ -36,7 +37,7 @@ pub fn check(bytes: &[u8]) {
     check_ports(&messages, encoding, usize::from(choice >> 2) + 1);
 }
 
-/// The messages of a client that sends `bytes`, in pieces of `step`.
+/// The messages of a client that sends `bytes` in pieces of `step`.
 fn messages(bytes: &[u8], step: usize) -> Vec<Message> {
     let pieces = bytes.chunks(step.max(1)).map(Ok::<_, std::io::Error>);
     let io = join(StreamReader::new(stream::iter(pieces)), sink());
@@ -50,11 +51,11 @@ fn messages(bytes: &[u8], step: usize) -> Vec<Message> {
         let whole = socket.take_while(|message| ready(message.is_ok()));
         whole.filter_map(|message| ready(message.ok().and_then(of_frame))).collect().await
     };
-    // All bytes are there, and all that is sent is taken: nothing is waited for.
+    // All bytes are available and the reader takes them all, so nothing waits.
     read.now_or_never().unwrap_or_default()
 }
 
-/// The message as axum has it; `None`: it is the close, after which nothing comes.
+/// axum's form of the message; `None` for the close frame, which ends the stream.
 fn of_frame(frame: Frame) -> Option<Message> {
     match frame {
         Frame::Text(text) => Some(Message::Text(text.as_str().into())),

@@ -22,7 +22,7 @@ use limpet_telemetry::health::Heartbeat;
 use limpet_wire::pods::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
 
-/// A directory that is removed with the test.
+/// A directory that is removed at the end of the test.
 struct TempDir(PathBuf);
 
 impl TempDir {
@@ -208,7 +208,7 @@ async fn a_watcher_gets_the_last_status_of_a_pod_before_its_deletion() {
     assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Added(_))));
     assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Synced)));
 
-    // Both happen before the watcher looks again.
+    // Both changes happen before the watcher looks again.
     let mut last = (*pod).clone();
     last.status.phase = Some("Failed".to_owned());
     observed.publish(&key, Some(Arc::new(last)));
@@ -225,7 +225,7 @@ async fn a_watcher_gets_the_last_status_of_a_pod_before_its_deletion() {
     assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Added(_))));
     assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Deleted(_))));
 
-    // A watcher that is gone holds nothing.
+    // A disconnected watcher holds nothing.
     drop(lines);
     while observed.consumers() > 0 {
         tokio::task::yield_now().await;

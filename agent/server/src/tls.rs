@@ -1,8 +1,8 @@
 //! TLS of kubelet's API: the node's certificate, and the authorities of its clients.
 //!
-//! The files are checked when a client connects, and read again when they have changed: a rotated certificate needs
-//! neither a restart nor a watch. Without `tlsCertFile` it is the one that the apiserver has issued
-//! (`serverTLSBootstrap`); otherwise the first client has a self-signed certificate made, which stays.
+//! The files are checked when a client connects, and read again if they have changed, so a rotated certificate needs
+//! neither a restart nor a watch. Without `tlsCertFile` the certificate is the one that the apiserver has issued
+//! (`serverTLSBootstrap`), or else a self-signed one, which is created for the first client and then kept.
 
 mod client_certificate;
 mod handshake_limit;
@@ -33,36 +33,31 @@ use limpet_cluster::{User, certificate_files};
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
 
-/// How long reading the files may take.
+/// The deadline for reading the files.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Why no client can connect now.
 #[derive(Debug, thiserror::Error)]
 enum TlsError {
-    /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file holds no certificate or key.
+    /// A file has no certificate or key.
     #[error("parse {}: {source}", path.display())]
     Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
-    /// The authorities cannot be used.
     #[error("use the authorities in clientCAFile {}: {source}", path.display())]
     Authorities { path: PathBuf, source: rustls::server::VerifierBuilderError },
-    /// The authorities hold a certificate that is none.
     #[error("parse a certificate in clientCAFile {}: {source}", path.display())]
     Authority { path: PathBuf, source: rustls::Error },
-    /// Certificate and key do not go together, or are of no known kind.
+    /// Certificate and key do not match, or have an unsupported type.
     #[error("read the node's certificate: {0}")]
     Certificate(rustls::Error),
-    /// `serverTLSBootstrap`, and the request has not been approved.
+    /// `serverTLSBootstrap` is set, and the request has not been approved.
     #[error("the node has no certificate yet; approve its request: kubectl get csr, kubectl certificate approve NAME")]
     NotIssued,
-    /// No certificate could be made.
     #[error("create a self-signed certificate: {0}")]
     SelfSigned(#[from] SelfSignedError),
 }
 
-/// A file as it was when it was read.
+/// A file's identity when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -71,29 +66,29 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(path: &Path) -> Result<Self, TlsError> {
+    fn read(path: &Path) -> Result<Self, TlsError> {
         let metadata = path.metadata().map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
         Ok(Self { path: path.to_owned(), modified: metadata.modified().ok(), size: metadata.len() })
     }
 }
 
-/// What the files held.
+/// The files' content.
 struct Loaded {
     files: Vec<Stamp>,
     current: Current,
 }
 
-/// How clients are served now.
+/// The current TLS configuration.
 #[derive(Clone)]
 struct Current {
     config: Arc<ServerConfig>,
-    /// Verifies the certificates of clients; `None` without `clientCAFile`.
+    /// Verifies client certificates; `None` without `clientCAFile`.
     authorities: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 impl Current {
-    /// The user of a client's certificate, the first of `chain`; `None` where there is none, or where it names no user, as in
-    /// kubelet. The error says why it is not valid.
+    /// The user in a client's certificate, the first of `chain`; `None` if there is no certificate or, as in kubelet,
+    /// it names no user. The error says why the certificate is invalid.
     fn user(&self, chain: &[CertificateDer<'_>]) -> Result<Option<User>, String> {
         let (Some((certificate, intermediates)), Some(authorities)) = (chain.split_first(), &self.authorities) else {
             return Ok(None);
@@ -105,15 +100,15 @@ impl Current {
     }
 }
 
-/// The TLS of one listener.
+/// The TLS of a listener.
 pub(super) struct Tls {
     settings: ServerSettings,
     gate: Arc<Gate>,
-    /// Where the self-signed certificate lies.
+    /// The directory of the self-signed certificate.
     pki_dir: PathBuf,
     node_name: Arc<str>,
     loaded: Mutex<Option<Loaded>>,
-    /// What was logged last: the same cause is not logged for every client.
+    /// The last logged error: the same cause is not logged for every client.
     reported: Mutex<Option<String>>,
 }
 
@@ -129,7 +124,7 @@ impl Tls {
         }
     }
 
-    /// Does the handshake with a client, and verifies its certificate if it has one.
+    /// Performs the handshake with a client, and verifies its certificate if it has one.
     pub(super) async fn accept(
         self: Arc<Self>,
         stream: TcpStream,
@@ -152,7 +147,7 @@ impl Tls {
         Ok((stream, Caller::Network(Arc::new(client))))
     }
 
-    /// Whether the certificate of a client is still valid, by the authorities that were read last.
+    /// Checks that a client's certificate is still valid, by the authorities that were read last.
     fn verify(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
         let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let current = loaded.as_ref().map(|loaded| loaded.current.clone());
@@ -169,7 +164,7 @@ impl Tls {
         io::Error::other(cause)
     }
 
-    /// What the files hold now. Blocks.
+    /// The configuration from the files' current content. Blocks.
     fn current(&self) -> Result<Current, TlsError> {
         let (certificate, key) = match &self.settings.certificate {
             _ if self.settings.certificate_by_request => {
@@ -183,7 +178,7 @@ impl Tls {
             None => self_signed::ensure(&self.pki_dir, &self.node_name)?,
         };
         let files = [Some(&certificate), Some(&key), self.settings.client_ca.as_ref()];
-        let files = files.into_iter().flatten().map(|path| Stamp::of(path)).collect::<Result<Vec<_>, _>>()?;
+        let files = files.into_iter().flatten().map(|path| Stamp::read(path)).collect::<Result<Vec<_>, _>>()?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.files == files) {
             return Ok(loaded.current.clone());
@@ -198,7 +193,7 @@ impl Tls {
 fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Current, TlsError> {
     let mut provider = rustls::crypto::ring::default_provider();
     if !settings.cipher_suites.is_empty() {
-        // Those of TLS 1.3 are not chosen by name, as in Go.
+        // As in Go, the suites of TLS 1.3 cannot be chosen by name.
         let is_chosen =
             |suite: &SupportedCipherSuite| suite.tls13().is_some() || settings.cipher_suites.contains(&suite.suite());
         provider.cipher_suites.retain(is_chosen);
@@ -224,7 +219,7 @@ fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Cur
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Certificate)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A session that can be resumed holds the client's chain, which anyone can make 64 KiB long: 256 of them are 16 MiB.
+    // A resumable session stores the client's chain, which anyone can make 64 KiB long: 256 of them would be 16 MiB.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(Current { config: Arc::new(config), authorities })

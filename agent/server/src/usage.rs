@@ -1,4 +1,5 @@
-//! What `limpet top` and `limpet ui` read: counters with the moment of each, from which it computes what was used in between.
+//! The document of `limpet top` and `limpet ui`: counters with their timestamps, from which they compute the usage in
+//! between.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -12,7 +13,6 @@ use limpet_host::cgroup::usage::{Depth, GroupUsage};
 use limpet_telemetry::usage::{NodeUsage, PodUsage};
 use limpet_wire::usage::{ContainerUsageDocument, PodUsageDocument, Reading, UsageDocument};
 
-/// The counters now.
 pub(super) async fn usage(State(state): State<ServerState>) -> Response {
     match state.meter.usage(state.observed.load(), Depth::Basic).await {
         Ok(usage) => json(&document(&usage, *state.pressure.borrow())),

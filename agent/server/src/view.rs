@@ -1,4 +1,4 @@
-//! Converts snapshots to documents: pure, and without copies of data that is only serialized.
+//! Converts snapshots to documents: pure, and without copying data that is only serialized.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -51,30 +51,30 @@ impl<'a> FromIterator<PodView<'a>> for PodListView<'a> {
     }
 }
 
-/// One pod as all routes see it.
+/// A pod as all routes see it.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
-    /// The version that a worker has, or else the one that a source publishes.
+    /// The worker's version, or else the source's.
     pub(super) record: Arc<PodRecord>,
-    /// The status from its worker; `None` while no worker has reported it.
+    /// The worker's status; `None` until a worker has reported it.
     pub(super) observed: Option<Arc<ObservedPod>>,
-    /// For the NOTE column.
+    /// The text of the NOTE column.
     pub(super) note: Option<String>,
 }
 
-/// Every pod that is observed or desired, by key; pods that only a source has are shown as pending.
+/// Every observed or desired pod, by key. Pods that only a source has are shown as pending.
 pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &DesiredPods) -> BTreeMap<PodKey, Row> {
     let mut rows = BTreeMap::new();
     for (key, pod) in &observed.pods {
-        rows.insert(key.clone(), Row::of(pod));
+        rows.insert(key.clone(), Row::new(pod));
     }
     for source in sources {
-        // One that is being deleted and has no worker any more is gone.
+        // A pod that is being deleted and has no worker any more is gone.
         for (key, record) in source.snapshot.pods.iter().filter(|(_, record)| !record.is_deleting()) {
             rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
         }
     }
-    // Those of workloads are in no source's snapshot.
+    // Pods of workloads are in no source's snapshot.
     for (key, record) in desired.pods.iter().filter(|(_, record)| !record.is_deleting()) {
         rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
     }
@@ -93,7 +93,7 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &De
     rows
 }
 
-/// Remarks on the pods that the apiserver does not show.
+/// Adds remarks to the pods that the apiserver does not show.
 pub(super) fn remark_refused(rows: &mut BTreeMap<PodKey, Row>, cluster: Option<&Link>) {
     for (key, why) in cluster.map(|link| link.view().refused).unwrap_or_default() {
         if let Some(row) = rows.get_mut(&key) {
@@ -102,7 +102,7 @@ pub(super) fn remark_refused(rows: &mut BTreeMap<PodKey, Row>, cluster: Option<&
     }
 }
 
-/// The source of the apiserver's pods as it is shown: what it has, and how the connection is.
+/// The apiserver's source as it is shown: with its pods and the state of the connection.
 pub(super) fn cluster(view: &ClusterView, source: SourceDocument) -> SourceDocument {
     let ClusterView { state, last_online, mirrors, refused, .. } = view;
     let (health, detail, last_good) = match state {
@@ -121,14 +121,14 @@ pub(super) fn cluster(view: &ClusterView, source: SourceDocument) -> SourceDocum
     }
 }
 
-/// The remark for the pod of that key about a claim it won or lost.
+/// The remark for the pod with this key about a claim that it won or lost.
 fn claim_remark(key: &PodKey, duplicate: &Duplicate) -> String {
     if duplicate.winner.key == *key { duplicate.winner_message() } else { duplicate.loser_message() }
 }
 
 impl Row {
     /// An observed pod.
-    pub(super) fn of(pod: &Arc<ObservedPod>) -> Self {
+    pub(super) fn new(pod: &Arc<ObservedPod>) -> Self {
         Self { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)), note: pod.note.clone() }
     }
 
@@ -157,7 +157,7 @@ impl Row {
         PodView { api_version: "v1", kind: "Pod", metadata, spec: Cow::Borrowed(record.spec()), status }
     }
 
-    /// The pod as containerd has it: its names and the running containers, as in kubelet's `/runningpods/`. `None` when
+    /// The pod as containerd has it: its names and the running containers, as in kubelet's `/runningpods/`. `None` if
     /// no container runs.
     pub(super) fn running(&self) -> Option<PodView<'_>> {
         let status = &self.observed.as_ref()?.status;
@@ -200,7 +200,7 @@ impl Row {
         }
     }
 
-    /// The name in the manifest: of a static pod, the name without the node's suffix.
+    /// The name in the manifest: a static pod's name without the node's suffix.
     fn manifest_name(&self, node: &str) -> &str {
         let name = self.record.key.name();
         if self.record.source.traits().is_stored {
@@ -209,7 +209,7 @@ impl Row {
         name.strip_suffix(node).and_then(|rest| rest.strip_suffix('-')).filter(|rest| !rest.is_empty()).unwrap_or(name)
     }
 
-    /// The pod's names and its containers'.
+    /// The names of the pod and its containers.
     pub(super) fn names(&self, node: &str) -> PodNames {
         let spec = self.record.spec();
         let containers =
@@ -243,7 +243,7 @@ impl Row {
             .filter(|rejection| rejection.kept.contains(key))
             .map(|refused| rejection(refused))
             .collect();
-        // The remark that refers to this page for the rejected manifest is not needed on it.
+        // The remark refers to this page for the rejected manifest, so it is not needed here.
         let note = self.observed.as_ref().and_then(|observed| observed.note.clone());
         DescribeDocument {
             entry: PodEntry { note, ..self.entry(node) },
@@ -269,12 +269,11 @@ pub(super) fn authored(record: &PodRecord) -> PodView<'_> {
     }
 }
 
-/// Whether the event is about that pod.
 pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
     event.pod.as_ref().is_some_and(|(of, _)| of == key)
 }
 
-/// A source as shown to users; published pods that do not run because of another source count as rejected too.
+/// A source as shown to users. A published pod that does not run because of another source counts as rejected too.
 pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument {
     let snapshot = &view.snapshot;
     let (health, detail) = match &snapshot.health {
@@ -308,7 +307,7 @@ fn missing_object((object, pods): (&ObjectKey, &imbl::OrdSet<PodKey>)) -> Missin
     MissingObjectDocument { object: object.to_string(), pods: pods.iter().map(ToString::to_string).collect() }
 }
 
-/// Whether a pod of the source does not run; two files that claim one key are already rejected by the source itself.
+/// Whether a pod of the source does not run. If two files claim one key, the source itself has already rejected one.
 fn loses(source: SourceKind, Duplicate { winner, loser }: &Duplicate) -> bool {
     loser.source == source && (winner.source != source || winner.key != loser.key)
 }
@@ -322,7 +321,7 @@ fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
 }
 
-/// The pods that run of a file or URL of which something is rejected, without those with an older version.
+/// The running pods of a file or URL with rejections, without those at an older version.
 fn accepted(view: &SourceView, desired: &DesiredPods, rejected: &RejectionDocument) -> Vec<String> {
     let runs = |key: &PodKey| desired.pods.get(key).is_some_and(|pod| pod.source == view.kind);
     let of_origin = view.snapshot.pods.values().filter(|pod| *pod.origin == *rejected.origin && runs(&pod.key));

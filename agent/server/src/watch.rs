@@ -1,7 +1,7 @@
 //! Streams of JSON lines: one document per line, first the current state, then every change.
 //!
-//! A slow reader gets fewer and newer lines, never a growing queue: each batch is the difference between the last state
-//! sent and the newest.
+//! A slow reader gets fewer and newer lines, never a growing queue: each batch is the difference between the last
+//! state sent and the newest.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ use limpet_wire::pods::PodChange;
 
 /// The lines of a stream.
 pub(super) trait Lines: Send + 'static {
-    /// The next lines, once there are any; `None` when there will be no more.
+    /// The next lines; `None` once there will be no more.
     fn next(&mut self) -> impl Future<Output = Option<Vec<u8>>> + Send;
 }
 
@@ -38,14 +38,14 @@ pub(super) fn lines(lines: impl Lines) -> Response {
 /// Appends a document as a line.
 pub(super) fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
     let start = batch.len();
-    // Writing to memory cannot fail, and the documents have string keys only; half a line would break the stream.
+    // Writing to memory cannot fail, and the documents have string keys only. A partial line would break the stream.
     match serde_json::to_writer(&mut *batch, document) {
         Ok(()) => batch.push(b'\n'),
         Err(_) => batch.truncate(start),
     }
 }
 
-/// The changes of the pods as lines: `PodChange` documents.
+/// The changes of pods as lines of `PodChange` documents.
 pub(super) struct PodWatch {
     changes: PodChanges,
     node: Arc<str>,
@@ -87,7 +87,7 @@ pub(super) struct EventWatch {
     sent: HashMap<EventId, u32>,
 }
 
-/// What identifies an event; its count is not part of it.
+/// An event's identity, without its count.
 type EventId = (Option<PodKey>, Option<ObjectKey>, Option<String>, Cow<'static, str>, String);
 
 impl EventWatch {
@@ -129,7 +129,7 @@ impl Lines for EventWatch {
         loop {
             let events = self.state.events.clone();
             let mut changed = std::pin::pin!(events.changed());
-            // Polled once before the events are read, so that every event recorded from here on wakes it.
+            // Polled before the events are read, so that every event recorded from here on wakes it.
             let recorded = futures_util::poll!(changed.as_mut()).is_ready();
             let batch = self.difference();
             if !batch.is_empty() {

@@ -1,4 +1,4 @@
-//! Kubernetes' remotecommand protocol: the encoding of the messages. Server and client share it; no I/O.
+//! Encodes the messages of Kubernetes' remotecommand protocol, for server and client. No I/O.
 //!
 //! Over a WebSocket a message is one byte for the channel, then data. Version 5 adds a message that closes a channel;
 //! version 4 has none.
@@ -7,34 +7,31 @@ use serde_json::{Value, json};
 
 /// The current protocol.
 pub const PROTOCOL_V5: &str = "v5.channel.k8s.io";
-/// The previous version: over a WebSocket stdin cannot be closed.
+/// The previous version: over a WebSocket, stdin cannot be closed.
 pub const PROTOCOL_V4: &str = "v4.channel.k8s.io";
 
-/// The channel of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Channel {
-    /// The process's stdin.
     Stdin = 0,
     Stdout = 1,
     Stderr = 2,
-    /// How it exited: a `Status` document, the last message.
+    /// How the process exited: a `Status` document, in the last message.
     Error = 3,
     /// The size of the client's terminal.
     Resize = 4,
-    /// Version 5: the channel in the second byte is closed.
+    /// Version 5: closes the channel in the second byte.
     Close = 255,
 }
 
 impl Channel {
-    /// The channel and the data of a message; `None` for an empty message or an unknown channel.
+    /// Splits a message into channel and data; `None` for an empty message or an unknown channel.
     pub fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let (first, data) = message.split_first()?;
-        Self::of(*first).map(|channel| (channel, data))
+        Self::from_number(*first).map(|channel| (channel, data))
     }
 
-    /// The channel of that number.
-    pub fn of(number: u8) -> Option<Self> {
+    pub fn from_number(number: u8) -> Option<Self> {
         let all = [Self::Stdin, Self::Stdout, Self::Stderr, Self::Error, Self::Resize, Self::Close];
         all.into_iter().find(|channel| *channel as u8 == number)
     }
@@ -45,22 +42,24 @@ impl Channel {
     }
 }
 
-/// Which of the process's streams the client attaches.
+/// The process's streams that the client attaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Streams {
     pub stdin: bool,
     pub stdout: bool,
     /// Stderr; never with a terminal.
     pub stderr: bool,
-    /// The process has a terminal, and the client sends its size.
+    /// Whether the process has a terminal, whose size the client sends.
     pub tty: bool,
 }
 
 impl Streams {
-    /// Parses kubelet's query: `input`, `output`, `error` and `tty` as `1`. The apiserver's names of the streams are accepted too.
+    /// Parses kubelet's query: `input`, `output`, `error` and `tty` as `1`. Also accepts the apiserver's names of the
+    /// streams.
     ///
     /// # Errors
-    /// kubelet's message when none is named.
+    ///
+    /// kubelet's message if no stream is named.
     pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
         let flag = |names: [&'static str; 2]| {
             let mut set = query.iter().filter(|(key, _)| names.contains(&key.as_str()));
@@ -85,7 +84,6 @@ impl Streams {
 pub struct Command {
     /// The program and its arguments.
     pub arguments: Vec<String>,
-    /// The attached streams.
     pub streams: Streams,
 }
 
@@ -93,6 +91,7 @@ impl Command {
     /// Parses kubelet's query: `command` for each argument, and the streams.
     ///
     /// # Errors
+    ///
     /// kubelet's message for what is missing.
     pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
         let streams = Streams::parse(query)?;
@@ -117,7 +116,7 @@ pub fn parse_size(data: &[u8]) -> Option<(u16, u16)> {
     Some((field("Width")?, field("Height")?))
 }
 
-/// The `Status` of a command that exited.
+/// The `Status` of a command that has exited.
 pub fn exit_status(code: i32) -> Vec<u8> {
     let status = match code {
         0 => json!({ "metadata": {}, "status": "Success" }),
@@ -145,10 +144,11 @@ pub fn failure_status(message: &str) -> Vec<u8> {
     status.to_string().into_bytes()
 }
 
-/// The exit code in a `Status`, or the message of one that has none.
+/// The exit code in a `Status`.
 ///
 /// # Errors
-/// The message to show.
+///
+/// The message to show for a `Status` without exit code.
 pub fn parse_status(data: &[u8]) -> Result<i32, String> {
     let status: Value = serde_json::from_slice(data).map_err(|error| format!("unreadable status: {error}"))?;
     if status["status"] == "Success" {

@@ -24,7 +24,6 @@ pub struct DiffRequest {
     /// The directory they were read from; if it is the manifest directory, they are all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<PathBuf>,
-    /// The manifests.
     pub files: Vec<DiffFile>,
 }
 
@@ -33,14 +32,11 @@ pub struct DiffRequest {
 pub struct DiffFile {
     /// The file name in the directory.
     pub name: String,
-    /// The file's content.
     pub text: String,
 }
 
-/// What would change.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiffDocument {
-    /// Pods that change.
     pub pods: Vec<PodDiffDocument>,
     /// ConfigMaps and Secrets that change.
     pub objects: Vec<ObjectDiffDocument>,
@@ -50,7 +46,6 @@ pub struct DiffDocument {
     pub remarks: Vec<String>,
 }
 
-/// The change of one pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodDiffDocument {
@@ -114,7 +109,6 @@ pub struct ImageDocument {
     pub present: Option<bool>,
 }
 
-/// The change of one ConfigMap or Secret.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectDiffDocument {
@@ -151,11 +145,11 @@ pub struct ValueDocument {
 }
 
 impl DiffDocument {
-    /// The forecast as a document. `present`: which images are known to be present on this node.
-    pub fn of(forecast: &Forecast, rejected: &[Rejection], present: &BTreeMap<String, bool>) -> Self {
+    /// Converts a forecast. `present` says which images are known to be present on this node.
+    pub fn new(forecast: &Forecast, rejected: &[Rejection], present: &BTreeMap<String, bool>) -> Self {
         Self {
-            pods: forecast.pods.iter().filter_map(|pod| PodDiffDocument::of(pod, present)).collect(),
-            objects: forecast.objects.iter().filter_map(ObjectDiffDocument::of).collect(),
+            pods: forecast.pods.iter().filter_map(|pod| PodDiffDocument::new(pod, present)).collect(),
+            objects: forecast.objects.iter().filter_map(ObjectDiffDocument::new).collect(),
             rejected: rejected.iter().map(pods::rejection).collect(),
             remarks: Vec::new(),
         }
@@ -168,7 +162,7 @@ impl DiffDocument {
 }
 
 impl PodDiffDocument {
-    fn of(pod: &PodForecast, present: &BTreeMap<String, bool>) -> Option<Self> {
+    fn new(pod: &PodForecast, present: &BTreeMap<String, bool>) -> Option<Self> {
         let record = pod.record()?;
         let (mut replacement, mut why, mut grace_seconds) = (Replacement::default(), Vec::new(), None);
         let change = match &pod.effect {
@@ -216,7 +210,7 @@ fn field(edit: &Edit) -> FieldDocument {
 }
 
 impl ObjectDiffDocument {
-    fn of(object: &ObjectForecast) -> Option<Self> {
+    fn new(object: &ObjectForecast) -> Option<Self> {
         let record = object.record()?;
         let names = |keys: &[limpet_model::pod::PodKey]| keys.iter().map(ToString::to_string).collect();
         Some(Self {

@@ -1,12 +1,12 @@
-//! When a stream of `/exec`, `/attach` or `/portForward` has carried nothing for too long: kubelet's
-//! `streamingConnectionIdleTimeout`. One timer for each stream, which runs only while the stream is open.
+//! Detects that a stream of `/exec`, `/attach` or `/portForward` has carried no data for too long: kubelet's
+//! `streamingConnectionIdleTimeout`. Each stream has a timer, which runs only while the stream is open.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// How long a stream may be idle; `None`: as long as it likes.
+/// How long a stream may be idle; `None` means any time.
 pub type IdleTimeout = Option<Duration>;
 
 /// The idle time of one stream.
@@ -14,28 +14,28 @@ pub type IdleTimeout = Option<Duration>;
 pub struct Idle {
     timeout: IdleTimeout,
     start: Instant,
-    /// When the stream was used last, in milliseconds after the start.
+    /// When the stream was last used, in milliseconds after `start`.
     used: AtomicU64,
 }
 
 impl Idle {
-    /// Of a stream that begins now.
+    /// The idle time of a stream that begins now.
     pub fn new(timeout: IdleTimeout) -> Self {
         Self { timeout, start: Instant::now(), used: AtomicU64::new(0) }
     }
 
-    /// The stream carries data now.
+    /// Records that the stream carries data now.
     pub fn reset(&self) {
         let elapsed = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.used.store(elapsed, Ordering::Relaxed);
     }
 
-    /// Resolves once the stream has carried nothing for the timeout.
+    /// Resolves once the stream has carried no data for the timeout.
     pub async fn expired(&self) {
         let Some(timeout) = self.timeout else { return std::future::pending().await };
         loop {
             let used = self.used.load(Ordering::Relaxed);
-            // Beyond the clock's range it never expires.
+            // A deadline beyond the clock's range never comes.
             let Some(deadline) = self.start.checked_add(Duration::from_millis(used).saturating_add(timeout)) else {
                 return std::future::pending().await;
             };

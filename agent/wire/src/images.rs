@@ -6,53 +6,53 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use limpet_model::pull_progress::PullProgress;
 use serde::{Deserialize, Serialize};
 
-/// One image as it is shown.
+/// An image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageDocument {
     /// Its names, normalized.
     pub names: Vec<String>,
-    /// What they resolve to.
+    /// The digest to which the names resolve.
     pub digest: String,
-    /// Bytes of documents and packed layers; missing when a part of it is.
+    /// The bytes of documents and packed layers; absent if a part is missing on the node.
     pub size: Option<u64>,
     /// Whether it must not be removed.
     pub pinned: bool,
-    /// When it came.
+    /// When it was stored.
     pub created: Option<Time>,
-    /// When it was last used, as far as that was written down. Of an image in use, the end of an earlier use.
+    /// When it was last used, as far as that was recorded. For an image in use, the end of an earlier use.
     pub last_used: Option<Time>,
-    /// A container uses it.
+    /// Whether a container uses it.
     pub in_use: bool,
     /// The pods that need it, as `namespace/name`.
     pub pods: Vec<String>,
 }
 
-/// The disk that images lie on.
+/// The disk with the images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageDiskDocument {
     /// The directory of the snapshots.
     pub directory: PathBuf,
-    /// All bytes of its file system.
+    /// The size of its file system in bytes.
     pub capacity: u64,
-    /// Bytes that can still be written.
+    /// The available bytes.
     pub available: u64,
-    /// As garbage collection rounds it.
+    /// The used percentage, rounded as for garbage collection.
     pub used_percent: u64,
 }
 
-/// The image, or the archive's path, that a request is about.
+/// The image, or the archive, of a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ImageRequest {
-    /// A reference as in a Pod, or an absolute path.
+    /// An image reference as in a Pod, or the archive's absolute path.
     pub image: String,
-    /// For a pin: whether it is set or removed.
+    /// For a pin: whether to set or remove it.
     #[serde(default)]
     pub pinned: bool,
 }
 
-/// What a pull or an import brought, or what was removed.
+/// The images that were pulled, imported or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageNames {
     /// The images' names, normalized.
@@ -65,19 +65,19 @@ pub struct ImageNames {
 pub struct ImageVerdictDocument {
     /// The image's name, normalized.
     pub image: String,
-    /// What it refers to.
+    /// The digest to which the name resolves.
     pub digest: String,
-    /// It is on this node.
+    /// Whether it is on this node.
     pub local: bool,
-    /// It may be used.
+    /// Whether it may be used.
     pub accepted: bool,
-    /// By `imagePolicy`; missing without one.
+    /// The verdict of `imagePolicy`; absent without one.
     pub policy: Option<PolicyVerdict>,
-    /// By containerd's image verifiers; missing without one.
+    /// The verdict of containerd's image verifiers; absent without any.
     pub verifiers: Option<VerifierVerdict>,
 }
 
-/// What the rule of an image says.
+/// The verdict of an image's rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyVerdict {
@@ -85,33 +85,33 @@ pub struct PolicyVerdict {
     pub rule: String,
     /// `allow`, `digest`, `cosign` or `reject`.
     pub requirement: String,
-    /// The image meets it.
+    /// Whether the image meets the requirement.
     pub accepted: bool,
-    /// Why not.
+    /// Why it does not.
     pub cause: Option<String>,
-    /// What each key of the rule says.
+    /// The verdict of each key of the rule.
     pub keys: Vec<KeyVerdict>,
 }
 
-/// What a key says of an image.
+/// The verdict of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyVerdict {
     /// The key's file.
     pub key: PathBuf,
-    /// It has signed the image.
+    /// Whether the key has signed the image.
     pub accepted: bool,
-    /// By which signature, or why not.
+    /// The signature that matches, or why none does.
     pub detail: String,
 }
 
-/// What containerd's image verifiers say of an image.
+/// The verdict of containerd's image verifiers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifierVerdict {
-    /// None of them refuses it.
+    /// Whether none of them refuses the image.
     pub accepted: bool,
-    /// Which said what.
+    /// The verdict of each verifier.
     pub detail: String,
 }
 
@@ -119,10 +119,9 @@ pub struct VerifierVerdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "entry", rename_all = "UPPERCASE")]
 pub enum PullEvent {
-    /// How far the pull is.
     Progress(PullProgress),
-    /// Its end: what it brought.
+    /// The end of a successful pull.
     Pulled(ImageNames),
-    /// Its end: why it failed.
+    /// The end of a failed pull: the reason.
     Failed(String),
 }

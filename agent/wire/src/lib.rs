@@ -1,8 +1,8 @@
-//! What the agent's server and its clients exchange: JSON documents, the protocols of commands and forwarded ports, SPDY,
-//! and the client of the local socket.
+//! What the agent's server and its clients exchange: JSON documents, the protocols of commands and forwarded ports,
+//! SPDY, and the client of the local socket.
 //!
-//! Server and command line share this crate and know nothing of each other. Fields of documents are only ever added; a
-//! reader ignores those it does not know.
+//! Server and command line share this crate and do not depend on each other. Fields are only ever added to documents;
+//! readers ignore fields that they do not know.
 
 pub mod command;
 pub mod diff;

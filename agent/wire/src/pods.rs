@@ -19,10 +19,10 @@ use limpet_model::pod::{self, Fault, PodKey, Severity};
 /// The result of a PUT: `created`, `configured` or `unchanged`.
 pub const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
-/// The namespace of a pod without one.
+/// The default namespace of a pod.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// A pod with the data that the Pod API has no field for. `P`: the pod, owned or borrowed for serialization.
+/// A pod with the data that the Pod API has no field for. `P` is the pod, owned or borrowed for serialization.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", bound(deserialize = "P: From<Pod>"))]
 pub struct PodEntry<P = Pod> {
@@ -34,7 +34,7 @@ pub struct PodEntry<P = Pod> {
     pub manifest_name: String,
     /// The hash of the manifest.
     pub fingerprint: String,
-    /// A remark for the user, in a phrase.
+    /// A remark for the user: one phrase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The pod with its live status.
@@ -94,7 +94,7 @@ pub struct SourceDocument {
     pub place: String,
     /// `starting`, `good`, `blind` (it polls because it gets no change notifications) or `unavailable`.
     pub health: String,
-    /// How it learns of changes, or why it has no change notifications or cannot read.
+    /// How it detects changes, or why it gets no change notifications or cannot read.
     pub detail: String,
     /// When it last read everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ pub struct SourceDocument {
     pub missing: Vec<MissingObjectDocument>,
     /// The manifests it rejects.
     pub rejected: Vec<RejectionDocument>,
-    /// A further remark for the user, in a sentence.
+    /// A further remark for the user: one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
@@ -155,9 +155,9 @@ pub struct FaultDocument {
     pub path: String,
     /// What is wrong.
     pub message: String,
-    /// What to do about it.
+    /// What the user can do about it.
     pub remedy: String,
-    /// The whole in one line, with file, line and column.
+    /// The complete message in one line, with file, line and column.
     pub text: String,
 }
 
@@ -206,7 +206,8 @@ impl PodNames {
     /// The pod's key.
     ///
     /// # Errors
-    /// The agent has answered with names that are none.
+    ///
+    /// The agent has sent invalid names.
     pub fn key(&self) -> Result<PodKey, ClientError> {
         PodKey::parse(self.namespace.as_str(), self.name.as_str()).map_err(|error| ClientError::Answer {
             path: "/limpet/v1/names".to_owned(),
@@ -243,17 +244,16 @@ fn fault(fault: &Fault) -> FaultDocument {
     }
 }
 
-/// Which containers of a pod are to be restarted.
+/// Which containers of a pod to restart.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct RestartRequest {
-    /// Its name; missing: all that run, and all that wait for their next start.
+    /// The container's name; if absent, all containers that run or wait for their next start.
     #[serde(default)]
     pub container: Option<String>,
 }
 
-/// The containers that are restarted.
+/// The containers that were restarted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartedContainers {
-    /// Their names, in the pod's order.
     pub containers: Vec<String>,
 }

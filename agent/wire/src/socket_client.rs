@@ -22,55 +22,34 @@ use tokio::net::UnixStream;
 
 use crate::spdy::{PROTOCOL, SPDY};
 
-/// The limit of a response that is read whole: 10,000 pods fit in.
+/// The limit of a response that is read completely, in bytes: enough for 10,000 pods.
 const MAX_RESPONSE: usize = 256 << 20;
-/// The limit of a line of a stream.
+/// The limit of a stream's line in bytes.
 const MAX_LINE: usize = 4 << 20;
-/// The limit of an error page that is shown.
+/// The limit of an error page that is shown, in bytes.
 const MAX_MESSAGE: usize = 256 << 10;
 
-/// Why the agent did not do what it was asked for.
+/// Why a request to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No process listens on the socket.
     #[error("limpet is not running (no socket at {}): start it with: systemctl start limpet", socket.display())]
-    NotRunning {
-        /// The socket's path.
-        socket: PathBuf,
-    },
+    NotRunning { socket: PathBuf },
     /// The socket exists, but the user may not use it.
     #[error("not allowed to talk to limpet at {}: run this as root", socket.display())]
-    Forbidden {
-        /// The socket's path.
-        socket: PathBuf,
-    },
+    Forbidden { socket: PathBuf },
     /// The connection failed.
     #[error("connection to limpet at {} failed: {message}", socket.display())]
-    Connection {
-        /// The socket's path.
-        socket: PathBuf,
-        /// The library's message.
-        message: String,
-    },
-    /// The agent responded with an error; the message is its own.
+    Connection { socket: PathBuf, message: String },
+    /// The agent responded with an error, whose message this is.
     #[error("{message}")]
-    Refused {
-        /// HTTP status.
-        status: u16,
-        /// The agent's message.
-        message: String,
-    },
-    /// An unreadable response.
+    Refused { status: u16, message: String },
+    /// The response cannot be read.
     #[error(
         "limpet's response to {path} cannot be read: {message}; do the agent and this command have the same version?"
     )]
-    Answer {
-        /// The requested path.
-        path: String,
-        /// What is wrong with the response.
-        message: String,
-    },
-    /// A request that cannot be written.
+    Answer { path: String, message: String },
+    /// The request cannot be encoded.
     #[error("{0}")]
     Request(String),
 }
@@ -82,12 +61,11 @@ pub struct SocketClient {
 }
 
 impl SocketClient {
-    /// A client of the agent on `socket`; does not connect yet.
+    /// A client of the agent at `socket`. It does not connect yet.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
-    /// The socket's path.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -133,13 +111,13 @@ impl SocketClient {
         self.accepted(self.send(Request::delete(path), &[], Bytes::new()).await?).await
     }
 
-    /// The whole response as text. A status other than 2xx is [`ClientError::Refused`].
+    /// The complete response as text. A status other than 2xx is [`ClientError::Refused`].
     pub async fn get_text(&self, path: &str) -> Result<String, ClientError> {
         let body = self.get_bytes(path).await?;
         String::from_utf8(body.into()).map_err(|error| bad_response(path, &error))
     }
 
-    /// The whole response as JSON. A status other than 2xx is [`ClientError::Refused`].
+    /// The complete response as JSON. A status other than 2xx is [`ClientError::Refused`].
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let body = self.get_bytes(path).await?;
         serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
@@ -150,7 +128,7 @@ impl SocketClient {
         self.lines_of(path, self.get(path).await?).await
     }
 
-    /// POSTs a JSON document to `path`; the response is a stream as of [`Self::lines`].
+    /// POSTs a JSON document to `path`. The response is a stream as in [`Self::lines`].
     pub async fn post_lines<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -168,7 +146,7 @@ impl SocketClient {
         Ok(JsonLines { client: self.clone(), path: path.to_owned(), body, pending: Vec::new(), documents: PhantomData })
     }
 
-    /// Requests `path` as a WebSocket with that subprotocol and returns the raw stream after the handshake.
+    /// Requests `path` as a WebSocket with this subprotocol. Returns the raw stream after the handshake.
     pub async fn upgrade(&self, path: &str, subprotocol: &str) -> Result<TokioIo<Upgraded>, ClientError> {
         let key = tokio_tungstenite::tungstenite::handshake::client::generate_key();
         let headers = [
@@ -181,7 +159,7 @@ impl SocketClient {
         self.switched(path, self.send(Request::get(path), &headers, Bytes::new()).await?).await
     }
 
-    /// POSTs to `path` for a SPDY connection with that protocol and returns the raw stream after the handshake.
+    /// POSTs to `path` for a SPDY connection with this protocol. Returns the raw stream after the handshake.
     pub async fn upgrade_spdy(&self, path: &str, protocol: &str) -> Result<TokioIo<Upgraded>, ClientError> {
         let headers = [(CONNECTION, "Upgrade"), (UPGRADE, SPDY), (PROTOCOL, protocol)];
         self.switched(path, self.send(Request::post(path), &headers, Bytes::new()).await?).await
@@ -260,7 +238,7 @@ pub struct JsonLines<T> {
 }
 
 impl<T: DeserializeOwned> JsonLines<T> {
-    /// The next document; `None` when the agent closed the stream.
+    /// The next document; `None` once the agent has closed the stream.
     pub async fn next(&mut self) -> Result<Option<T>, ClientError> {
         loop {
             if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {

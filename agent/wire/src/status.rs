@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use limpet_model::node::Pressure;
 use serde::{Deserialize, Serialize};
 
-/// How the agent and the node are doing.
+/// The state of the agent and the node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusDocument {
@@ -14,32 +14,31 @@ pub struct StatusDocument {
     pub version: String,
     /// The node's name.
     pub node: String,
-    /// When the agent started.
     pub started: Time,
-    /// When the machine did.
+    /// When the machine booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub booted: Option<Time>,
     /// Whether containerd's event stream is open.
     pub containerd: bool,
-    /// The connection to the apiserver; `None`: the node is in no cluster.
+    /// The connection to the apiserver; `None` outside a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apiserver: Option<ApiserverDocument>,
     /// The node's certificates.
     pub certificates: Vec<CertificateDocument>,
     /// The tokens of service accounts that pods have.
     pub tokens: TokensDocument,
-    /// The node's conditions that hold; `None` before the first measurement.
+    /// The node's current conditions; `None` before the first measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Pressure>>,
-    /// The node is shutting down: pods end, and none starts.
+    /// Whether the node is shutting down: pods end, and none starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shutting_down: bool,
-    /// The newest upgrade, and where new versions are put.
+    /// The newest upgrade, and the directory for new versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<UpgradeDocument>,
 }
 
-/// Where new versions of limpet are put, and how the last one did.
+/// The directory for new versions of limpet, and the result of the last upgrade.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeDocument {
@@ -79,22 +78,21 @@ pub struct ApiserverDocument {
     /// The newest failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Since when.
+    /// When the state began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When it answered a request last, since the agent started.
+    /// When it last answered a request since the agent started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync: Option<Time>,
-    /// What is not sent to it yet.
     pub unsent: UnsentDocument,
 }
 
 /// What is not sent to the apiserver yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsentDocument {
-    /// Pods of the apiserver with another status than it knows.
+    /// The apiserver's pods whose status it does not know.
     pub statuses: usize,
-    /// Mirror pods to make, replace, remove or report on.
+    /// Mirror pods to create, replace, remove or update.
     pub mirrors: usize,
     pub events: usize,
 }
@@ -102,11 +100,11 @@ pub struct UnsentDocument {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateDocument {
-    /// `client`: by which the node names itself to the apiserver; `serving`: which its own API shows.
+    /// `client`: the node authenticates to the apiserver with it; `serving`: its own API presents it.
     pub purpose: String,
-    /// Its first moment.
+    /// The beginning of its validity.
     pub not_before: Time,
-    /// Its last one.
+    /// The end of its validity.
     pub not_after: Time,
 }
 
@@ -114,23 +112,22 @@ pub struct CertificateDocument {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokensDocument {
-    /// How many there are.
     pub count: usize,
     /// When the first of them expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_expiry: Option<Time>,
 }
 
-/// The answer of `/limpet/v1/shutdown/cancel`.
+/// The response of `/limpet/v1/shutdown/cancel`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShutdownCancelled {
-    /// Pods run again; false: the node was not shutting down.
+    /// Whether pods run again; false if the node was not shutting down.
     pub cancelled: bool,
 }
 
-/// The pods that end, because the cluster does not have them.
+/// The pods that end because the cluster does not have them.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedDocument {
-    /// `namespace/name` of each.
+    /// Each as `namespace/name`.
     pub ended: Vec<String>,
 }

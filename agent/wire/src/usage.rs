@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct UsageDocument {
     /// When they were read.
     pub time: Time,
-    /// The node's conditions that hold; `None` before the first measurement.
+    /// The node's current conditions; `None` before the first measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Pressure>>,
     pub pods: Vec<PodUsageDocument>,
@@ -22,20 +22,16 @@ pub struct PodUsageDocument {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// Its cgroup, with all its containers.
+    /// The pod's cgroup, with all its containers.
     pub reading: Reading,
-    /// Its running containers.
     pub containers: Vec<ContainerUsageDocument>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerUsageDocument {
-    /// Its name in the pod.
     pub name: String,
-    /// Its id in containerd.
     pub id: String,
-    /// Its cgroup.
     pub reading: Reading,
 }
 
@@ -43,12 +39,12 @@ pub struct ContainerUsageDocument {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reading {
-    /// Since the node booted: when they were read.
+    /// When they were read, in nanoseconds since the node booted.
     pub uptime_nanoseconds: u64,
-    /// CPU time on all cores.
+    /// CPU time on all cores, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_nanoseconds: Option<u64>,
-    /// The working set.
+    /// The working set in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
 }

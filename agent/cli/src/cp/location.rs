@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 pub(super) enum Location {
     /// `POD:PATH` or `NAMESPACE/POD:PATH`.
     Container {
-        /// As the user names it.
+        /// As the user typed it.
         pod: String,
         /// Inside the container.
         path: PathBuf,
     },
-    /// A path of this machine.
     Local(PathBuf),
     /// Stdin or stdout.
     Stream,
 }
 
 impl Location {
-    /// Reads an argument; a path of this machine that has a colon begins with `/` or `.`.
+    /// Parses an argument; a path of this machine that contains a colon has to begin with `/` or `.`.
     ///
     /// # Errors
-    /// It is neither, with the remedy.
+    ///
+    /// The argument is neither, with the remedy.
     pub(super) fn parse(argument: &OsStr) -> Result<Self, String> {
         let bytes = argument.as_bytes();
         let path = || Path::new(argument).to_owned();

@@ -17,7 +17,7 @@ use limpet_model::container::ContainerId;
 #[derive(Debug)]
 pub(super) struct ContainerRoot {
     directory: OwnedFd,
-    /// The process's working directory, from which relative paths are meant.
+    /// The process's working directory, to which relative paths refer.
     working: PathBuf,
     /// The user and group of the process, as the node sees them.
     user: (u32, u32),
@@ -31,17 +31,18 @@ pub(super) struct DirectoryEntry {
 }
 
 impl DirectoryEntry {
-    /// As the end of a copy.
+    /// The entry as the target of a copy.
     pub(super) fn target(&self) -> Target<'_> {
         Target { directory: self.directory.as_fd(), name: &self.name }
     }
 }
 
 impl ContainerRoot {
-    /// Opens the root of the process `pid`, which is to be in the container `id`.
+    /// Opens the root of the process `pid`, which should be in the container `id`.
     ///
     /// # Errors
-    /// The process has ended, or the user may not look into it.
+    ///
+    /// The process has ended, or the user may not access it.
     pub(super) fn open(pid: u32, id: &str) -> Result<Self, CopyError> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let failed = |source| CopyError::new("open the root of the container's process", process.as_os_str(), source);
@@ -49,14 +50,14 @@ impl ContainerRoot {
         let working = std::fs::read_link(process.join("cwd")).map_err(failed)?;
         let status = std::fs::read_to_string(process.join("status")).map_err(failed)?;
         let user = user(&status).ok_or_else(|| failed(io::Error::other("its status names no user")))?;
-        // Asked last: a pid that another process has got in between is noticed.
+        // Checked last, so that a PID that was reused in between is noticed.
         if !process::is_in_container(pid, &ContainerId::new(id)) {
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has ended")));
         }
         Ok(Self { directory: directory.into(), working, user })
     }
 
-    /// Who is to own what is copied in. Root in a container keeps owners, as with `tar`; other users cannot.
+    /// The owner of copies into the container. Root in a container keeps owners, as with `tar`; other users cannot.
     pub(super) fn owner(&self, keeps: bool) -> Owner {
         match self.user {
             (0, _) if keeps => Owner::Kept,
@@ -64,19 +65,21 @@ impl ContainerRoot {
         }
     }
 
-    /// What is at `path`. Symlinks, the last name included, lead to where they lead in the container.
+    /// Opens what is at `path`. Symlinks, the last component included, are resolved inside the container.
     ///
     /// # Errors
-    /// There is nothing.
+    ///
+    /// `path` does not exist.
     pub(super) fn source(&self, path: &Path) -> Result<Source, CopyError> {
         let opened = self.open_at(&self.working.join(path), OFlags::PATH)?;
         Ok(Source { opened, name: path.as_os_str().to_owned() })
     }
 
-    /// Where to copy something called `name` to: into a directory at `path`, or else to that name.
+    /// Where to copy something called `name`: into the directory at `path`, or else to that path.
     ///
     /// # Errors
-    /// The directory above it does not exist.
+    ///
+    /// The parent directory does not exist.
     pub(super) fn place(&self, path: &Path, name: Option<&OsStr>) -> Result<DirectoryEntry, CopyError> {
         let whole = self.working.join(path);
         let directory = |path: &Path| self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY);
@@ -95,8 +98,8 @@ impl ContainerRoot {
     }
 }
 
-/// The user and group by which a process has files, of its `/proc/PID/status`. The owner of `/proc/PID` is root's for one
-/// that may not be dumped, whoever it is.
+/// The user and group that own a process's files, from `/proc/PID/status`. The owner of `/proc/PID` itself is root if
+/// the process is not dumpable.
 fn user(status: &str) -> Option<(u32, u32)> {
     let last =
         |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().nth(3)?.parse().ok();
@@ -113,7 +116,7 @@ mod tests {
         let status = "Name:\ta\nUid:\t1000\t1001\t1002\t1003\nGid:\t7\t8\t9\t10\nGroups:\t\n";
         assert_eq!(user(status), Some((1003, 10)));
         assert_eq!(user("Name:\ta\nUid:\t1000\n"), None);
-        let own = std::fs::read_to_string("/proc/self/status").unwrap();
-        assert_eq!(user(&own), Some((rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())));
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert_eq!(user(&status), Some((rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())));
     }
 }

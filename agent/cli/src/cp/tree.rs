@@ -1,8 +1,8 @@
 //! Copies files and directories by descriptors.
 //!
-//! Names are looked up one at a time and without following links, so neither end's tree leads anywhere else, whatever is
-//! changed in it meanwhile. Nothing is opened for its content before it is known to be a file or a directory: a device or
-//! a FIFO in a container is never touched. Contents pass through the kernel, and memory does not grow with them.
+//! Names are looked up one at a time without following links, so neither tree leads anywhere else, whatever changes
+//! in it meanwhile. Nothing is opened for its content before it is known to be a file or a directory: a device or a
+//! FIFO in a container is never touched. Contents are copied by the kernel, so memory does not grow with them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,28 +16,26 @@ use rustix::io::Errno;
 
 use crate::screen::printable;
 
-/// How deep directories may nest: each level holds descriptors and a frame of the stack.
+/// The deepest nesting of directories: each level holds descriptors and a stack frame.
 const MAX_DEPTH: usize = 256;
-/// Progress is reported after so many bytes.
+/// Progress is reported each time this many bytes were copied.
 const PROGRESS_STEP: u64 = 16 << 20;
 
 /// Why a copy ended early.
 #[derive(Debug)]
 pub(super) struct CopyError {
-    /// What was tried, and with which name.
+    /// The operation that failed, and the name it concerned.
     pub(super) what: String,
-    /// Why it failed.
     pub(super) source: io::Error,
 }
 
 impl CopyError {
-    /// `step` failed on `name`.
     pub(super) fn new(step: &str, name: &OsStr, source: io::Error) -> Self {
         Self { what: format!("{step} {}", printable(&name.to_string_lossy())), source }
     }
 }
 
-/// Something that exists, opened without a right to read it.
+/// An existing file or directory, opened without read access.
 #[derive(Debug)]
 pub(super) struct Source {
     /// Opened with `O_PATH`.
@@ -49,29 +47,26 @@ pub(super) struct Source {
 /// A name in a directory, which may exist already; `.` is the directory itself.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target<'a> {
-    /// The directory.
     pub(super) directory: BorrowedFd<'a>,
-    /// One name.
+    /// A single path component.
     pub(super) name: &'a OsStr,
 }
 
-/// Who owns a copy.
+/// The owner of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The user of this command.
     Own,
-    /// Who owns what is copied.
+    /// The owner of the original.
     Kept,
     /// This user and this group.
     User(u32, u32),
 }
 
-/// How to copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// The bits of a mode that are kept.
+    /// The mode bits that are preserved.
     pub(super) mode: u32,
-    /// The owner of every copy.
     pub(super) owner: Owner,
     /// Whether symlinks are copied, as links.
     pub(super) links: bool,
@@ -79,24 +74,25 @@ pub(super) struct Rules {
 
 /// Receives the progress of a copy.
 pub(super) trait Report {
-    /// So many bytes more of that file are copied.
+    /// Reports that `count` more bytes of this file were copied.
     fn bytes(&mut self, name: &OsStr, count: u64);
-    /// That is not copied.
+    /// Reports that this file is skipped.
     fn left_out(&mut self, name: &OsStr, why: &str);
 }
 
 impl Source {
-    /// What is at a path of this machine; a symlink is what it leads to.
+    /// Opens what is at a path of this machine, following symlinks.
     pub(super) fn at(path: &Path) -> Result<Self, CopyError> {
         let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let opened = opened.map_err(|error| CopyError::new("open", path.as_os_str(), error.into()))?;
         Ok(Self { opened, name: path.as_os_str().to_owned() })
     }
 
-    /// Its content.
+    /// Opens the content.
     ///
     /// # Errors
-    /// It is no regular file, or cannot be read.
+    ///
+    /// It is not a regular file, or cannot be read.
     pub(super) fn content(&self) -> Result<File, CopyError> {
         let failed = |source| CopyError::new("read", &self.name, source);
         let stat = rustix::fs::fstat(&self.opened).map_err(|error| failed(error.into()))?;
@@ -113,18 +109,20 @@ fn reopened(opened: &OwnedFd, flags: OFlags) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())?.into())
 }
 
-/// Copies a file, or a directory with all below it.
+/// Copies a file, or a directory with everything below it.
 ///
 /// # Errors
+///
 /// The first file that cannot be copied. What was copied before it stays.
 pub(super) fn copy(from: &Source, to: Target<'_>, rules: &Rules, report: &mut dyn Report) -> Result<(), CopyError> {
     copy_at(from, to, rules, report, MAX_DEPTH)
 }
 
-/// Copies what is read to a file.
+/// Copies everything from `input` to a file.
 ///
 /// # Errors
-/// The file cannot be written, or the input not read.
+///
+/// The file cannot be written, or the input cannot be read.
 pub(super) fn stream(input: &mut impl Read, to: Target<'_>, rules: &Rules) -> Result<(), CopyError> {
     let failed = |source| CopyError::new("write", to.name, source);
     let mut file = create(to).map_err(failed)?;
@@ -173,7 +171,8 @@ fn why_not(kind: FileType) -> &'static str {
     }
 }
 
-/// The names in a directory, all of them before the first is copied: what the copy adds is not among them.
+/// The names in a directory, read completely before the first is copied, so that files which the copy adds are not
+/// among them.
 fn names(directory: &Source) -> io::Result<Vec<OsString>> {
     let listed = rustix::fs::openat(&directory.opened, ".", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
     let mut names = Vec::new();
@@ -202,14 +201,14 @@ fn contents(from: &File, mut to: &File, mut copied: impl FnMut(u64)) -> io::Resu
     }
 }
 
-/// A file of that name, empty: an existing file keeps its place, anything else but a directory is replaced.
+/// Creates an empty file with this name. An existing file is reused; anything else except a directory is replaced.
 fn create(to: Target<'_>) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(to.directory, to.name, flags, Mode::empty()) {
         Ok(found) => match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
             FileType::Directory => return Err(Errno::ISDIR.into()),
             FileType::RegularFile => match reopened(&found, OFlags::WRONLY | OFlags::TRUNC) {
-                // A program that runs: its next start gets the copy.
+                // The file is a running program, so it is replaced; its next start uses the copy.
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
                 opened => return opened,
             },
@@ -227,7 +226,7 @@ fn created(to: Target<'_>) -> io::Result<File> {
     Ok(rustix::fs::openat(to.directory, to.name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
-/// A directory of that name, which may exist, but not as a link to one.
+/// Creates a directory with this name. It may exist already, but not as a symlink.
 fn make_directory(to: Target<'_>) -> io::Result<File> {
     match rustix::fs::mkdirat(to.directory, to.name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
@@ -269,10 +268,11 @@ fn ids(owner: Owner, from: Option<&Stat>) -> Option<(Uid, Gid)> {
     Some((Uid::from_raw(user), Gid::from_raw(group)))
 }
 
-/// A directory of this machine.
+/// Opens a directory of this machine.
 ///
 /// # Errors
-/// There is none at `path`.
+///
+/// There is no directory at `path`.
 pub(super) fn directory(path: &Path) -> Result<OwnedFd, CopyError> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

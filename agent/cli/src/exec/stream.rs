@@ -37,7 +37,7 @@ pub(crate) async fn run(
     let _raw = (tty && stdin).then(RawMode::begin).transpose().map_err(system("make the terminal raw"))?;
     let input = stdin.then(read_stdin).transpose().map_err(system("read standard input"))?;
     let (sink, stream) = WebSocketStream::from_raw_socket(connection, Role::Client, None).await.split();
-    // Concurrently: a command that waits for its output to be read does not read input.
+    // Runs concurrently: a command that waits for its output to be read does not read input.
     tokio::select! {
         code = receive(stream) => code,
         () = send(sink, input, tty.then_some(resized)) => Err(lost("the connection broke")),

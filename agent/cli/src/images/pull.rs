@@ -1,4 +1,4 @@
-//! `limpet images pull`: a pull, and how far it is while it runs: on stderr, because stdout is for its result.
+//! `limpet images pull`: pulls an image and shows the progress on stderr, because stdout is for the result.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -9,9 +9,8 @@ use limpet_model::pull_progress::PullProgress;
 use limpet_wire::images::{ImageNames, ImageRequest, PullEvent};
 use limpet_wire::socket_client::{ClientError, SocketClient};
 
-/// The least time between two lines where there is no terminal.
+/// The shortest time between two progress lines without a terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
-/// Clears the line that the cursor is in.
 const CLEAR: &str = "\r\x1b[K";
 
 /// Pulls an image, and returns its name once it is here.
@@ -36,14 +35,13 @@ pub(super) async fn run(client: &SocketClient, image: String, screen: Screen) ->
     Ok(ended?)
 }
 
-/// How the progress is shown.
 enum Display {
     Hidden,
-    /// In one line that is drawn again.
+    /// In one line that is redrawn.
     Redrawn {
         image: String,
     },
-    /// In a few lines.
+    /// In a few separate lines.
     Lines {
         lines: Lines,
         screen: Screen,
@@ -72,7 +70,7 @@ impl Display {
         }
     }
 
-    /// Leaves nothing of the line that is drawn again.
+    /// Clears the redrawn line.
     fn end(&self) -> Result<(), CliError> {
         if matches!(self, Self::Redrawn { .. }) { write(CLEAR) } else { Ok(()) }
     }
@@ -84,7 +82,8 @@ fn write(text: &str) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
-/// The line in the place of the one before. What does not fit is cut off by the terminal: a second line would stay.
+/// The line that replaces the previous one. The terminal cuts off what does not fit, because a wrapped line could not
+/// be replaced.
 fn redrawn(image: &str, progress: PullProgress) -> String {
     format!("{CLEAR}\x1b[?7l{}\x1b[?7h", line(image, progress))
 }
@@ -98,26 +97,26 @@ fn line(image: &str, progress: PullProgress) -> String {
     }
 }
 
-/// How much is downloaded, in percent.
+/// The downloaded part in percent.
 fn percent(progress: PullProgress) -> u128 {
     (u128::from(progress.done) * 100).checked_div(u128::from(progress.total)).unwrap_or_default().min(100)
 }
 
-/// The same in steps of ten; `None` while the size is not known.
+/// The same in tenths; `None` while the size is unknown.
 fn tenths(progress: PullProgress) -> Option<u128> {
     (progress.total > 0).then(|| percent(progress) / 10)
 }
 
-/// The lines where there is no terminal: at steps of ten percent, at layers that are unpacked, and not too many.
+/// The progress lines without a terminal: at steps of ten percent, when a layer is unpacked, and not too often.
 struct Lines {
     image: String,
     last: Option<(PullProgress, Instant)>,
 }
 
 impl Lines {
-    /// The line for the progress at `now`, if it is worth one.
+    /// The line for the progress at `now`, if one is due.
     fn next(&mut self, progress: PullProgress, now: Instant) -> Option<String> {
-        // There is nothing to say before the manifest is read.
+        // Nothing is known before the manifest is read.
         let is_worth = match self.last {
             None => progress.layers > 0,
             Some((last, _)) if last.is_downloaded() != progress.is_downloaded() => true,

@@ -20,7 +20,7 @@ fn terminated(code: i32, reason: &str, signal: i32) -> Value {
     json!({"terminated": {"exitCode": code, "reason": reason, "signal": signal}})
 }
 
-/// A pod with those statuses, and the same containers in its spec.
+/// A pod with these statuses, and the same containers in its spec.
 fn pod(phase: &str, init: Vec<Value>, main: Vec<Value>) -> Value {
     let spec_of = |statuses: &[Value]| statuses.iter().map(|each| json!({"name": each["name"]})).collect::<Vec<_>>();
     json!({
@@ -31,7 +31,7 @@ fn pod(phase: &str, init: Vec<Value>, main: Vec<Value>) -> Value {
 }
 
 fn summary(pod: &Value) -> Summary {
-    Summary::of(&serde_json::from_value(pod.clone()).unwrap())
+    Summary::new(&serde_json::from_value(pod.clone()).unwrap())
 }
 
 #[test]

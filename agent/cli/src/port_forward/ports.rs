@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// A port of this machine and the pod's, as given.
+/// A local port and the pod's port, as given on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PortArgument {
-    /// `None`: the same as the pod's; 0: any that is free.
+    /// `None` is the same as the pod's; 0 is any free port.
     local: Option<u16>,
     remote: Remote,
 }
@@ -19,20 +19,18 @@ enum Remote {
     Name(String),
 }
 
-/// A port of this machine and the pod's.
+/// A local port and the pod's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Forwarding {
-    /// 0: any that is free.
+    /// 0 is any free port.
     pub(super) local: u16,
     pub(super) remote: u16,
 }
 
-/// Where to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Address {
     /// 127.0.0.1 and ::1.
     Localhost,
-    /// One address.
     Ip(IpAddr),
 }
 
@@ -66,10 +64,11 @@ impl PortArgument {
         matches!(self.remote, Remote::Name(_))
     }
 
-    /// The numbers; a name is a port of one of the pod's containers.
+    /// The port numbers; a name refers to a port of one of the pod's containers.
     ///
     /// # Errors
-    /// No container has a port of that name.
+    ///
+    /// No container has a port with this name.
     pub(super) fn resolve(&self, pod: Option<&Pod>) -> Result<Forwarding, String> {
         let remote = match &self.remote {
             Remote::Number(number) => *number,
@@ -127,9 +126,9 @@ mod tests {
             ("-1:80", Err("\"-1\" is not a port of this machine")),
         ] {
             let argument = text.parse::<PortArgument>();
-            let found = argument.and_then(|argument| argument.resolve(Some(&pod)));
-            let found = found.map(|Forwarding { local, remote }| (local, remote));
-            assert_eq!(found, expected.map_err(str::to_owned), "{text}");
+            let actual = argument.and_then(|argument| argument.resolve(Some(&pod)));
+            let actual = actual.map(|Forwarding { local, remote }| (local, remote));
+            assert_eq!(actual, expected.map_err(str::to_owned), "{text}");
         }
     }
 

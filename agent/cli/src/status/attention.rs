@@ -1,4 +1,4 @@
-//! What of a node's status needs attention. Pure.
+//! Selects what needs attention in a node's status. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,10 +9,10 @@ use limpet_model::source::SourceKind;
 use limpet_wire::pods::SourceDocument;
 use limpet_wire::status::{CertificateDocument, StatusDocument};
 
-/// So many pods are named; the others are counted.
+/// The most pods that are named; the others are counted.
 const MAX_NAMED_PODS: usize = 10;
 
-/// All of it, a sentence each, the causes before what follows from them.
+/// One sentence for each problem, causes before their consequences.
 pub(super) fn points(
     status: &StatusDocument,
     sources: &[SourceDocument],
@@ -48,7 +48,8 @@ pub(super) fn points(
     points
 }
 
-/// What is wrong with the certificate. One that is renewed in time never passes nine tenths of its time.
+/// The problem of a certificate, if any. A certificate that is renewed in time never passes nine tenths of its
+/// lifetime.
 pub(super) fn certificate(held: &CertificateDocument, now: Timestamp) -> Option<String> {
     let (from, to) = (held.not_before.0, held.not_after.0);
     let purpose = &held.purpose;
@@ -65,7 +66,7 @@ pub(super) fn certificate(held: &CertificateDocument, now: Timestamp) -> Option<
 
 fn of_source(source: &SourceDocument, now: Timestamp, points: &mut Vec<String>) {
     let kind = &source.source;
-    // Of the apiserver's the connection says it.
+    // The apiserver's source shows its connection instead.
     let is_connection = SourceKind::from_name(kind).is_some_and(|kind| kind.traits().is_connection);
     if source.health == "unavailable" && !is_connection {
         points.push(format!("source {kind} cannot be read: {}; its pods keep running", sources::state(source, now).0));
@@ -77,7 +78,7 @@ fn of_source(source: &SourceDocument, now: Timestamp, points: &mut Vec<String>) 
     }
     let remarks = source.remark.iter().flat_map(|all| all.lines());
     for remark in remarks.map(str::to_owned) {
-        // One may be of several sources.
+        // Several sources may have the same remark.
         if !points.contains(&remark) {
             points.push(remark);
         }

@@ -1,4 +1,4 @@
-//! What the agent answers, each document fetched, redacted and written before the next one.
+//! The agent's documents, each fetched, redacted and written before the next one.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::{describe, events, pods};
 use limpet_wire::pods::{DescribeDocument, PodNames};
 use limpet_wire::socket_client::SocketClient;
 
-/// How long one document may take.
+/// The deadline of one document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most bytes of one answer.
+/// The most bytes of a response.
 const MAX_ANSWER: usize = 16 << 20;
-/// For tables in files.
+/// The output format of tables in files.
 const PLAIN: Screen = Screen { color: false, quiet: false };
 
-/// Documents that name no value of a user's: their paths, and the routes.
+/// Documents without values that users chose: their paths and routes.
 const DOCUMENTS: [(&str, &str); 5] = [
     ("version.json", "/limpet/v1/version"),
     ("sources.json", "/limpet/v1/sources"),
@@ -31,7 +31,7 @@ const DOCUMENTS: [(&str, &str); 5] = [
     ("images-disk.json", "/limpet/v1/images/disk"),
     ("stats-summary.json", "/stats/summary"),
 ];
-/// Pages of figures.
+/// Pages of metrics.
 const PAGES: [(&str, &str); 5] = [
     ("metrics/agent.txt", "/metrics"),
     ("metrics/resource.txt", "/metrics/resource"),
@@ -40,7 +40,8 @@ const PAGES: [(&str, &str); 5] = [
     ("healthz.txt", "/healthz"),
 ];
 
-/// Adds what the agent knows; returns the configuration in effect. `printed`: with what programs of containers print.
+/// Adds the agent's documents. Returns the configuration in effect. `printed` includes output of containers'
+/// programs.
 pub(super) async fn add<W: Write>(
     archive: &mut Archive<W>,
     client: &SocketClient,
@@ -77,7 +78,7 @@ fn add_events<W: Write>(archive: &mut Archive<W>, mut list: Value, printed: bool
     archive.text("events.txt", &events::all(&events, &PLAIN, Timestamp::now()))
 }
 
-/// Adds each pod as `limpet describe` has it, with its events and its history, and a table of all.
+/// Adds each pod as in `limpet describe`, with its events and history, and a table of all pods.
 async fn add_pods<W: Write>(archive: &mut Archive<W>, client: &SocketClient, printed: bool) -> io::Result<()> {
     let mut overview = pods::Overview::default();
     let names = match json(client, "/limpet/v1/names").await {
@@ -101,7 +102,7 @@ async fn add_pods<W: Write>(archive: &mut Archive<W>, client: &SocketClient, pri
                     Err(error) => archive.lacks(&format!("{path}.txt"), &error.to_string()),
                 }
             }
-            // It may have ended in between.
+            // The pod may have ended meanwhile.
             Err(why) => archive.lacks(&path, &why),
         }
     }
@@ -112,7 +113,7 @@ async fn json(client: &SocketClient, route: &str) -> Result<Value, String> {
     serde_json::from_slice(&answer(client, route).await?).map_err(|error| error.to_string())
 }
 
-/// The body of the answer, up to its bound; or why there is none.
+/// The response's body, up to the limit, or why there is none.
 async fn answer(client: &SocketClient, route: &str) -> Result<Vec<u8>, String> {
     let read = async {
         let mut body = client.accepted(client.get(route).await?).await?.into_body();

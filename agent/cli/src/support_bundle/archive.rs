@@ -1,4 +1,4 @@
-//! The archive of a support bundle: a gzip-compressed tar that is written as it grows, and bounded.
+//! The archive of a support bundle: a bounded, gzip-compressed tar that is written as parts arrive.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use super::redaction;
 
 /// The most bytes of one document; the rest is cut off, which `CONTENTS` notes.
 const MAX_ENTRY: usize = 4 << 20;
-/// The most bytes of all documents, before they are compressed.
+/// The most bytes of all documents before compression.
 const MAX_TOTAL: usize = 128 << 20;
 
 /// The text above the list of contents.
@@ -22,7 +22,6 @@ files was opened. Where such a value stood there is now <redacted>. Logs, events
 printed: what looks like a credential was taken out of them.
 ";
 
-/// An archive that is being written, to `W`.
 pub(super) struct Archive<W: Write> {
     tar: tar::Builder<GzEncoder<W>>,
     /// The directory that holds everything.
@@ -31,7 +30,7 @@ pub(super) struct Archive<W: Write> {
     at: u64,
     /// The most bytes of one document.
     max_entry: usize,
-    /// How many bytes the rest may have.
+    /// The bytes that are left for further documents.
     left: usize,
     contents: Vec<String>,
     lacking: Vec<String>,
@@ -45,12 +44,12 @@ impl<W: Write> Archive<W> {
         Self { tar, root: root.to_owned(), at, max_entry: MAX_ENTRY, left: MAX_TOTAL, contents, lacking }
     }
 
-    /// Adds a text that programs or people wrote, without what looks like a credential.
+    /// Adds text from programs or people after removing what looks like a credential.
     pub(super) fn text(&mut self, path: &str, text: &str) -> io::Result<()> {
         self.add(path, text, redaction::text)
     }
 
-    /// The same; a text that could not be read is noted as missing.
+    /// The same; if the text could not be read, notes it as missing.
     pub(super) fn text_or_why(&mut self, path: &str, text: Result<String, impl Display>) -> io::Result<()> {
         match text {
             Ok(text) => self.text(path, &text),
@@ -73,7 +72,8 @@ impl<W: Write> Archive<W> {
     }
 
     fn add(&mut self, path: &str, text: &str, redacted: fn(&str) -> String) -> io::Result<()> {
-        // Cut before it is redacted, which takes time for each byte, and between lines: half a credential has no form.
+        // Cut before redaction, which takes time per byte, and between lines, because a partial credential would not
+        // be recognized.
         let kept = match text.get(..text.floor_char_boundary(self.max_entry)) {
             Some(begin) if begin.len() < text.len() => &begin[..begin.rfind('\n').map_or(0, |end| end + 1)],
             _ => text,

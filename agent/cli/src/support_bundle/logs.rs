@@ -9,17 +9,17 @@ use super::archive::Archive;
 use crate::program_output::output_of;
 use limpet_host::blocking::{self, DEADLINE};
 
-/// The agent's newest lines that are taken.
+/// The number of the agent's newest lines that are included.
 const AGENT_LINES: &str = "5000";
-/// What journalctl prints of a unit that it does not know.
+/// journalctl's output for an unknown unit.
 const NO_ENTRIES: &str = "-- No entries --";
-/// The end of the kernel's messages that is taken, in bytes.
+/// The part of the kernel's messages that is included, in bytes.
 const KERNEL_BYTES: usize = 256 << 10;
 /// The most bytes of one record of `/dev/kmsg`.
 const MAX_KMSG_RECORD: usize = 8 << 10;
 /// Audit records with the arguments of commands: EXECVE and PROCTITLE.
 const WITH_ARGUMENTS: [&str; 2] = ["audit: type=1309", "audit: type=1327"];
-/// The instances of a container whose logs are taken: the newest, and the one before it.
+/// The most instances of a container whose logs are included: the newest ones.
 const MAX_INSTANCES: usize = 2;
 
 /// Adds the agent's own log, from systemd's journal.
@@ -30,7 +30,7 @@ pub(super) async fn add_agents<W: Write>(archive: &mut Archive<W>) -> io::Result
     archive.text_or_why("logs/agent.txt", log.map(|log| without_hooks(&log)).ok_or(why))
 }
 
-/// Without what a hook's command printed, which may be a secret.
+/// Removes the output of hooks' commands, which may contain secrets.
 fn without_hooks(log: &str) -> String {
     let line = |line: &str| match line.find("Hook failed") {
         Some(at) => format!("{}Hook failed <redacted>\n", &line[..at]),
@@ -62,7 +62,7 @@ fn kernel_messages() -> io::Result<String> {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-            // The record was overwritten while it was read: the next read has the one after it.
+            // The record was overwritten during the read. The next read returns its successor.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {}
             Err(error) => return Err(error),
         }
@@ -81,39 +81,39 @@ fn message(record: &str) -> Option<String> {
     Some(format!("[{}.{:06}] {text}\n", micros / 1_000_000, micros % 1_000_000))
 }
 
-/// Adds the last `bytes` of each container's log below `podLogsDir`, as the files have it.
+/// Adds the last `bytes` of each container's log below `podLogsDir`, unparsed.
 pub(super) async fn add_containers<W: Write>(archive: &mut Archive<W>, pod_logs: &Path, bytes: u64) -> io::Result<()> {
     let directory = pod_logs.to_owned();
-    let found = blocking::run(directory.clone(), DEADLINE, move |_| files(&directory)).await.flatten();
-    let found = match found {
-        Ok(found) => found,
+    let listing = blocking::run(directory.clone(), DEADLINE, move |_| files(&directory)).await.flatten();
+    let listing = match listing {
+        Ok(listing) => listing,
         Err(error) => {
             archive.lacks("the logs of containers", &format!("{}: {error}", pod_logs.display()));
             return Ok(());
         }
     };
-    for path in found {
+    for path in listing {
         let name = format!("logs/containers/{}", path.strip_prefix(pod_logs).unwrap_or(&path).display());
-        let of = path.clone();
-        archive.text_or_why(&name, blocking::run(path, DEADLINE, move |_| tail(&of, bytes)).await.flatten())?;
+        let subject = path.clone();
+        archive.text_or_why(&name, blocking::run(path, DEADLINE, move |_| tail(&subject, bytes)).await.flatten())?;
     }
     Ok(())
 }
 
 /// The log files of the newest instances of each container: `POD/CONTAINER/N.log`.
 fn files(pod_logs: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+    let mut newest = Vec::new();
     for pod in std::fs::read_dir(pod_logs)? {
         for container in std::fs::read_dir(pod?.path()).into_iter().flatten().flatten() {
             let logs = std::fs::read_dir(container.path()).into_iter().flatten().flatten();
             let mut logs: Vec<(u64, PathBuf)> =
                 logs.filter_map(|log| Some((instance(&log.path())?, log.path()))).collect();
             logs.sort_unstable_by(|one, other| other.cmp(one));
-            found.extend(logs.into_iter().take(MAX_INSTANCES).map(|(_, path)| path));
+            newest.extend(logs.into_iter().take(MAX_INSTANCES).map(|(_, path)| path));
         }
     }
-    found.sort_unstable();
-    Ok(found)
+    newest.sort_unstable();
+    Ok(newest)
 }
 
 fn instance(path: &Path) -> Option<u64> {
@@ -165,9 +165,9 @@ mod tests {
         for name in ["2.log", "9.log", "10.log", "10.log.20260101", "x.log"] {
             std::fs::write(container.join(name), "first\nsecond\nthird\n").unwrap();
         }
-        let found = files(directory.path()).unwrap();
-        assert_eq!(found, [container.join("10.log"), container.join("9.log")]);
-        assert_eq!(tail(&found[0], 9).unwrap(), "third\n");
-        assert_eq!(tail(&found[0], 1_000).unwrap(), "first\nsecond\nthird\n");
+        let logs = files(directory.path()).unwrap();
+        assert_eq!(logs, [container.join("10.log"), container.join("9.log")]);
+        assert_eq!(tail(&logs[0], 9).unwrap(), "third\n");
+        assert_eq!(tail(&logs[0], 1_000).unwrap(), "first\nsecond\nthird\n");
     }
 }

@@ -1,4 +1,4 @@
-//! Facts of the machine, from the kernel's files: load, memory, pressure, mounts, cgroups of pods, space on disks.
+//! Facts about the machine from the kernel's files: load, memory, pressure, mounts, pods' cgroups, disk space.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,11 +13,11 @@ use limpet_host::{file_system, mount_table};
 
 /// The most bytes of one of the kernel's files.
 const MAX_FILE: u64 = 256 << 10;
-/// The most groups below which files are read, and how deep they lie: QoS class, pod, container, and those of its own.
+/// The most cgroups that are read, and how deep they lie: QoS class, pod, container, and the container's own.
 const MAX_GROUPS: usize = 4_096;
 const MAX_DEPTH: usize = 5;
 
-/// Files that hold no text of a user's. The kernel's command line is not one of them: it may hold credentials.
+/// Files without text from users. The kernel's command line is excluded, because it may contain credentials.
 const FILES: [&str; 19] = [
     "/etc/os-release",
     "/proc/version",
@@ -40,7 +40,7 @@ const FILES: [&str; 19] = [
     "/sys/kernel/security/lsm",
 ];
 
-/// Files of a cgroup, of v2 and of v1.
+/// Files of a cgroup, in v2 and v1.
 const GROUP_FILES: [&str; 20] = [
     "cgroup.controllers",
     "cgroup.events",
@@ -64,7 +64,7 @@ const GROUP_FILES: [&str; 20] = [
     "pids.current",
 ];
 
-/// Where the agent keeps what.
+/// The agent's directories.
 #[derive(Debug)]
 pub(super) struct Places {
     /// `podLogsDir`.
@@ -75,8 +75,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// As `/configz` says.
-    pub(super) fn of(configuration: &Value) -> Self {
+    /// Reads the directories from `/configz`.
+    pub(super) fn from_configuration(configuration: &Value) -> Self {
         let (kubelet, limpet) = (&configuration["kubeletconfig"], &configuration["limpetconfig"]);
         let path = |value: &Value| value.as_str().map(PathBuf::from);
         let pod_logs = path(&kubelet["podLogsDir"]).unwrap_or_default();
@@ -90,7 +90,6 @@ impl Places {
     }
 }
 
-/// Adds the facts.
 pub(super) async fn add<W: Write>(archive: &mut Archive<W>, places: &Places) -> io::Result<()> {
     for path in FILES {
         let name = format!("machine/{}.txt", path.trim_start_matches('/').replace('/', "-"));
@@ -99,9 +98,9 @@ pub(super) async fn add<W: Write>(archive: &mut Archive<W>, places: &Places) -> 
     archive.text_or_why("machine/mounts.txt", read("/proc/self/mountinfo".as_ref()))?;
     let mut space = String::new();
     for directory in &places.directories {
-        let of = directory.clone();
-        let found = blocking::run(directory.clone(), DEADLINE, move |_| file_system::space(&of)).await.flatten();
-        let line = match found {
+        let measured = directory.clone();
+        let result = blocking::run(directory.clone(), DEADLINE, move |_| file_system::space(&measured)).await.flatten();
+        let line = match result {
             Ok(space) => format!(
                 "{} of {} bytes available, {} of {} inodes free",
                 space.available, space.capacity, space.inodes_free, space.inodes
@@ -117,14 +116,14 @@ pub(super) async fn add<W: Write>(archive: &mut Archive<W>, places: &Places) -> 
     archive.text_or_why("machine/cgroups.txt", groups)
 }
 
-/// A file of the kernel's, up to the bound.
+/// Reads a kernel file up to the limit.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = Vec::new();
     File::open(path)?.take(MAX_FILE).read_to_end(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The groups of pods in every hierarchy, with their limits and counters.
+/// The cgroups of pods in every hierarchy, with their limits and counters.
 fn groups(root: &Path) -> io::Result<String> {
     let mut text = String::new();
     let mut left = MAX_GROUPS;

@@ -1,8 +1,8 @@
-//! What of a document may leave the node. Pure.
+//! Removes what may not leave the node from documents. Pure.
 //!
-//! A pod loses every value that its author wrote freely and that may be a secret: of environment variables,
+//! A pod loses every value that its author chose freely and that may be secret: those of environment variables,
 //! annotations, headers and drivers' attributes, and the arguments of commands. Names and references stay. Text loses
-//! what has the form of a credential; that is a net below the rules for pods, and the only one for what programs print.
+//! everything in the form of a credential. For pods that is a second safeguard, for programs' output the only one.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -10,18 +10,18 @@ use std::sync::LazyLock;
 use regex_lite::Regex;
 use serde_json::Value;
 
-/// What replaces a value.
+/// Replaces a removed value.
 pub(super) const REDACTED: &str = "<redacted>";
 
-/// Annotations that kubelet or limpet sets, and that say where a pod is from.
+/// Annotations that kubelet or limpet sets, which tell where a pod is from.
 const OWN_ANNOTATIONS: &str = "kubernetes.io/config.";
 
-/// Reasons of states and events whose messages quote what a container's programs print.
+/// Reasons of states and events whose messages quote the output of a container's programs.
 const QUOTING: [&str; 4] = ["Unhealthy", "ProbeWarning", "FailedPostStartHook", "FailedPreStopHook"];
 /// The reason of the state of a container whose hook failed.
 const HOOK: &str = "PostStartHookError";
 
-/// Redacts a Pod, wherever it lies in `document`. `printed`: whether what its programs print may stay.
+/// Redacts every Pod in `document`. With `printed`, the output of the pods' programs stays.
 pub(super) fn pod(document: &mut Value, printed: bool) {
     match document {
         Value::Array(items) => items.iter_mut().for_each(|item| pod(item, printed)),
@@ -29,7 +29,7 @@ pub(super) fn pod(document: &mut Value, printed: bool) {
             fields.remove("managedFields");
             let reason = fields.get("reason").and_then(Value::as_str).unwrap_or_default();
             let quotes = QUOTING.contains(&reason) || fields.contains_key("exitCode");
-            // Of a hook it is the output of its command, which kubelet shows nowhere.
+            // A failed hook's message is its command's output, which kubelet shows nowhere.
             let hides = reason == HOOK || (quotes && !printed);
             for (name, value) in fields.iter_mut() {
                 match name.as_str() {
@@ -52,10 +52,10 @@ pub(super) fn pod(document: &mut Value, printed: bool) {
     }
 }
 
-/// The longest part of a path that is no token.
+/// The longest path segment that cannot be a token.
 const MAX_WORD: usize = 15;
 
-/// Of the path that a probe or hook requests, the words stay: `/healthz`, and not `/hook/6f1c…` or what follows `?`.
+/// Keeps only words in the path that a probe or hook requests: `/healthz`, but not `/hook/6f1c…` or the query.
 fn http_get(action: &mut Value) {
     let Some(Value::String(path)) = action.get_mut("path") else { return };
     let (words, query) = path.split_once('?').map_or((&path[..], ""), |(words, _)| (words, "?<redacted>"));
@@ -67,7 +67,7 @@ fn is_word(text: &str) -> bool {
     text.len() <= MAX_WORD || text.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '-' | '_' | '.'))
 }
 
-/// Of a message the words stay that are no credential.
+/// Keeps a message except for credentials.
 fn scrub(value: &mut Value) {
     if let Value::String(message) = value {
         *message = text(message);
@@ -80,7 +80,7 @@ fn hide(value: &mut Value) {
     }
 }
 
-/// Applies `change` to the items of a list or the values of a map; anything else is hidden.
+/// Applies `change` to the items of a list or the values of a map; hides anything else.
 fn each(value: &mut Value, change: impl Fn(&mut Value)) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(change),
@@ -98,7 +98,7 @@ fn annotations(value: &mut Value) {
     }
 }
 
-/// A command: the program stays, its arguments may be passwords.
+/// Keeps the program of a command and hides its arguments, which may be passwords.
 fn keep_first(value: &mut Value) {
     match value {
         Value::Array(words) => words.iter_mut().skip(1).for_each(hide),
@@ -106,21 +106,21 @@ fn keep_first(value: &mut Value) {
     }
 }
 
-/// A pattern and what takes its place.
+/// A pattern and its replacement.
 struct Rule {
-    /// What every match contains: most texts lack it, and looking for it is fast.
+    /// A string that every match contains, for a fast check: most texts lack it.
     contains: &'static str,
     pattern: Regex,
     replacement: &'static str,
 }
 
-/// Forms that are credentials wherever they occur.
+/// Forms that are credentials in any context.
 static FORMS: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     rules(&[
         ("PRIVATE KEY", r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)", REDACTED),
         // The end of a key whose beginning was cut off.
         ("PRIVATE KEY", r"(?s)\A.*-----END [A-Z ]*PRIVATE KEY-----", REDACTED),
-        // A JSON Web Token, as service accounts have.
+        // A JSON Web Token, such as a service account's.
         ("eyJ", r"\beyJ[\w-]{8,}\.[\w-]+(\.[\w-]*)?", REDACTED),
         ("@", r#"(\w://)[^\s/?#"'<>]*@"#, "${1}<redacted>@"),
         ("?", r#"(\w://[^\s?"'<>]*\?)[^\s"'<>]+"#, "${1}<redacted>"),
@@ -128,7 +128,7 @@ static FORMS: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     ])
 });
 
-/// Names whose values are credentials in what programs print.
+/// Names whose values in programs' output are credentials.
 static NAMES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let name =
         r#"(?i)((?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"#;
@@ -145,12 +145,12 @@ fn rules(rules: &[(&'static str, &str, &'static str)]) -> Vec<Rule> {
     rules.iter().map(rule).collect()
 }
 
-/// A rendered document without what has the form of a credential.
+/// Redacts a rendered document.
 pub(super) fn document(text: &str) -> String {
     replaced(Cow::Borrowed(text), &FORMS).into_owned()
 }
 
-/// The same for what programs print; values with a telling name go too.
+/// Redacts programs' output, including values with telling names.
 pub(super) fn text(text: &str) -> String {
     replaced(replaced(Cow::Borrowed(text), &FORMS), &NAMES).into_owned()
 }

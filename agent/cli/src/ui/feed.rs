@@ -6,7 +6,6 @@ use serde_json::Value;
 use limpet_wire::pods::{DescribeDocument, PodChange};
 use limpet_wire::usage::UsageDocument;
 
-/// A pod's namespace and name.
 pub(super) type PodId = (String, String);
 
 /// An update from the agent.
@@ -14,21 +13,21 @@ pub(super) type PodId = (String, String);
 pub(super) enum Feed {
     /// A change of the pods.
     Pod(PodChange),
-    /// The connection is lost, for this reason.
+    /// The connection was lost, with the reason.
     Away(String),
-    /// An event that is new, or that occurred once more.
+    /// A new event, or one that recurred.
     Event(EventsOf, Box<Event>),
-    /// A pod as `limpet describe` shows it, or why there is none.
+    /// A pod as `limpet describe` shows it, or why that failed.
     Detail(DetailOf, Result<Box<DescribeDocument>, String>),
     /// Further lines of a log, printable.
     Log(LogOf, Vec<String>),
-    /// A log has no more lines, for this reason.
+    /// The end of a log, with the reason.
     LogEnd(LogOf, String),
-    /// The usage, or why it is unknown.
+    /// Usage, or why it is unknown.
     Usage(Result<Box<Figures>, String>),
 }
 
-/// What the node and its pods use.
+/// The usage of the node and its pods.
 #[derive(Debug)]
 pub(super) struct Figures {
     /// The previous reading.
@@ -43,18 +42,16 @@ pub(super) struct Figures {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EventsOf {
     pub(super) epoch: u64,
-    /// Only those about this pod.
+    /// Selects the events of this pod only.
     pub(super) pod: Option<PodId>,
 }
 
-/// The described pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DetailOf {
     pub(super) epoch: u64,
     pub(super) pod: PodId,
 }
 
-/// The followed log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogOf {
     pub(super) epoch: u64,
@@ -62,17 +59,17 @@ pub(super) struct LogOf {
     pub(super) container: String,
     /// Whether it is the log of the previous instance.
     pub(super) previous: bool,
-    /// The container's id, once it has one: another instance has another log.
+    /// The container's id, once it has one: each instance has its own log.
     pub(super) instance: Option<String>,
 }
 
-/// What the screen shows besides the pods. Nothing else is requested.
+/// What the screen shows besides the pods; only this is requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Subscriptions {
     pub(super) events: Option<EventsOf>,
-    /// With a number that grows when the description has to be read again.
+    /// The pod, and a number that increases when its description has to be read again.
     pub(super) detail: Option<(DetailOf, u64)>,
     pub(super) log: Option<LogOf>,
-    /// The epoch.
+    /// The epoch of the connection.
     pub(super) usage: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! The tasks that request from the agent what the screen shows. Each follows a stream; only usage, which has no stream,
-//! is requested periodically while it is shown.
+//! The tasks that fetch what the screen shows from the agent. Each follows a stream, except usage, which has no
+//! stream and is requested periodically while it is shown.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,7 +20,7 @@ use crate::top;
 use limpet_wire::pods::PodChange;
 use limpet_wire::socket_client::{ClientError, JsonLines, SocketClient};
 
-/// The updates that may be queued. A task with further ones waits.
+/// The most queued updates; beyond it tasks wait.
 const UPDATE_QUEUE_LEN: usize = 64;
 /// The pause between two readings of one description.
 const DESCRIPTION_INTERVAL: Duration = Duration::from_millis(500);
@@ -36,7 +36,6 @@ struct Follower<T> {
     _task: AbortOnDropHandle<()>,
 }
 
-/// All tasks.
 #[derive(Debug)]
 pub(super) struct Feeds {
     client: SocketClient,
@@ -57,7 +56,7 @@ impl Feeds {
         (Self { client, news, _pods: task, events, detail, log, usage }, receiver)
     }
 
-    /// Follows exactly what `wanted` names.
+    /// Follows exactly the `wanted` data.
     pub(super) fn want(&mut self, wanted: Subscriptions) {
         let (client, news) = (&self.client, &self.news);
         let begin = |of: EventsOf| spawn(follow_events(client.clone(), of, news.clone()));
@@ -81,7 +80,7 @@ impl Feeds {
 
 fn spawn(task: impl Future<Output = Option<Infallible>> + Send + 'static) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(async move {
-        // It returns when the receiver is dropped.
+        // The thread ends when the receiver is dropped.
         let _ = task.await;
     }))
 }
@@ -135,7 +134,7 @@ async fn arrival(client: &SocketClient) -> io::Result<()> {
         let queue = Queue::new()?;
         let mask = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
         queue.adder()?.add(&near, mask)?;
-        // From here on no event is lost.
+        // From here on no event is missed.
         match client.connect().await {
             Ok(_) => return Ok(()),
             Err(ClientError::NotRunning { .. }) => {}
@@ -147,7 +146,7 @@ async fn arrival(client: &SocketClient) -> io::Result<()> {
     }
 }
 
-/// The directory of the socket, or the nearest above it that exists.
+/// The socket's directory, or its nearest existing parent.
 fn existing(socket: &Path) -> PathBuf {
     let above = socket.ancestors().skip(1).map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
     above.into_iter().find(|dir| dir.is_dir()).unwrap_or(Path::new("/")).to_owned()
@@ -155,7 +154,7 @@ fn existing(socket: &Path) -> PathBuf {
 
 async fn follow_events(client: SocketClient, of: EventsOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
     let about = of.pod.as_ref().map(|(namespace, name)| format!("&pod={namespace}/{name}")).unwrap_or_default();
-    // When it ends, the stream of pods has ended too, and that one handles it.
+    // If this stream ends, the stream of pods has ended too, and its task handles that.
     let mut events = client.lines(&format!("/limpet/v1/events?watch=1{about}")).await.ok()?;
     loop {
         let event = events.next().await.ok()??;
@@ -227,7 +226,7 @@ async fn follow_usage(client: SocketClient, news: mpsc::Sender<Feed>) -> Option<
     let mut before = None;
     loop {
         let (usage, summary) = tokio::join!(top::read(&client), client.get_json("/stats/summary"));
-        // The first pause is shorter: CPU usage needs two readings.
+        // The first pause is shorter, because CPU usage needs two readings.
         let pause = if before.is_none() { top::READING_INTERVAL } else { top::REFRESH_INTERVAL };
         let figures = usage.and_then(|after| {
             let first = before.take().unwrap_or_else(|| after.clone());

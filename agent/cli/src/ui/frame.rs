@@ -1,4 +1,4 @@
-//! Draws what is known: a title, the lines of the view, and the keys. Pure.
+//! Draws the state: a title, the lines of the view, and the keys. Pure.
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -8,10 +8,10 @@ use super::state::{Link, MIN_FRAMED_LINES, Ui, View};
 use super::text::put;
 use crate::screen::{Tone, printable};
 
-/// Where a list has its mark of what is selected.
+/// The width of the mark at the selected line of a list.
 const MARK_WIDTH: u16 = 2;
 
-/// The screen as it is to be now.
+/// Draws the current screen.
 pub(super) fn frame(ui: &mut Ui) -> Frame {
     ui.settle();
     let (width, height) = ui.size;
@@ -50,7 +50,7 @@ fn title(ui: &Ui) -> String {
     }
     let filter = if ui.filter.is_empty() { String::new() } else { format!("  /{}", printable(&ui.filter)) };
     let pod = |(namespace, name): &(String, String)| printable(&format!("{namespace}/{name}"));
-    let of = match ui.views.last() {
+    let subject = match ui.views.last() {
         None if ui.filter.is_empty() => format!("pods: {}", ui.pods.len()),
         None => format!("pods: {} of {}{filter}", ui.ids.len(), ui.pods.len()),
         Some(View::Detail(id, _)) => format!("pod {}", pod(id)),
@@ -62,10 +62,10 @@ fn title(ui: &Ui) -> String {
         Some(View::Usage(_)) => "usage".to_owned(),
         Some(View::Help(_)) => "keys".to_owned(),
     };
-    format!("limpet {}  {of}", printable(ui.node()))
+    format!("limpet {}  {subject}", printable(ui.node()))
 }
 
-/// When the last news came, where the title leaves room.
+/// Shows when the last update arrived, where the title leaves room.
 fn clock(ui: &Ui, cells: &mut Buffer) {
     let time = ui.now.strftime("%H:%M:%SZ").to_string();
     let width = cells.area.width;
@@ -94,7 +94,7 @@ fn keys(ui: &Ui, cells: &mut Buffer) {
     }
 }
 
-/// The line of a view without lines.
+/// The text in a view without lines.
 fn empty(ui: &Ui) -> &'static str {
     match ui.views.last() {
         None if ui.link == Link::Connecting => "Connecting.",

@@ -1,6 +1,6 @@
-//! The screen of keys.
+//! The help screen.
 
-/// What each key does.
+/// The function of each key.
 pub(super) fn lines() -> Vec<String> {
     KEYS.lines().map(str::to_owned).collect()
 }

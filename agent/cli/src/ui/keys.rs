@@ -1,9 +1,9 @@
-//! Keys out of the bytes that a terminal sends for them. Pure.
+//! Decodes keys from the terminal's bytes. Pure.
 
-/// A key as the screens know it.
+/// A key that the screens handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Key {
-    /// Arrow, and the letters of vi.
+    /// The arrow keys, and vi's letters.
     Up,
     Down,
     Left,
@@ -15,22 +15,22 @@ pub(super) enum Key {
     Enter,
     Escape,
     Backspace,
-    /// With Ctrl: the letter.
+    /// Ctrl with this letter.
     Control(char),
     Char(char),
 }
 
-/// The longest sequence that is waited for.
+/// The longest escape sequence that is recognized.
 const MAX_SEQUENCE: usize = 16;
 
-/// Bytes that are not a key yet.
+/// The bytes of an incomplete key.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     pending: Vec<u8>,
 }
 
 impl Keys {
-    /// The keys that are complete with these bytes.
+    /// The keys that these bytes complete.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut keys = Vec::new();
         for byte in bytes {
@@ -46,12 +46,12 @@ impl Keys {
         keys
     }
 
-    /// Whether the next byte decides what the last ones mean.
+    /// Whether the next byte decides the meaning of the pending ones.
     pub(super) fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// The key that they are if no byte follows.
+    /// The key that the pending bytes mean if no byte follows.
     pub(super) fn end(&mut self) -> Option<Key> {
         let alone = self.pending == [ESC];
         self.pending.clear();
@@ -61,7 +61,7 @@ impl Keys {
 
 enum Parsed {
     Key(Key),
-    /// Escape, and a key that belongs to no sequence.
+    /// Escape, and a key that does not belong to a sequence.
     Two(Key, Key),
     Partial,
     Unknown,
@@ -74,7 +74,7 @@ fn parse(bytes: &[u8]) -> Parsed {
         [ESC] | [ESC, b'[' | b'O'] => Parsed::Partial,
         [ESC, ESC] => Parsed::Two(Key::Escape, Key::Escape),
         [ESC, b'[' | b'O', ref rest @ ..] => sequence(rest),
-        // Not Alt: the screens have no such key, and the user types fast.
+        // This is not Alt: no screen uses it, and the user may type fast.
         [ESC, byte] => match single(byte) {
             Some(key) => Parsed::Two(Key::Escape, key),
             None => Parsed::Unknown,
@@ -101,7 +101,7 @@ fn sequence(rest: &[u8]) -> Parsed {
         b"F" | b"4~" | b"8~" => Key::End,
         b"5~" => Key::PageUp,
         b"6~" => Key::PageDown,
-        // On the keypad of a VT100.
+        // Enter on the keypad of a VT100.
         b"M" => Key::Enter,
         [.., last] if (0x40..0x7f).contains(last) => return Parsed::Unknown,
         _ => return Parsed::Partial,
@@ -130,7 +130,7 @@ mod tests {
             (b"\x1b[5~\x1b[6~\x1b[H\x1b[4~", vec![Key::PageUp, Key::PageDown, Key::Home, Key::End]),
             (b"\r\x7f\x03\x1a", vec![Key::Enter, Key::Backspace, Key::Control('c'), Key::Control('z')]),
             ("é→".as_bytes(), vec![Key::Char('é'), Key::Char('→')]),
-            // Unknown sequences are swallowed whole; what is no text, too.
+            // Unknown sequences and bytes that are not text are ignored.
             (b"\x1b[15;2~q\xff\x00x", vec![Key::Char('q'), Key::Char('x')]),
             (b"\x1bq", vec![Key::Escape, Key::Char('q')]),
         ] {

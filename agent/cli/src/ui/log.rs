@@ -7,14 +7,12 @@ use limpet_wire::pods::PodEntry;
 /// How many lines of a log are kept.
 pub(super) const LOG_LINES: usize = 1000;
 
-/// The log of one container, of those its pod has.
+/// The log of one of a pod's containers.
 #[derive(Debug)]
 pub(super) struct LogView {
-    /// What is followed.
     pub(super) of: LogOf,
-    /// Its last lines.
     pub(super) page: Page,
-    /// `following`, or why no more lines come.
+    /// `following`, or why the log has ended.
     pub(super) state: String,
 }
 
@@ -22,16 +20,16 @@ impl LogView {
     /// The log of the pod's first container.
     pub(super) fn new(epoch: u64, pod: PodId, entry: &PodEntry) -> Option<Self> {
         let container = containers(entry).into_iter().next()?;
-        let of = LogOf { epoch, pod, instance: instance(entry, &container), container, previous: false };
-        Some(Self { of, page: Page::new(ScrollPosition::End), state: FOLLOWING.to_owned() })
+        let source = LogOf { epoch, pod, instance: instance(entry, &container), container, previous: false };
+        Some(Self { of: source, page: Page::new(ScrollPosition::End), state: FOLLOWING.to_owned() })
     }
 
-    /// Further lines.
+    /// Appends lines.
     pub(super) fn lines(&mut self, lines: Vec<String>) {
         self.page.append(lines, LOG_LINES);
     }
 
-    /// The pod's next container, the first one after the last.
+    /// Switches to the pod's next container; after the last, to the first.
     pub(super) fn next_container(&mut self, epoch: u64, entry: Option<&PodEntry>) {
         let Some(entry) = entry else { return };
         let all = containers(entry);
@@ -42,12 +40,12 @@ impl LogView {
         }
     }
 
-    /// From the instance that runs to the one before, and back.
+    /// Switches between the running instance and the previous one.
     pub(super) fn toggle_previous(&mut self, epoch: u64, entry: Option<&PodEntry>) {
         self.open(LogOf { previous: !self.of.previous, ..self.of.clone() }, epoch, entry);
     }
 
-    /// Follows the log as the pod is now. The lines of an instance that ended stay above those of the next one.
+    /// Follows the log of the pod's current state. The lines of an ended instance stay above those of the next.
     pub(super) fn follow(&mut self, epoch: u64, entry: Option<&PodEntry>) {
         let now = entry.and_then(|entry| instance(entry, &self.of.container)).or_else(|| self.of.instance.clone());
         if epoch == self.of.epoch && now == self.of.instance {
@@ -73,15 +71,15 @@ const FOLLOWING: &str = "following";
 /// The names of the pod's containers, in the order of `limpet logs`.
 fn containers(entry: &PodEntry) -> Vec<String> {
     let spec = entry.pod.spec.as_ref();
-    let own = spec.iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    let regular = spec.iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
     let ephemeral = spec.iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
-    own.map(|one| one.name.clone()).chain(ephemeral.map(|one| one.name.clone())).collect()
+    regular.map(|one| one.name.clone()).chain(ephemeral.map(|one| one.name.clone())).collect()
 }
 
-/// The id of the container that a log is of.
+/// The id of the container whose log is shown.
 fn instance(entry: &PodEntry, container: &str) -> Option<String> {
     let status = entry.pod.status.as_ref()?;
     let lists = [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
-    let one = lists.into_iter().flatten().flatten().find(|one| one.name == container)?;
-    one.container_id.clone().filter(|id| !id.is_empty())
+    let status = lists.into_iter().flatten().flatten().find(|status| status.name == container)?;
+    status.container_id.clone().filter(|id| !id.is_empty())
 }

@@ -1,24 +1,22 @@
-//! Lines of which a screen shows a part. Pure.
+//! Lines of which the screen shows a part. Pure.
 
 use super::keys::Key;
 
-/// The part that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScrollPosition {
     /// From this line on.
     From(usize),
-    /// The last lines, also when more come.
+    /// The last lines, even as more arrive.
     End,
 }
 
-/// Lines, and where in them the screen is.
+/// Lines and the part of them on the screen.
 #[derive(Debug)]
 pub(super) struct Page {
-    /// Stays above the lines.
+    /// Stays above the scrolling lines.
     pub(super) head: Option<String>,
-    /// Printable but for colours.
+    /// Printable except for colour codes.
     pub(super) lines: Vec<String>,
-    /// What of them is shown.
     pub(super) place: ScrollPosition,
 }
 
@@ -28,14 +26,14 @@ impl Page {
         Self { head: None, lines: Vec::new(), place }
     }
 
-    /// Takes a table's text: its first line is the head.
+    /// Shows a table's text: its first line becomes the head.
     pub(super) fn set_table(&mut self, text: &str) {
         let mut lines = text.lines().map(str::to_owned);
         self.head = lines.next();
         self.lines = lines.collect();
     }
 
-    /// Adds lines and forgets the first ones beyond `most`; what is shown stays the same.
+    /// Appends lines and drops the first ones beyond `most`; the visible part stays the same.
     pub(super) fn append(&mut self, lines: Vec<String>, most: usize) {
         self.lines.extend(lines);
         let gone = self.lines.len().saturating_sub(most);
@@ -45,7 +43,7 @@ impl Page {
         }
     }
 
-    /// The first line that is shown where `height` lines fit.
+    /// The first visible line if `height` lines fit.
     pub(super) fn first(&self, height: usize) -> usize {
         let last = self.lines.len().saturating_sub(height);
         match self.place {
@@ -54,7 +52,7 @@ impl Page {
         }
     }
 
-    /// Moves by a key; whether it is one that moves.
+    /// Scrolls by a key. Returns whether the key scrolls.
     pub(super) fn key(&mut self, key: Key, height: usize, follows: bool) -> bool {
         let (first, last) = (self.first(height), self.lines.len().saturating_sub(height));
         let to = match step(key, height) {
@@ -68,7 +66,6 @@ impl Page {
     }
 }
 
-/// How a key moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     By(isize),
@@ -76,7 +73,7 @@ pub(super) enum Step {
     Last,
 }
 
-/// The keys that move, as in `less`.
+/// The scrolling keys, as in `less`.
 pub(super) fn step(key: Key, height: usize) -> Option<Step> {
     let page = isize::try_from(height.saturating_sub(1).max(1)).unwrap_or(1);
     Some(match key {

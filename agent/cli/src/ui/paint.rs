@@ -1,28 +1,25 @@
-//! What is sent to the terminal: the fewest bytes that turn one screen into the next, in sequences that a VT100 knows.
-//! Pure.
+//! Computes the terminal output: the fewest bytes that turn one screen into the next, in sequences that a VT100
+//! supports. Pure.
 
 use std::ops::Range;
 
 use ratatui_core::buffer::{Buffer, Cell, CellWidth as _};
 use ratatui_core::style::{Color, Modifier};
 
-/// Clears the screen and goes to its first line.
 pub(super) const CLEAR: &[u8] = b"\x1b[H\x1b[J";
-/// Equal cells up to this number are sent again: moving the cursor takes as many bytes.
+/// A gap of up to this many equal cells is rewritten, since moving the cursor would take as many bytes.
 const MAX_REWRITTEN_GAP: u16 = 4;
-/// Scrolling has to save so many cells.
+/// The fewest cells that scrolling has to save.
 const MIN_SCROLL_SAVING: usize = 48;
 
-/// One screen.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
-    /// Its cells.
     pub(super) cells: Buffer,
     /// The rows that scroll.
     pub(super) body: Range<u16>,
 }
 
-/// The bytes that turn a terminal which shows `before` into one that shows `after`. Without `before`, or where the sizes
+/// The bytes that turn a terminal that shows `before` into one that shows `after`. Without `before`, or if the sizes
 /// differ, the screen is cleared first.
 pub(super) fn bytes(before: Option<&Frame>, after: &Frame) -> Vec<u8> {
     let mut pen = Pen::default();
@@ -45,7 +42,7 @@ pub(super) fn bytes(before: Option<&Frame>, after: &Frame) -> Vec<u8> {
     pen.bytes
 }
 
-/// By how many lines the body moved up (positive) or down, if scrolling the terminal saves much.
+/// The lines by which the body moved up (positive) or down, if scrolling the terminal saves much.
 fn scrolled(before: &Buffer, after: &Frame) -> Option<i32> {
     let body = &after.body;
     let height = i32::from(body.end.saturating_sub(body.start));
@@ -102,12 +99,12 @@ fn length(buffer: &Buffer, y: u16) -> u16 {
         .map_or(0, |last| last + buffer[(last, y)].cell_width().max(1))
 }
 
-/// Whether each of the row's cells takes one column for certain.
+/// Whether each of the row's cells is certain to take one column.
 fn is_plain(buffer: &Buffer, y: u16) -> bool {
     (0..buffer.area.width).all(|x| buffer[(x, y)].symbol().is_ascii())
 }
 
-/// The terminal's cursor and colour, as the bytes have left them.
+/// The terminal's cursor and colour after the bytes so far.
 #[derive(Debug, Default)]
 struct Pen {
     bytes: Vec<u8>,
@@ -126,7 +123,7 @@ impl Pen {
                 x += 1;
                 continue;
             }
-            // Where something is wide the rest of the row is sent: half of a wide character is not to be kept.
+            // If a character is wide, the rest of the row is sent, because half of a wide character must not remain.
             whole = !plain;
             self.go(after, x, y);
             let cell = &after[(x, y)];
@@ -137,7 +134,7 @@ impl Pen {
             }
             self.bytes.extend(cell.symbol().as_bytes());
             x += cell.cell_width().max(1);
-            // A terminal differs from others in where its cursor is after the last column.
+            // Terminals differ in the position of the cursor after the last column.
             self.at = (x < after.area.width).then_some((x, y));
         }
         if old_end > end || (whole && old_end >= end && end < after.area.width) {
@@ -153,7 +150,7 @@ impl Pen {
         self.look.is_some_and(|(_, modifier)| modifier.contains(Modifier::REVERSED))
     }
 
-    /// Moves the cursor the cheapest way; what lies in between on the row is as it should be.
+    /// Moves the cursor with the fewest bytes; the cells in between are already correct.
     fn go(&mut self, after: &Buffer, x: u16, y: u16) {
         if self.at == Some((x, y)) {
             return;
@@ -200,7 +197,7 @@ impl Pen {
         self.look = Some(new);
     }
 
-    /// Has the terminal move the rows of the body; what comes in is blank.
+    /// Has the terminal scroll the body's rows; new rows are blank.
     fn scroll(&mut self, body: &Range<u16>, lines: i32) {
         let (top, bottom) = (body.start + 1, body.end);
         let (row, step): (u16, &[u8]) = if lines > 0 { (bottom, b"\n") } else { (top, b"\x1bM") };

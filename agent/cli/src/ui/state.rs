@@ -14,19 +14,17 @@ use crate::screen::Screen;
 use crate::{describe, events};
 use limpet_wire::pods::{PodChange, PodEntry};
 
-/// How many events are kept.
 const MAX_EVENTS: usize = 1000;
-/// On a screen with fewer lines there is neither a title nor a line of keys.
+/// A screen with fewer lines has neither a title nor a line of keys.
 pub(super) const MIN_FRAMED_LINES: u16 = 5;
-/// A filter is no longer than this.
+/// The longest filter in characters.
 const MAX_FILTER_LEN: usize = 40;
-/// How far the arrows to the left and right move.
+/// How far the left and right arrows scroll, in columns.
 const SIDE_SCROLL_STEP: usize = 16;
 
-/// What has to be done beyond drawing.
+/// An action beyond drawing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Leave.
     Quit,
     /// Restore the terminal and stop, until the shell sends SIGCONT.
     Suspend,
@@ -34,14 +32,14 @@ pub(super) enum Order {
     Redraw,
 }
 
-/// Whether the agent answers.
+/// The connection to the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Not yet.
+    /// The agent has not answered yet.
     Connecting,
-    /// It does.
+    /// The agent answers.
     Up,
-    /// It has not answered since then, for this reason.
+    /// The agent has not answered since then, with the reason.
     Away(Timestamp, String),
 }
 
@@ -64,12 +62,11 @@ impl View {
     }
 }
 
-/// All that is known and shown.
 #[derive(Debug)]
 pub(super) struct Ui {
     pub(super) screen: Screen,
     pub(super) utf8: bool,
-    /// Columns and lines.
+    /// In columns and lines.
     pub(super) size: (u16, u16),
     /// When the last update arrived: ages are relative to it, so that nothing has to be redrawn as time passes.
     pub(super) now: Timestamp,
@@ -77,7 +74,7 @@ pub(super) struct Ui {
     epoch: u64,
     pub(super) pods: BTreeMap<PodId, PodEntry>,
     listing: Option<Listing>,
-    /// The pods that the filter leaves, as lines.
+    /// The pods that match the filter, as lines.
     pub(super) list: Page,
     pub(super) ids: Vec<PodId>,
     pub(super) selected: Option<PodId>,
@@ -89,7 +86,7 @@ pub(super) struct Ui {
     events_of: Option<EventsOf>,
     /// How often the described pod has changed.
     revision: u64,
-    /// Characters that are out of sight at the left.
+    /// The number of characters that are scrolled out at the left.
     pub(super) left: usize,
     stale: bool,
 }
@@ -124,7 +121,7 @@ impl Ui {
         self.pods.values().find_map(|entry| entry.pod.spec.as_ref()?.node_name.as_deref()).unwrap_or_default()
     }
 
-    /// What the screen needs from the agent.
+    /// The data that the screen needs from the agent.
     pub(super) fn wanted(&self) -> Subscriptions {
         if self.link != Link::Up {
             return Subscriptions::default();
@@ -200,7 +197,7 @@ impl Ui {
                 self.follow_log();
                 return;
             }
-            // The agent begins with all its pods.
+            // The agent first sends all its pods.
             PodChange::Added(_) if self.link != Link::Up && self.listing.is_some() => {
                 (self.pods, self.listing) = (BTreeMap::new(), None);
                 return self.pod(change, now);
@@ -223,7 +220,7 @@ impl Ui {
         self.follow_log();
     }
 
-    /// Another instance of the container has another log.
+    /// Each instance of the container has its own log.
     fn follow_log(&mut self) {
         let epoch = self.epoch;
         if let Some(View::Log(log)) = self.views.last_mut() {
@@ -308,7 +305,7 @@ impl Ui {
     }
 
     fn open(&mut self, view: View) {
-        // As many as there are kinds: a view that lies further down comes up alone.
+        // Each kind of view is open at most once, so an open one is moved to the top.
         self.views.retain(|open| std::mem::discriminant(open) != std::mem::discriminant(&view));
         self.views.push(view);
         self.enter();
@@ -321,7 +318,7 @@ impl Ui {
         self.enter();
     }
 
-    /// Another view has come up.
+    /// Resets the scrolling for a new view.
     fn enter(&mut self) {
         (self.left, self.stale) = (0, true);
         if let Some(View::Detail(..)) = self.views.last() {
@@ -331,12 +328,12 @@ impl Ui {
     }
 
     fn open_log(&mut self) {
-        let of = match self.views.last() {
+        let pod = match self.views.last() {
             Some(View::Detail(pod, _)) => Some(pod.clone()),
             _ => self.selected.clone(),
         };
-        if let Some(entry) = of.as_ref().and_then(|pod| self.pods.get(pod))
-            && let Some(view) = log::LogView::new(self.epoch, of.clone().unwrap_or_default(), entry)
+        if let Some(entry) = pod.as_ref().and_then(|pod| self.pods.get(pod))
+            && let Some(view) = log::LogView::new(self.epoch, pod.clone().unwrap_or_default(), entry)
         {
             self.open(View::Log(view));
         }
@@ -367,13 +364,12 @@ impl Ui {
         self.selected = self.ids.get(to).cloned();
     }
 
-    /// The row of the selected pod.
     pub(super) fn at(&self) -> Option<usize> {
         let selected = self.selected.as_ref()?;
         self.ids.binary_search(selected).ok()
     }
 
-    /// Brings the lines up to date with what is known, before they are drawn.
+    /// Updates the lines from the data before they are drawn.
     pub(super) fn settle(&mut self) {
         if std::mem::take(&mut self.stale) {
             self.list_pods();
@@ -393,7 +389,7 @@ impl Ui {
         let before = self.at();
         (self.ids, self.list.lines) = (ids, lines);
         if self.at().is_none() {
-            // The row that the selected pod had is the next one's.
+            // The next pod takes over the row of the selected one.
             let at = before.unwrap_or(0).min(self.ids.len().saturating_sub(1));
             self.selected = self.ids.get(at).cloned();
         }
@@ -408,12 +404,12 @@ impl Ui {
         }
     }
 
-    /// How many lines of the view that is shown fit.
+    /// The number of lines that fit in the current view.
     fn height(&self) -> usize {
         self.height_of(self.page())
     }
 
-    /// How many lines of a page fit.
+    /// The number of lines that fit in a page.
     pub(super) fn height_of(&self, page: &Page) -> usize {
         let lines = self.size.1;
         let frame = if lines >= MIN_FRAMED_LINES { 2 } else { 0 };
@@ -421,7 +417,6 @@ impl Ui {
         usize::from(lines.saturating_sub(frame + head))
     }
 
-    /// The page that is shown.
     pub(super) fn page(&self) -> &Page {
         match self.views.last() {
             None => &self.list,
@@ -430,7 +425,7 @@ impl Ui {
         }
     }
 
-    /// The selected pod is among the rows that are shown.
+    /// Scrolls so that the selected pod is visible.
     fn keep_in_sight(&mut self) {
         let height = self.height_of(&self.list);
         let (Some(at), first) = (self.at(), self.list.first(height)) else { return };

@@ -1,4 +1,4 @@
-//! The terminal of `limpet ui`: its capabilities, its size, and the restoration of its state.
+//! The terminal of `limpet ui`: its capabilities, its size, and restoring its state.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::{Mutex, Once, PoisonError};
@@ -9,38 +9,39 @@ use tokio::sync::mpsc;
 use crate::error::CliError;
 use crate::exec::terminal::{RawMode, size};
 
-/// A screen has no more columns and lines than this.
+/// The most columns and lines of a screen.
 const MOST: (u16, u16) = (400, 200);
 /// The size of a terminal that does not report one.
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
-/// How long to wait at the end for a terminal that accepts no output.
+/// How long to wait at exit for a terminal that accepts no output.
 const LAST_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
-/// What the terminal can show.
+/// The terminal's capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// More than one colour.
+    /// It has more than one colour.
     pub(super) color: bool,
-    /// Characters beyond ASCII.
+    /// It shows characters beyond ASCII.
     pub(super) utf8: bool,
-    /// A second screen, after which the first one is as it was.
+    /// It has an alternate screen, which preserves the first one.
     pub(super) alternate: bool,
 }
 
 impl Abilities {
-    /// By `TERM` and the locale; `env` gives the environment's variables.
+    /// Derives them from `TERM` and the locale; `env` reads environment variables.
     ///
     /// # Errors
-    /// The terminal has no cursor that can be moved.
+    ///
+    /// The terminal's cursor cannot be moved.
     pub(super) fn new(env: impl Fn(&str) -> Option<String>, color: bool) -> Result<Self, CliError> {
         let set = |name: &str| env(name).filter(|value| !value.is_empty());
-        // What agetty takes a serial line for.
+        // agetty's default for a serial line.
         let term = set("TERM").unwrap_or_else(|| "vt220".to_owned());
         if term == "dumb" {
             let remedy = "set TERM to what the terminal is (vt100 does for most), or use: limpet pods -w";
             return Err(CliError::Usage(format!("limpet ui fills a screen, which TERM=dumb cannot; {remedy}")));
         }
-        // DEC's terminals, and what emulates them on a serial line: one colour, one screen, no UTF-8.
+        // DEC's terminals and their emulators on serial lines: one colour, one screen, no UTF-8.
         let plain = term.starts_with("vt");
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
@@ -59,7 +60,7 @@ pub(super) fn require() -> Result<(), CliError> {
     ))
 }
 
-/// Columns and lines: as the terminal reports them, else from the environment, else 80 and 24.
+/// Columns and lines as the terminal reports them, else from the environment, else 80 and 24.
 pub(super) fn columns_and_lines(env: impl Fn(&str) -> Option<String>) -> (u16, u16) {
     bounded(size(), |name| env(name)?.parse().ok())
 }
@@ -71,17 +72,18 @@ fn bounded(reported_size: Option<(u16, u16)>, set: impl Fn(&str) -> Option<u16>)
     (columns.min(MOST.0), lines.min(MOST.1))
 }
 
-/// The terminal while it is filled. It is static because a panic gives it back, too.
+/// The terminal's state while the full screen is shown. It is static so that a panic can restore it.
 static FILLED: Mutex<Option<(RawMode, Abilities)>> = Mutex::new(None);
 
-/// The terminal is filled until this is dropped.
+/// Shows the full screen until this is dropped.
 #[derive(Debug)]
 pub(super) struct FullScreen(Abilities);
 
 impl FullScreen {
-    /// Fills the terminal.
+    /// Begins the full screen.
     ///
     /// # Errors
+    ///
     /// The terminal's settings cannot be changed.
     pub(super) fn begin(abilities: Abilities) -> Result<Self, CliError> {
         static HOOK: Once = Once::new();
@@ -97,7 +99,7 @@ impl FullScreen {
         Ok(screen)
     }
 
-    /// Fills the terminal again, whatever its state is.
+    /// Begins the full screen again, whatever the terminal's state is.
     pub(super) fn fill(&self) -> Result<(), CliError> {
         give_back();
         let raw = RawMode::with_flow_control().map_err(failed)?;
@@ -113,7 +115,7 @@ impl Drop for FullScreen {
     }
 }
 
-/// Restores the terminal's state; does nothing if that was done already.
+/// Restores the terminal's state, unless that was already done.
 pub(super) fn give_back() {
     let Some((raw, abilities)) = FILLED.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let end: &[u8] =
@@ -155,13 +157,14 @@ impl Writer {
     /// A writer to stdout.
     ///
     /// # Errors
-    /// There is no thread left.
+    ///
+    /// No thread can be created.
     pub(super) fn start() -> Result<Self, CliError> {
         let (screens, mut next) = mpsc::channel::<Vec<u8>>(1);
         let (done, written) = mpsc::channel(1);
         let run = move || {
             while let Some(bytes) = next.blocking_recv() {
-                // The next screen is made when this one has left: what is shown is never old.
+                // The next screen is drawn after this one was sent, so the screen is always current.
                 let sent = write(&bytes).and_then(|()| Ok(rustix::termios::tcdrain(rustix::stdio::stdout())?));
                 if done.blocking_send(sent).is_err() {
                     return;
@@ -177,12 +180,12 @@ impl Writer {
         self.busy
     }
 
-    /// Sends a screen to the thread; only while it is not busy.
+    /// Sends a screen to the thread. Must not be called while it is busy.
     pub(super) fn send(&mut self, bytes: Vec<u8>) {
         self.busy = !bytes.is_empty() && self.screens.try_send(bytes).is_ok();
     }
 
-    /// Waits until the last screen is written; without one, for ever. An error means that the terminal is gone.
+    /// Waits until the last screen is written, or forever if there is none. An error means that the terminal is gone.
     pub(super) async fn done(&mut self) -> io::Result<()> {
         if !self.busy {
             return std::future::pending().await;

@@ -39,7 +39,7 @@ fn ui(color: bool, size: (u16, u16), pods: Vec<PodEntry>) -> Ui {
         ui.news(Feed::Pod(PodChange::Added(Box::new(pod))), at(NOW));
     }
     ui.news(Feed::Pod(PodChange::Synced), at(NOW));
-    // As at a terminal: keys are typed at a screen that is shown.
+    // As at a terminal, keys are typed when a screen is shown.
     text(&mut ui);
     ui
 }
@@ -106,16 +106,16 @@ fn screens() -> String {
         add(&mut ui, "filtered");
         ui.key(Key::Escape);
         press(&mut ui, "l");
-        let of = ui.wanted().log.unwrap();
-        ui.news(Feed::Log(of.clone(), (1..=30).map(|line| format!("line {line}")).collect()), at(NOW));
+        let log = ui.wanted().log.unwrap();
+        ui.news(Feed::Log(log.clone(), (1..=30).map(|line| format!("line {line}")).collect()), at(NOW));
         add(&mut ui, "log");
         press(&mut ui, "k");
-        ui.news(Feed::LogEnd(of, "ended".to_owned()), at(NOW));
+        ui.news(Feed::LogEnd(log, "ended".to_owned()), at(NOW));
         add(&mut ui, "log, a line up, ended");
         press(&mut ui, "qe");
-        let of = ui.wanted().events.unwrap();
-        ui.news(Feed::Event(of.clone(), event("Image is there", "2026-01-09T23:59:20Z")), at(NOW));
-        ui.news(Feed::Event(of, event("Image was pulled", "2026-01-09T23:59:40Z")), at(NOW));
+        let events = ui.wanted().events.unwrap();
+        ui.news(Feed::Event(events.clone(), event("Image is there", "2026-01-09T23:59:20Z")), at(NOW));
+        ui.news(Feed::Event(events, event("Image was pulled", "2026-01-09T23:59:40Z")), at(NOW));
         add(&mut ui, "events");
         press(&mut ui, "qu");
         ui.news(Feed::Usage(Ok(figures())), at(NOW));
@@ -242,25 +242,25 @@ fn a_log_continues_with_the_next_instance_and_restarts_with_the_agent() {
     ui.news(Feed::Pod(PodChange::Synced), at(NOW));
     assert!(!text(&mut ui).contains("from the first"));
     press(&mut ui, "cp");
-    let of = ui.wanted().log.unwrap();
-    assert_eq!((of.container.as_str(), of.previous), ("side", true));
+    let log = ui.wanted().log.unwrap();
+    assert_eq!((log.container.as_str(), log.previous), ("side", true));
 }
 
 #[test]
 fn logs_and_events_are_bounded() {
     let mut ui = ui(false, (80, 24), three());
     press(&mut ui, "l");
-    let of = ui.wanted().log.unwrap();
+    let log = ui.wanted().log.unwrap();
     for batch in 0..50 {
         let lines: Vec<String> = (0..100).map(|line| format!("{batch} {line}")).collect();
-        ui.news(Feed::Log(of.clone(), lines), at(NOW));
+        ui.news(Feed::Log(log.clone(), lines), at(NOW));
     }
     let Some(state::View::Log(log)) = ui.views.last() else { panic!("no log") };
     assert_eq!(log.page.lines.len(), super::log::LOG_LINES);
     press(&mut ui, "qe");
-    let of = ui.wanted().events.unwrap();
+    let events = ui.wanted().events.unwrap();
     for number in 0..1500 {
-        ui.news(Feed::Event(of.clone(), event(&format!("event {number}"), NOW)), at(NOW));
+        ui.news(Feed::Event(events.clone(), event(&format!("event {number}"), NOW)), at(NOW));
     }
     assert!(text(&mut ui).contains("events: 1000"));
 }

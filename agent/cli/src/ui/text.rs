@@ -1,15 +1,15 @@
-//! Text for screens: from what other subcommands print and from what containers log. Pure.
+//! Converts other subcommands' output and containers' logs to text for the screen. Pure.
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
 
 use crate::screen::printable;
 
-/// A log line is cut off after so many characters.
+/// The longest log line in characters; the rest is cut off.
 const MAX_LINE_LEN: usize = 1024;
 
-/// Puts a printed line, with the colours of [`crate::screen::Screen::paint`], into a row from `x` on. The first
-/// `left` characters are left out; without `utf8`, what is not ASCII is shown as `?`.
+/// Puts a printed line, with the colours of [`crate::screen::Screen::paint`], into a row from column `x` on. Omits
+/// the first `left` characters; without `utf8`, shows characters beyond ASCII as `?`.
 pub(super) fn put(buffer: &mut Buffer, (x, y): (u16, u16), line: &str, left: usize, utf8: bool) {
     let (mut x, mut skip) = (x, left);
     for (style, text) in spans(line) {
@@ -40,8 +40,7 @@ fn spans(line: &str) -> Vec<(Style, &str)> {
     spans
 }
 
-/// A line of a log, safe to show: without the colours that the program gave it, and with other control characters
-/// escaped.
+/// A log line that is safe to show: without its colours, and with other control characters escaped.
 pub(super) fn log_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim_end_matches(['\r', '\n']);

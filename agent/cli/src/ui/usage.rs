@@ -1,4 +1,4 @@
-//! The screen of what the node and its pods use, and what is short. Pure.
+//! The screen of the usage of the node and its pods, and of what is short. Pure.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::table::{Cell, Table};
 use crate::top;
 use limpet_model::node::Pressure;
 
-/// The node's conditions and figures, and what the pods use.
+/// The node's conditions and usage, and the pods' usage.
 pub(super) fn page(figures: &Figures, screen: &Screen) -> String {
     let pods = match top::page(&figures.before, &figures.after, screen) {
         pods if pods.is_empty() => "Nothing runs.\n".to_owned(),
@@ -60,7 +60,7 @@ fn node(node: &Value, screen: &Screen) -> String {
     Table::new(vec!["NODE", "USED", "AVAILABLE", "STALLED(some/full, of 10s)"]).render(screen, &rows)
 }
 
-/// The share of the last ten seconds in which some, and in which all processes waited.
+/// The share of the last ten seconds in which some, and in which all processes stalled.
 fn stalled(psi: &Value) -> Option<String> {
     Some(format!("{:.1}% / {:.1}%", psi["some"]["avg10"].as_f64()?, psi["full"]["avg10"].as_f64()?))
 }

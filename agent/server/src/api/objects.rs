@@ -29,7 +29,6 @@ const MAX_LISTED_PODS: usize = 8;
 
 type ObjectPath = Path<(String, String)>;
 
-/// The routes of one kind.
 pub(super) fn routes(kind: ObjectKind) -> Routes<ServerState> {
     let plural = Resource::Object(kind).plural();
     let all = move |State(state): State<ServerState>| async move { list(&state, kind, None) };
@@ -43,13 +42,13 @@ pub(super) fn routes(kind: ObjectKind) -> Routes<ServerState> {
     let remove =
         move |State(state): State<ServerState>, name: ObjectPath| async move { delete(&state, key(kind, name)).await };
     let root = Resource::Object(kind).root();
-    let one = format!("{root}/namespaces/{{namespace}}/{plural}/{{name}}");
+    let path = format!("{root}/namespaces/{{namespace}}/{plural}/{{name}}");
     Routes::default()
         .get(&format!("{root}/{plural}"), Read, all)
         .get(&format!("{root}/namespaces/{{namespace}}/{plural}"), Read, of_namespace)
-        .get(&one, Read, read)
-        .put(&one, Write, write)
-        .delete(&one, Write, remove)
+        .get(&path, Read, read)
+        .put(&path, Write, write)
+        .delete(&path, Write, remove)
 }
 
 fn key(kind: ObjectKind, Path((namespace, name)): ObjectPath) -> ObjectKey {
@@ -76,7 +75,7 @@ fn one(state: &ServerState, key: &ObjectKey) -> Response {
         Some(object) => answer(&render(object)),
         None => {
             let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
-            StatusError::of(&PushError::NotFound { resource, name }, resource, &key.name).into_response()
+            StatusError::from_push_error(&PushError::NotFound { resource, name }, resource, &key.name).into_response()
         }
     }
 }
@@ -100,12 +99,12 @@ async fn put(state: &ServerState, key: ObjectKey, body: Result<Bytes, BytesRejec
     }
 }
 
-/// Responds as an apiserver does; a warning, which kubectl prints, lists the pods that still refer to the object.
+/// Responds as an apiserver does. A warning, which kubectl prints, lists the pods that still refer to the object.
 async fn delete(state: &ServerState, key: ObjectKey) -> Response {
     let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
     let deleted = match state.pusher.delete_object(key).await {
         Ok(deleted) => deleted,
-        Err(error) => return StatusError::of(&error, resource, &name).into_response(),
+        Err(error) => return StatusError::from_push_error(&error, resource, &name).into_response(),
     };
     let status = Status {
         status: Some("Success".to_owned()),

@@ -11,7 +11,6 @@ use limpet_model::pod::{Fault, PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 use limpet_telemetry::rejection;
 
-/// The object that was to be pushed.
 pub(super) struct RejectedPush<'a> {
     pub(super) state: &'a ServerState,
     pub(super) resource: Resource,
@@ -20,12 +19,12 @@ pub(super) struct RejectedPush<'a> {
 }
 
 impl RejectedPush<'_> {
-    /// The push source rejects it.
+    /// The response to a push that the push source rejects.
     pub(super) fn push(&self, error: &PushError) -> Response {
-        self.report(&error.faults(), StatusError::of(error, self.resource, self.name))
+        self.report(&error.faults(), StatusError::from_push_error(error, self.resource, self.name))
     }
 
-    /// The body was not received.
+    /// The response to a push whose body did not arrive in full.
     pub(super) fn body(&self, rejection: &BytesRejection, limit: usize) -> Response {
         let error = StatusError::of_body(rejection, limit);
         self.report(&[Fault::error("", error.message())], error)
@@ -39,8 +38,8 @@ impl RejectedPush<'_> {
                 PodKey::parse(self.namespace, self.name),
                 identity::key(Some(self.namespace), self.name, &self.state.node_name),
             ];
-            let found = || names.iter().flatten().find_map(|key| pushed?.snapshot.pods.get(key));
-            let kept: Option<&PodRecord> = (self.resource == Resource::Pod).then(found).flatten().map(|pod| &**pod);
+            let known_pod = || names.iter().flatten().find_map(|key| pushed?.snapshot.pods.get(key));
+            let kept: Option<&PodRecord> = (self.resource == Resource::Pod).then(known_pod).flatten().map(|pod| &**pod);
             let details = rejection::RejectedManifest { source: SourceKind::Push, faults, message: error.message() };
             rejection::report(&self.state.events, &self.state.metrics, &details, kept);
         }

@@ -12,7 +12,7 @@ use limpet_core::fixtures::observed;
 use limpet_model::attribution::Backend;
 use limpet_model::pod::PodKey;
 
-/// A process of root's, of that origin.
+/// A process of root with this origin.
 pub(crate) fn root(origin: Origin) -> Caller {
     let (stream, _other) = UnixStream::pair().unwrap();
     let mut peer = Peer::of(&stream).unwrap();
@@ -30,7 +30,8 @@ pub(crate) fn pod(name: &str) -> ActorPod {
     ActorPod { uid: "u1".to_owned(), pod: Some(name.to_owned()), container: Some("web".to_owned()) }
 }
 
-/// `/pod/<uid>` is the cgroup of a pod with that UID, called `default/web-edge1`; `/gone/<uid>` of one without a name.
+/// `/pod/<uid>` is the cgroup of a pod with that UID, called `default/web-edge1`; `/gone/<uid>` that of a pod whose
+/// name is unknown.
 struct Pods;
 
 impl WatchObserver for Pods {
@@ -93,36 +94,36 @@ fn a_pods_cgroup_in_any_hierarchy_makes_a_pods_process() {
 
 #[tokio::test]
 async fn a_process_is_known_by_user_and_cgroup_and_refused_when_it_is_gone() {
-    let own = Arc::new(lookup(&[]));
+    let lookup = Arc::new(lookup(&[]));
     let (stream, _other) = UnixStream::pair().unwrap();
     let peer = Peer::of(&stream).unwrap();
-    let Caller::Local { origin, .. } = Arc::clone(&own).caller(peer.clone()).await else { panic!("local") };
+    let Caller::Local { origin, .. } = Arc::clone(&lookup).caller(peer.clone()).await else { panic!("local") };
     assert_eq!(origin, Origin::Host);
     let mut stranger = peer.clone();
     stranger.uid = 54_321;
-    let Caller::Local { origin, .. } = Arc::clone(&own).caller(stranger).await else { panic!("local") };
+    let Caller::Local { origin, .. } = Arc::clone(&lookup).caller(stranger).await else { panic!("local") };
     assert_eq!(origin, Origin::OtherUser);
     let mut anonymous = peer;
     anonymous.pid = None;
-    let Caller::Local { origin, .. } = Arc::clone(&own).caller(anonymous).await else { panic!("local") };
+    let Caller::Local { origin, .. } = Arc::clone(&lookup).caller(anonymous).await else { panic!("local") };
     assert_eq!(origin, Origin::Unknown);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_pod_is_reported_once_a_minute_and_the_list_is_bounded() {
-    let own = lookup(&[]);
+    let lookup = lookup(&[]);
     let (stream, _other) = UnixStream::pair().unwrap();
     let peer = Peer::of(&stream).unwrap();
-    let counts = |own: &CallerLookup| own.events.snapshot().iter().map(|event| event.count).collect::<Vec<_>>();
+    let counts = |lookup: &CallerLookup| lookup.events.snapshot().iter().map(|event| event.count).collect::<Vec<_>>();
     for _ in 0..1_000 {
-        own.report(&peer, &Origin::Pod(pod("default/web-edge1")));
+        lookup.report(&peer, &Origin::Pod(pod("default/web-edge1")));
     }
-    assert_eq!(counts(&own), [1]);
-    own.report(&peer, &Origin::Pod(ActorPod { uid: "u2".to_owned(), ..pod("default/db-edge1") }));
+    assert_eq!(counts(&lookup), [1]);
+    lookup.report(&peer, &Origin::Pod(ActorPod { uid: "u2".to_owned(), ..pod("default/db-edge1") }));
     tokio::time::advance(REPORT_INTERVAL).await;
-    own.report(&peer, &Origin::Pod(pod("default/web-edge1")));
-    assert_eq!(counts(&own), [1, 2]);
-    let event = own.events.snapshot().remove(1);
+    lookup.report(&peer, &Origin::Pod(pod("default/web-edge1")));
+    assert_eq!(counts(&lookup), [1, 2]);
+    let event = lookup.events.snapshot().remove(1);
     assert_eq!(
         (&*event.reason, event.pod.clone().unwrap().0.to_string()),
         ("LocalSocketRefused", "default/web-edge1".to_owned())

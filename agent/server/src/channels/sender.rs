@@ -11,13 +11,15 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use limpet_wire::idle::Idle;
 
-/// How often a silent client is pinged, to notice one that has gone.
+/// How often a silent client is pinged, to detect that it has gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Sends queued items, each as the message that `encode` makes of it, and a ping now and then, until the queue is closed.
+/// Sends queued items as the messages that `encode` makes, with a ping every [`PING_INTERVAL`], until the queue is
+/// closed.
 ///
 /// # Errors
-/// When the client has disconnected.
+///
+/// The client has disconnected.
 pub(crate) async fn send_queued<T>(
     sink: &mut SplitSink<WebSocket, Message>,
     queue: &mut mpsc::Receiver<T>,

@@ -1,10 +1,10 @@
 //! Accepts the `:authority` that Go's gRPC clients send on a Unix socket: the socket's path.
 //!
-//! Device plugins and exporters dial the path with a dialer of their own, and grpc-go then names `%2Fvar%2Flib%2F…` as
-//! the authority. That is none by RFC 3986, so h2 resets the stream (hyperium/h2#487). A Unix socket needs none: what a
-//! client sends is replaced by `localhost` before h2 reads it.
+//! Device plugins and exporters dial the path with a dialer of their own, and grpc-go then sends `%2Fvar%2Flib%2F…`
+//! as the authority. RFC 3986 does not allow this, so h2 resets the stream (hyperium/h2#487). A Unix socket needs no
+//! authority: this module replaces it with `localhost` before h2 reads it.
 //!
-//! Header blocks stay as they are otherwise. A value that the client has put into the dynamic table of HPACK (RFC 7541)
+//! Header blocks are otherwise unchanged. A value that the client has put into the dynamic table of HPACK (RFC 7541)
 //! gets shorter, never longer: this side's table then drops an entry no earlier than the client's, and every index
 //! still means the same.
 
@@ -15,13 +15,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 const AUTHORITY: &[u8] = b"localhost";
-/// What it has in HPACK's static table.
+/// The index of `:authority` in HPACK's static table.
 const AUTHORITY_INDEX: usize = 1;
-/// What a client begins a connection with.
+/// The length of the preface with which a client begins a connection.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
-/// The length of a frame's head.
 const FRAME_HEAD_LEN: usize = 9;
-/// The longest frame that is accepted: h2's default, and the longest header block, too.
+/// The longest frame that is accepted: h2's default. A header block may not be longer either.
 const MAX_FRAME: usize = 16 << 10;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
@@ -30,11 +29,11 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// A stream whose reader finds `localhost` as the authority of every request.
+/// A stream whose reader sees `localhost` as the authority of every request.
 pub(super) struct LocalAuthority<S> {
     stream: S,
     frames: Frames,
-    /// What is read next, from `taken` on.
+    /// Rewritten bytes; those from `taken` on have not been read.
     ready: Vec<u8>,
     taken: usize,
 }
@@ -96,7 +95,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LocalAuthority<S> {
     }
 }
 
-/// A frame's head.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     kind: u8,
@@ -104,17 +102,17 @@ struct Frame {
     stream: [u8; 4],
 }
 
-/// Where in the client's bytes one is.
+/// The position in the client's bytes.
 enum State {
-    /// So many bytes pass as they are.
+    /// This many bytes pass unchanged.
     Passing(usize),
     /// The head of the next frame is being collected.
     Head,
-    /// A part of a header block is being collected: so many bytes are missing.
+    /// A part of a header block is being collected; this many bytes are missing.
     Block(Frame, usize),
 }
 
-/// The client's frames: all of them pass, header blocks once they are whole.
+/// The client's frames. All of them pass, header blocks once they are complete.
 struct Frames {
     state: State,
     collected: Vec<u8>,
@@ -130,7 +128,7 @@ impl Default for Frames {
 }
 
 impl Frames {
-    /// Takes `bytes`, and appends what is to be read instead. `None`: this is not HTTP/2.
+    /// Takes `bytes`, and appends to `out` what h2 should read. `None` means that this is not HTTP/2.
     fn pass(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
         while !bytes.is_empty() {
             let wanted = match self.state {
@@ -158,7 +156,7 @@ impl Frames {
         Some(())
     }
 
-    /// What was begun is whole.
+    /// Handles the frame head or the part of a header block that is now complete.
     fn next(&mut self, out: &mut Vec<u8>) -> Option<()> {
         match self.state {
             State::Passing(_) => self.state = State::Head,
@@ -186,7 +184,7 @@ impl Frames {
         Some(())
     }
 
-    /// Adds a frame's part of a header block. The whole block goes out as one frame.
+    /// Adds a frame's part of a header block. The whole block is written as one frame.
     fn add(&mut self, frame: Frame, payload: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let begun = match (frame.kind, self.begun.take()) {
             (HEADERS, None) => frame,
@@ -210,7 +208,7 @@ impl Frames {
     }
 }
 
-/// A HEADERS frame's part of the block, without its padding and its priority, which h2 does not use.
+/// A HEADERS frame's part of the block, without padding and priority, which h2 does not use.
 fn fragment(flags: u8, mut payload: &[u8]) -> Option<&[u8]> {
     if flags & PADDED != 0 {
         let (padding, rest) = payload.split_first()?;
@@ -219,7 +217,7 @@ fn fragment(flags: u8, mut payload: &[u8]) -> Option<&[u8]> {
     if flags & PRIORITY != 0 { payload.get(5..) } else { Some(payload) }
 }
 
-/// The header block with another authority.
+/// The header block with `localhost` as its authority.
 fn rewritten(block: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(block.len());
     let mut rest = block;
@@ -243,7 +241,7 @@ fn rewritten(block: &[u8]) -> Option<Vec<u8>> {
             (value, rest) = string(rest)?;
             if index == AUTHORITY_INDEX && value.len() >= AUTHORITY.len() {
                 out.extend_from_slice(name);
-                // Shorter than what has another byte of length; not Huffman's code.
+                // A length this short fits the first byte. The Huffman bit stays 0.
                 out.push(AUTHORITY.len() as u8);
                 out.extend_from_slice(AUTHORITY);
                 continue;
@@ -254,7 +252,7 @@ fn rewritten(block: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// An integer in the lowest `prefix` bits of the first byte and what follows it.
+/// Decodes an integer that begins in the lowest `prefix` bits of the first byte; returns it and the rest.
 fn integer(bytes: &[u8], prefix: u32) -> Option<(usize, &[u8])> {
     let (first, mut rest) = bytes.split_first()?;
     let most = (1_usize << prefix) - 1;
@@ -273,7 +271,7 @@ fn integer(bytes: &[u8], prefix: u32) -> Option<(usize, &[u8])> {
     None
 }
 
-/// A string as it is encoded, after its length.
+/// Takes an encoded string, after its length.
 fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = integer(bytes, 7)?;
     rest.split_at_checked(length)
@@ -311,7 +309,7 @@ mod tests {
         assert_eq!(passed(&[&sent]).unwrap(), expected);
         let bytes: Vec<&[u8]> = sent.chunks(1).collect();
         assert_eq!(passed(&bytes).unwrap(), expected);
-        // What is shorter would take more of the table than the client knows of.
+        // A shorter value would become longer, and take more of the table than the client accounts for.
         let short = frame(HEADERS, END_HEADERS, 1, &block(b"a/b"));
         assert_eq!(passed(&[&short]).unwrap(), short);
     }

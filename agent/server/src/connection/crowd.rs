@@ -1,9 +1,9 @@
-//! Counts connections, and says when a crowd of them has left: what they needed is given back to the kernel then, which the
-//! allocator does not do by itself.
+//! Counts connections, and detects when a crowd of them has left: the memory they needed is then returned to the
+//! kernel, which the allocator does not do by itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// So many connections at once are a crowd.
+/// This many connections at once are a crowd.
 const CROWD: usize = 64;
 
 /// How many connections of a listener are open. Clones share the count.
@@ -13,7 +13,7 @@ pub(super) struct Crowd(Arc<Mutex<Count>>);
 #[derive(Debug, Default)]
 struct Count {
     open: usize,
-    /// The most since the last crowd.
+    /// The highest count since the last crowd.
     most: usize,
 }
 
@@ -24,7 +24,7 @@ impl Crowd {
         count.most = count.most.max(count.open);
     }
 
-    /// A connection has ended. Returns whether with it most of a crowd is gone.
+    /// Counts the end of a connection. Returns whether most of a crowd has now left.
     pub(super) fn leave(&self) -> bool {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         count.open -= 1;
@@ -40,7 +40,7 @@ impl Crowd {
 mod tests {
     use super::*;
 
-    /// The clients that stay, such as those that scrape metrics, do not hold it up.
+    /// Clients that stay, such as those that scrape metrics, do not prevent it.
     #[test]
     fn a_crowd_has_left_once_a_quarter_of_it_is_there_and_once_only() {
         let crowd = Crowd::default();

@@ -1,4 +1,4 @@
-//! A stream that fails when its client reads nothing for too long, or is gone.
+//! A stream that fails when its client has not read for too long, or is gone.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice};
@@ -14,16 +14,16 @@ use limpet_host::tcp::Delivery;
 use super::delivery::Deliveries;
 use super::place::ConnectionSlot;
 
-/// A stream whose writes fail with `TimedOut` once none has made progress for the given time, as long as its client was
-/// not admitted to anything: those who may follow logs may pause them in a pager. Reads wait as long as they like: the
-/// server bounds how long a request takes to arrive. Both fail once what was sent is lost on its way to the client.
+/// A stream whose writes fail with `TimedOut` when none has made progress for the given time and the client has no
+/// admitted request yet: an admitted client may pause logs in a pager. Reads may take any time, because the server
+/// bounds how long a request takes to arrive. Both fail once data is lost on its way to the client.
 pub(super) struct Deadline<S> {
     stream: S,
     timeout: Duration,
     place: ConnectionSlot,
     delivery: Option<fn(&S) -> Delivery>,
     deliveries: Deliveries,
-    /// Since a write waits.
+    /// Runs while a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -37,21 +37,21 @@ impl<S> Deadline<S> {
         Self { stream, timeout, place, delivery, deliveries: Deliveries::default(), stalled: None }
     }
 
-    /// Something is on its way to the client.
+    /// Records that data is on its way to the client.
     fn sent(&mut self, context: &mut Context<'_>) {
         if self.delivery.is_some() {
             self.deliveries.sent(context);
         }
     }
 
-    /// Fails once the client is gone.
+    /// Fails if the client is gone.
     fn lost<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         let Self { stream, delivery: Some(delivery), deliveries, .. } = self else { return Poll::Pending };
         let gone = |()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client is gone"));
         deliveries.poll_lost(|| delivery(stream), context).map(gone)
     }
 
-    /// The result of a write that took `result` just now.
+    /// Applies the time limit to the result of a write.
     fn limit<T>(&mut self, result: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if let failed @ Poll::Ready(_) = self.lost(context) {
             return failed;

@@ -1,5 +1,5 @@
-//! Ends connections to clients that are gone while something is on its way to them. The timer runs only until what was
-//! sent has arrived.
+//! Ends connections to clients that are gone while data is on its way to them. The timer runs only until the data has
+//! arrived.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -10,31 +10,31 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use limpet_host::tcp::Delivery;
 
-/// How long after something was sent its delivery is checked with the kernel, and how often from then on.
+/// The time from sending data to the first check of its delivery with the kernel, and between further checks.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What is known of what was sent on one connection.
+/// The delivery state of one connection.
 #[derive(Default)]
 pub(super) struct Deliveries {
-    /// The next check; `None`: all that was sent has arrived.
+    /// The next check; `None` while all data has arrived.
     check: Option<Pin<Box<Sleep>>>,
-    /// Something was sent since the last one.
+    /// Whether data was sent since the last check.
     sent: bool,
 }
 
 impl Deliveries {
-    /// Something is on its way now.
+    /// Records that data is on its way.
     pub(super) fn sent(&mut self, context: &mut Context<'_>) {
         self.sent = true;
         if self.check.is_none() {
             let mut check = Box::pin(sleep(CHECK_INTERVAL));
-            // Its first poll has the task woken when it is time.
+            // The first poll registers the task for the wake-up.
             let _ = check.as_mut().poll(context);
             self.check = Some(check);
         }
     }
 
-    /// Resolves once the client is gone by what `delivery` says; reads it only when a check is due.
+    /// Resolves once `delivery` reports that the client is gone. Calls it only when a check is due.
     pub(super) fn poll_lost(&mut self, delivery: impl Fn() -> Delivery, context: &mut Context<'_>) -> Poll<()> {
         while let Some(check) = &mut self.check {
             if check.as_mut().poll(context).is_pending() {
@@ -61,7 +61,6 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the client is gone.
     async fn lost(deliveries: &mut Deliveries, delivery: impl Fn() -> Delivery) {
         poll_fn(|context| deliveries.poll_lost(&delivery, context)).await;
     }

@@ -1,7 +1,8 @@
-//! How many connections of whom may be open on a listener at once, and how many streams they may have become.
+//! Bounds how many connections each kind of caller may have open on a listener at once, and how many may become
+//! streams.
 //!
-//! A client of kubelet's API of whom nothing is known yet has a place among few others of its kind, until it is admitted
-//! to something: a flood of clients who are not takes none of the places of those who are.
+//! An unknown client of kubelet's API has one of few places until one of its requests is admitted, so a flood of
+//! clients without credentials takes no place of the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,29 +17,28 @@ use super::super::caller::{Caller, Origin};
 use super::super::permission::Standing;
 use super::source::{PerSourceLimit, SlotPermit, Source};
 
-/// Open connections per listener; further ones wait: of the host in the kernel's accept queue, of a network for
-/// [`PLACE_TIMEOUT`].
+/// The most open connections per listener. Further ones wait: those of the host in the kernel's accept queue, those
+/// of a network for [`PLACE_TIMEOUT`].
 pub(super) const MAX_CONNECTIONS: usize = 128;
-/// Open connections of a network whose clients are not known yet; further ones are closed at once.
+/// The most open network connections whose clients are not identified yet. Further ones are closed at once.
 pub(super) const MAX_UNKNOWN: usize = 512;
-/// How long a client of a network that is known waits for its place.
+/// How long an identified network client waits for a place.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Open connections of callers who may use nothing; further ones are closed at once.
+/// The most open connections of refused callers. Further ones are closed at once.
 pub(super) const MAX_REFUSED: usize = 8;
-/// Open connections of pods that are obeyed: the host always gets in beside them.
+/// The most open connections of allowed pods, so that the host always gets a place.
 pub(super) const MAX_OF_PODS: usize = 32;
-/// Open connections of clients who have a certificate, whom the apiserver has not authorized yet.
+/// The most open connections of clients with a certificate that the apiserver has not authorized yet.
 const MAX_NAMED: usize = 64;
-/// Open connections of clients who are yet to bring a token.
+/// The most open connections of clients that have not sent a token yet.
 pub(super) const MAX_UNNAMED: usize = 16;
-/// Connections of a listener that have become streams: commands, terminals, forwarded ports.
+/// The most connections of a listener that are streams: commands, terminals, forwarded ports.
 pub(super) const MAX_STREAMS: usize = 256;
 
-/// The places of a listener.
 #[derive(Clone)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    /// The same places, for anonymous clients.
+    /// The places of `all`, for anonymous clients, with a limit per source.
     anybody: PerSourceLimit,
     unknown: PerSourceLimit,
     refused: PerSourceLimit,
@@ -61,18 +61,18 @@ impl Default for Places {
 }
 
 impl Places {
-    /// A place for a connection of the host, whose client is yet to be known.
+    /// A place for a connection from the host whose client is not identified yet.
     pub(super) async fn opening(&self) -> Option<SlotPermit> {
         Arc::clone(&self.all).acquire_owned().await.ok().map(SlotPermit::from)
     }
 
-    /// The same for a network; `None`: too many are open, or too many from that source.
+    /// A place for a connection from a network; `None` if too many are open in total or from this source.
     pub(super) fn unknown(&self, source: Source) -> Option<SlotPermit> {
         self.unknown.enter(Some(source))
     }
 
-    /// The place of a connection of that caller's, instead of the one it had while it was opened; `None`: too many of its
-    /// kind are open.
+    /// Replaces the place that a connection had while it was opened by the place for its caller; `None` if too many
+    /// of its kind are open.
     pub(super) async fn of(
         &self,
         opening: Option<SlotPermit>,
@@ -94,10 +94,10 @@ impl Places {
             Caller::Local { origin: Origin::AllowedPod(_), .. } => {
                 (Arc::clone(&self.pods).try_acquire_owned().ok().map(SlotPermit::from), true)
             }
-            // It has a token for each connection.
+            // Each connection has needed a token.
             Caller::Streaming => (turn(&self.all).await, true),
             Caller::Local { .. } => (opening, true),
-            // There is no anonymous client there.
+            // Clients of these ports never show credentials, so each source gets a share of the places.
             Caller::Anonymous | Caller::ReadOnly if source.is_some() => (self.anybody.enter(source), false),
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
         };
@@ -114,7 +114,7 @@ pub(super) fn is_refused(caller: &Caller) -> bool {
     }
 }
 
-/// The place of one connection; an extension of each of its requests.
+/// One connection's place; an extension of each of its requests.
 #[derive(Clone)]
 pub(crate) struct ConnectionSlot(Arc<SlotState>);
 
@@ -125,7 +125,8 @@ struct SlotState {
 }
 
 impl ConnectionSlot {
-    /// Its client's request is admitted: from now on it has a place among such clients, if there is one.
+    /// Records that a request of the client is admitted. The connection moves to the places of admitted clients if
+    /// one is free.
     pub(crate) fn prove(&self) {
         if self.0.proven.swap(true, Ordering::Relaxed) {
             return;
@@ -138,12 +139,12 @@ impl ConnectionSlot {
         }
     }
 
-    /// Whether its client was admitted to something.
+    /// Whether a request of the client was admitted.
     pub(crate) fn is_proven(&self) -> bool {
         self.0.proven.load(Ordering::Relaxed)
     }
 
-    /// The connection has ended.
+    /// Records that the connection has ended.
     pub(super) fn leave(&self) {
         *self.0.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -153,7 +154,7 @@ impl ConnectionSlot {
 #[derive(Clone)]
 pub(crate) struct OpenStreams(Arc<Semaphore>);
 
-/// A stream's place; to be kept until it ends.
+/// A stream's place, held until the stream ends.
 pub(crate) type StreamPlace = OwnedSemaphorePermit;
 
 impl Default for OpenStreams {
@@ -163,7 +164,7 @@ impl Default for OpenStreams {
 }
 
 impl OpenStreams {
-    /// A place for one more; the message says why there is none.
+    /// A place for one more stream; the error message says why there is none.
     pub(crate) fn enter(&self) -> Result<StreamPlace, String> {
         let busy = |_| format!("{MAX_STREAMS} other streams are open on this address; try again later");
         Arc::clone(&self.0).try_acquire_owned().map_err(busy)

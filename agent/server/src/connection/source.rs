@@ -1,5 +1,5 @@
-//! Where clients of a network come from, and places of which each source has a part at most: one address alone keeps no
-//! other client else out.
+//! Where network clients come from, and places of which each source gets a share: a single address cannot lock out
+//! other clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The bits of an IPv6 address that say which network it is of; its hosts choose the others.
+/// The bits of an IPv6 address that identify its network; hosts choose the others freely.
 const NETWORK_MASK: u128 = !0 << 64;
 
 /// An IPv4 address, or the network of an IPv6 address.
@@ -15,7 +15,7 @@ const NETWORK_MASK: u128 = !0 << 64;
 pub(crate) struct Source(IpAddr);
 
 impl Source {
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(super) fn new(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK_MASK).into(),
             address => address,
@@ -23,10 +23,10 @@ impl Source {
     }
 }
 
-/// How many places each source has.
+/// The number of places that each source holds.
 type Counts = Arc<Mutex<HashMap<Source, usize>>>;
 
-/// Places of which a source has so many at most.
+/// Places of which each source gets a limited number.
 #[derive(Clone)]
 pub(super) struct PerSourceLimit {
     free: Arc<Semaphore>,
@@ -35,12 +35,12 @@ pub(super) struct PerSourceLimit {
 }
 
 impl PerSourceLimit {
-    /// Half of these places are for one source.
+    /// One source gets at most half of `places`.
     pub(super) fn new(free: Arc<Semaphore>, places: usize) -> Self {
         Self { free, counts: Counts::default(), share: places / 2 }
     }
 
-    /// A place, if one is free, and one of the source's own where it has one.
+    /// A place, if one is free and the source is below its limit.
     pub(super) fn enter(&self, source: Option<Source>) -> Option<SlotPermit> {
         let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
         let Some(source) = source else { return Some(SlotPermit::from(permit)) };
@@ -54,7 +54,7 @@ impl PerSourceLimit {
     }
 }
 
-/// A place that is held.
+/// A held place.
 #[derive(Debug)]
 pub(super) struct SlotPermit {
     _permit: OwnedSemaphorePermit,
@@ -91,17 +91,17 @@ mod tests {
 
     #[test]
     fn addresses_of_one_network_are_one_source() {
-        let of = |text: &str| Source::of(text.parse().unwrap());
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
-        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+        let source = |text: &str| Source::new(text.parse().unwrap());
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:1"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
     }
 
     #[test]
     fn a_source_has_half_of_the_places_and_gives_them_back() {
         let shared = PerSourceLimit::new(Arc::new(Semaphore::new(4)), 4);
-        let [first, second, third] = [1, 2, 3].map(|last| Some(Source::of(IpAddr::from([10, 0, 0, last]))));
+        let [first, second, third] = [1, 2, 3].map(|last| Some(Source::new(IpAddr::from([10, 0, 0, last]))));
         let held = [first, first, second].map(|source| shared.enter(source).unwrap());
         assert!(shared.enter(first).is_none(), "it has its half");
         let last = shared.enter(third).unwrap();

@@ -1,4 +1,4 @@
-//! Connections over streams in memory, with a clock of their own: readers that never read, and callers who are refused.
+//! Connections over in-memory streams with a paused clock: readers that never read, and callers who are refused.
 
 use axum::body::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
@@ -14,7 +14,7 @@ use super::super::routes::Routes;
 use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_STREAMS, MAX_UNKNOWN, MAX_UNNAMED};
 use super::*;
 
-/// What a stream holds of an answer that is not read.
+/// The buffer of a stream for an unread response, in bytes.
 const BUFFER: usize = 1 << 10;
 /// The size of an answer.
 const PAGE: usize = 64 << 10;
@@ -66,7 +66,7 @@ impl Server {
 
     async fn open_from(&self, address: &str, caller: Caller) -> DuplexStream {
         let (own, other) = duplex(BUFFER);
-        self.connect.send((other, caller, Some(Source::of(address.parse().unwrap())))).await.unwrap();
+        self.connect.send((other, caller, Some(Source::new(address.parse().unwrap())))).await.unwrap();
         own
     }
 
@@ -95,7 +95,7 @@ async fn readers_that_never_read_are_dropped_and_others_are_served() {
         stream.write_all(REQUEST).await.unwrap();
         stuck.push(stream);
     }
-    // Every place is taken; the next client is served once they are dropped.
+    // Every place is taken. The next client is served once these are dropped.
     let answer = ask(server.open(Caller::Anonymous).await).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.len() > PAGE, "{} bytes", answer.len());
     for mut stream in stuck {
@@ -148,7 +148,7 @@ async fn refused_callers_take_no_place_of_others_and_have_one_answer() {
     server.end().await;
 }
 
-/// The head of a push, of which the body is to come.
+/// The head of a push whose body has not been sent.
 const PUSH: &[u8] = b"PUT /pod HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\n";
 
 #[tokio::test(start_paused = true)]
@@ -161,7 +161,7 @@ async fn bodies_that_do_not_arrive_keep_no_other_client_out_for_long() {
         stream.write_all(b"hal").await.unwrap();
         half.push(stream);
     }
-    // Every place is taken, few bodies are waited for, and all of them end.
+    // Every place is taken, but few bodies are read at once, and all of them end.
     let answer = ask(server.open(root(Origin::Host)).await).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     for mut stream in half {
@@ -197,7 +197,7 @@ async fn a_flood_from_a_pod_that_is_obeyed_leaves_the_host_its_places() {
     server.end().await;
 }
 
-/// Half requests, no request, wrong ones and much too long ones: the server answers or closes, and serves the next one.
+/// Incomplete, malformed and oversized requests: the server responds or closes, and serves the next connection.
 #[tokio::test(start_paused = true)]
 async fn hostile_bytes_end_their_own_connection_alone() {
     let server = Server::start();
@@ -248,7 +248,7 @@ async fn clients_of_whom_nothing_is_known_take_no_place_of_those_who_are_admitte
     for mut stream in flood.split_off(MAX_UNNAMED) {
         assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "closed at once");
     }
-    // Refused once, and the connection ends although the client would continue.
+    // The client is refused once, and the connection ends although the client would continue.
     let mut first = flood.remove(0);
     first.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -278,7 +278,7 @@ async fn a_client_that_is_admitted_gives_its_place_to_the_next_and_may_read_slow
 
 #[tokio::test(start_paused = true)]
 async fn one_address_that_says_nothing_holds_up_no_other() {
-    // Clients that are admitted by their certificates delay only one another.
+    // Clients with a certificate delay only one another.
     let kinds: [&dyn Fn() -> Caller; 2] = [&|| Caller::ReadOnly, &|| network(with_token())];
     for kind in kinds {
         let server = Server::start_on::<true>();

@@ -1,4 +1,4 @@
-//! The runs of a pod's containers as CRI has them: for each container its newest run, and the one before while it is known.
+//! Runs of a pod's containers in CRI's terms: each container's newest run, and the one before while it is known.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::PodRecord;
 use limpet_node_api::runtime as cri;
 
-/// The annotations by which kubelet describes a container.
+/// The annotations with which kubelet describes a container.
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 const TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
@@ -21,20 +21,20 @@ const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
 /// One run of a container.
 #[derive(Debug, Clone)]
 pub(super) struct Run<'a> {
-    /// Its id in containerd.
+    /// The container's id in containerd.
     pub(super) id: &'a str,
     pub(super) pod: &'a ObservedPod,
     status: &'a ContainerStatus,
     attempt: u32,
     pid: Option<u32>,
     log: PathBuf,
-    /// How it ended, if that is known.
+    /// How the run ended, if that is known.
     ended: Option<&'a ContainerStateTerminated>,
 }
 
 impl<'a> Run<'a> {
     /// The runs of a pod's containers, in the order of its status.
-    pub(super) fn of(pod: &'a ObservedPod) -> Vec<Self> {
+    pub(super) fn all(pod: &'a ObservedPod) -> Vec<Self> {
         let status = &pod.status;
         let all = status.init_container_statuses.iter().chain(&status.container_statuses);
         let all = all.chain(&status.ephemeral_container_statuses).flatten();
@@ -64,7 +64,6 @@ impl<'a> Run<'a> {
         newest.into_iter().chain(before)
     }
 
-    /// The container's name in its pod.
     pub(super) fn name(&self) -> &'a str {
         &self.status.name
     }
@@ -81,7 +80,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The run among others.
+    /// The run as an item of a list.
     pub(super) fn item(&self) -> cri::Container {
         cri::Container {
             id: self.id.to_owned(),
@@ -97,7 +96,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What is known of it.
+    /// The run's full status.
     pub(super) fn status(&self) -> cri::ContainerStatus {
         let ended = self.ended.filter(|_| !self.is_running());
         let text = |text: Option<&String>| text.cloned().unwrap_or_default();
@@ -122,7 +121,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a verbose status has more.
+    /// The additional details of a verbose status.
     pub(super) fn info(&self) -> HashMap<String, String> {
         let info = json!({
             "sandboxID": sandbox_id(self.pod),
@@ -134,7 +133,7 @@ impl<'a> Run<'a> {
         HashMap::from([("info".to_owned(), info.to_string())])
     }
 
-    /// The attributes that figures come with.
+    /// The attributes that accompany statistics.
     pub(super) fn attributes(&self) -> cri::ContainerAttributes {
         cri::ContainerAttributes {
             id: self.id.to_owned(),
@@ -144,10 +143,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The labels by which kubelet names a container.
+    /// kubelet's labels that name a container.
     pub(super) fn labels(&self) -> HashMap<String, String> {
-        let own = (LABEL_CONTAINER_NAME.to_owned(), self.name().to_owned());
-        pod_labels(&self.pod.record).into_iter().chain([own]).collect()
+        let container_name = (LABEL_CONTAINER_NAME.to_owned(), self.name().to_owned());
+        pod_labels(&self.pod.record).into_iter().chain([container_name]).collect()
     }
 
     fn annotations(&self) -> HashMap<String, String> {
@@ -179,12 +178,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The digest of its image, under which images are listed, too.
+    /// The digest under which the image service lists its image.
     fn image_id(&self) -> &'a str {
         self.status.image_id.rsplit_once('@').map_or(&self.status.image_id, |(_, digest)| digest)
     }
 
-    /// When its process was started; zero: it never was, or it is not shown yet because of a hook.
+    /// When its process was started, in nanoseconds; 0 if it never was, or a post-start hook still hides it.
     fn started_at(&self) -> i64 {
         let running = || self.status.state.as_ref()?.running.as_ref()?.started_at.as_ref();
         let started = match self.ended {
@@ -207,7 +206,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The path of a volume of the host; that of others is limpet's own affair.
+/// The host's path of a `hostPath` volume. The paths of other volumes are internal.
 fn host_path(record: &PodRecord, volume: &str) -> Option<String> {
     let is_named = |one: &&Volume| one.name == volume;
     Some(record.spec().volumes.iter().flatten().find(is_named)?.host_path.as_ref()?.path.clone())
@@ -217,7 +216,7 @@ fn terminated(state: Option<&ContainerState>) -> Option<&ContainerStateTerminate
     state?.terminated.as_ref()
 }
 
-/// The id in containerd of a run that has ended.
+/// The containerd id of a run that has ended.
 fn id_of(ended: &ContainerStateTerminated) -> Option<&str> {
     ended.container_id.as_deref()?.strip_prefix("containerd://")
 }

@@ -1,7 +1,7 @@
-//! CRI's events of containers and sandboxes: what differs between two snapshots.
+//! CRI's events of containers and sandboxes, derived from the difference between two snapshots.
 //!
-//! A client's stream compares the newest snapshot with the one it sent last, so one that reads slowly costs nothing: what
-//! happened in between comes as one step.
+//! A client's stream compares the newest snapshot with the last one it sent, so a slow reader costs nothing:
+//! everything in between becomes one step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use limpet_core::status::observed::{Changes, Observed, ObservedPod, ObservedPods
 use limpet_node_api::runtime as cri;
 use limpet_node_api::runtime::ContainerEventType as Kind;
 
-/// The events from now on, until the client leaves.
+/// The events from now on, until the client disconnects.
 pub(super) fn events(observed: Observed) -> BoxStream<'static, Result<cri::ContainerEventResponse, Status>> {
     let changes = observed.changes();
     let last = observed.load();
@@ -34,7 +34,7 @@ async fn next((observed, mut changes, last): Follower) -> Option<(Vec<cri::Conta
     Some((events, (observed, changes, now)))
 }
 
-/// What happened between two snapshots: pods in their order, and of each first what has ended.
+/// The events between two snapshots: in the order of pods, and per pod ends before starts.
 fn between(before: &ObservedPods, now: &ObservedPods, at: Timestamp) -> Vec<cri::ContainerEventResponse> {
     let mut events = Vec::new();
     for (key, pod) in &before.pods {
@@ -53,10 +53,10 @@ fn between(before: &ObservedPods, now: &ObservedPods, at: Timestamp) -> Vec<cri:
     events
 }
 
-/// One thing that events are about: its id, and whether it runs.
+/// What a pod's events are about: ids, each with whether it runs.
 fn subjects(pod: Option<&ObservedPod>) -> BTreeMap<String, bool> {
     let Some(pod) = pod else { return BTreeMap::new() };
-    let containers = Run::of(pod).into_iter().map(|run| (run.id.to_owned(), run.is_running()));
+    let containers = Run::all(pod).into_iter().map(|run| (run.id.to_owned(), run.is_running()));
     let runs = sandbox::state(pod) == cri::PodSandboxState::SandboxReady;
     containers.chain([(super::identity::sandbox_id(pod), runs)]).collect()
 }
@@ -75,7 +75,7 @@ fn compare(
             container_event_type: kind as i32,
             created_at: nanoseconds(at),
             pod_sandbox_status: Some(sandbox::status(pod)),
-            containers_statuses: Run::of(pod).iter().map(Run::status).collect(),
+            containers_statuses: Run::all(pod).iter().map(Run::status).collect(),
         });
     };
     for (id, ran) in &was {
@@ -124,12 +124,12 @@ mod tests {
         ];
         for (number, (before, now, wanted)) in table.into_iter().enumerate() {
             let events = between(&before, &now, Timestamp::UNIX_EPOCH);
-            let mut found: Vec<_> =
+            let mut actual: Vec<_> =
                 events.iter().map(|event| (event.container_id.as_str(), event.container_event_type)).collect();
             let mut wanted = wanted;
-            found.sort_unstable();
+            actual.sort_unstable();
             wanted.sort_unstable();
-            assert_eq!(found, wanted, "case {number}");
+            assert_eq!(actual, wanted, "case {number}");
         }
         let replaced = between(&pods([&web]), &pods([&other]), Timestamp::UNIX_EPOCH);
         let (first, last) = (replaced.first().unwrap(), replaced.last().unwrap());

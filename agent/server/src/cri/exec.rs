@@ -1,4 +1,4 @@
-//! `ExecSync`: a command in a container, and what it wrote.
+//! `ExecSync`: runs a command in a container and returns its output.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use super::super::exec::ExecState;
 use limpet_containerd::exec::{self, CappedOutput, ExecError, ExecRequest};
 use limpet_node_api::runtime as cri;
 
-/// How much of each of the two outputs is returned; kubelet's bound for both. The rest is read and dropped.
+/// How much of stdout and of stderr is returned, in bytes; kubelet's limit. The rest is read and dropped.
 const MAX_OUTPUT: usize = 8 << 20;
 
-/// Runs the command to its end; a client that leaves ends it.
+/// Runs the command to its end. If the client disconnects, the command is killed.
 ///
 /// # Errors
-/// `DEADLINE_EXCEEDED` after the request's time, in seconds; zero is none.
+///
+/// `DEADLINE_EXCEEDED` after the request's timeout, in seconds; zero means none.
 pub(super) async fn exec_sync(
     state: &ExecState,
     container_id: String,

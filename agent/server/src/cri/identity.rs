@@ -1,4 +1,4 @@
-//! How CRI names a pod, and its moments.
+//! A pod's names and timestamps in CRI's terms.
 
 use jiff::Timestamp;
 use limpet_containerd::record::{LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID};
@@ -6,12 +6,11 @@ use limpet_core::status::observed::ObservedPod;
 use limpet_model::container::pod_id;
 use limpet_model::pod::PodRecord;
 
-/// The id of a pod's sandbox.
 pub(super) fn sandbox_id(pod: &ObservedPod) -> String {
     pod_id(&pod.record.uid)
 }
 
-/// The labels by which kubelet names a pod.
+/// kubelet's labels that name a pod.
 pub(super) fn pod_labels(record: &PodRecord) -> [(String, String); 3] {
     [
         (LABEL_POD_NAME, record.key.name()),
@@ -21,7 +20,7 @@ pub(super) fn pod_labels(record: &PodRecord) -> [(String, String); 3] {
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
-/// CRI's moments.
+/// A timestamp as CRI has it, in nanoseconds since 1970.
 pub(super) fn nanoseconds(time: Timestamp) -> i64 {
     i64::try_from(time.as_nanosecond()).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! CRI's image service: what containerd has, under the names and digests that containers are shown with.
+//! CRI's image service: containerd's images under the names and digests that containers show.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,9 @@ use limpet_model::image_name::normalize;
 use limpet_node_api::runtime as cri;
 use limpet_node_api::runtime::image_service_server::ImageService;
 
-/// Digits that are needed to mean an image.
+/// The fewest digits that select an image.
 const MIN_DIGITS: usize = 4;
 
-/// The service.
 pub(super) struct Images(pub(super) CriState);
 
 #[tonic::async_trait]
@@ -33,17 +32,17 @@ impl ImageService for Images {
 
     async fn stream_images(&self, request: Request<cri::StreamImagesRequest>) -> Answer<Self::StreamImagesStream> {
         let images = self.images(request.into_inner().filter).await?;
-        let one = |image| Ok(cri::StreamImagesResponse { images: vec![image] });
-        Ok(Response::new(stream::iter(images.into_iter().map(one)).boxed()))
+        let response = |image| Ok(cri::StreamImagesResponse { images: vec![image] });
+        Ok(Response::new(stream::iter(images.into_iter().map(response)).boxed()))
     }
 
     async fn image_status(&self, request: Request<cri::ImageStatusRequest>) -> Answer<cri::ImageStatusResponse> {
         let cri::ImageStatusRequest { image, verbose } = request.into_inner();
         let name = image.map(|image| image.image).filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| Status::invalid_argument("the request names no image"))?;
-        let mut found = self.stored().await?;
-        found.retain(|image| is_called(image, &name));
-        let Some(stored) = found.first() else { return Ok(Response::new(cri::ImageStatusResponse::default())) };
+        let mut images = self.stored().await?;
+        images.retain(|image| is_called(image, &name));
+        let Some(stored) = images.first() else { return Ok(Response::new(cri::ImageStatusResponse::default())) };
         let documents = self.documents(stored).await?;
         let info = documents.as_ref().filter(|_| verbose).map(info).unwrap_or_default();
         Ok(Response::new(cri::ImageStatusResponse { image: Some(image_of(stored, documents.as_ref())), info }))
@@ -61,7 +60,7 @@ impl ImageService for Images {
             used_bytes: value(space.capacity.saturating_sub(space.free)),
             inodes_used: value(space.inodes.saturating_sub(space.inodes_free)),
         };
-        // The layers that containers write lie beside those of their images.
+        // Containers' writable layers are in the same file system as image layers.
         let (images, containers) = (vec![usage.clone()], vec![usage]);
         Ok(Response::new(cri::ImageFsInfoResponse { image_filesystems: images, container_filesystems: containers }))
     }
@@ -96,7 +95,7 @@ impl Images {
     }
 }
 
-/// Whether `name` refers to the image: by one of its names, by its digest, or by the first digits of it.
+/// Whether `name` refers to the image: one of its names, its digest, or the first digits of it.
 fn is_called(image: &StoredImage, name: &str) -> bool {
     let digits = image.digest.trim_start_matches(ALGORITHM);
     let first = name.trim_start_matches(ALGORITHM);

@@ -1,4 +1,5 @@
-//! The series of `/metrics/cadvisor` as CRI's messages. Their values are whole numbers there: parts of a second are left out.
+//! The series of `/metrics/cadvisor` as CRI's messages. CRI's values are integers, so fractions of a second are
+//! dropped.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +12,12 @@ use limpet_model::container::pod_id;
 use limpet_node_api::runtime as cri;
 use limpet_telemetry::usage::NodeUsage;
 
-/// Where the container's id, the namespace and the pod are among the labels.
+/// The labels with the container's id, the namespace and the pod.
 const CONTAINER_ID: &str = "name";
 const NAMESPACE: &str = "namespace";
 const POD: &str = "pod";
 
-/// What there is to measure.
+/// Descriptors of all metrics.
 pub(super) fn descriptors(usage: &NodeUsage) -> Vec<cri::MetricDescriptor> {
     let mut all = Descriptors(Vec::new());
     families(usage, &mut all);
@@ -62,7 +63,7 @@ struct Of {
     containers: BTreeMap<String, Vec<cri::Metric>>,
 }
 
-/// By namespace and name.
+/// Metrics by namespace and name of the pod.
 struct Values(BTreeMap<(String, String), Of>);
 
 impl Families for Values {
@@ -85,10 +86,10 @@ impl Families for Values {
                 // No value is negative.
                 value: Some(cri::UInt64Value { value: sample.value as u64 }),
             };
-            let of = self.0.entry((namespace, pod)).or_default();
+            let metrics = self.0.entry((namespace, pod)).or_default();
             match label(CONTAINER_ID) {
-                "" => of.own.push(metric),
-                id => of.containers.entry(id.to_owned()).or_default().push(metric),
+                "" => metrics.own.push(metric),
+                id => metrics.containers.entry(id.to_owned()).or_default().push(metric),
             }
         }
     }

@@ -1,40 +1,33 @@
-//! The answers to calls that would change pods or images: what does it in limpet.
+//! Responses to calls that would change pods or images. Each names limpet's way to do it.
 
 use tonic::Status;
 
-/// Pods come from manifests.
 pub(super) fn starts_pods() -> Status {
     refused("limpet runs pods from manifests: put one into the directory of manifests, or: limpet apply -f FILE")
 }
 
-/// Pods go with their manifests.
 pub(super) fn ends_pods() -> Status {
     refused(
         "limpet keeps running what manifests ask for: remove the pod's manifest, or, if it was applied: limpet delete POD",
     )
 }
 
-/// Resources are a manifest's.
 pub(super) fn changes_resources() -> Status {
     refused("resources are what the pod's manifest says: edit it, and cpu and memory change in the running container")
 }
 
-/// Images are pulled for pods, or by a command.
 pub(super) fn pulls() -> Status {
     refused("limpet pulls what its pods need; to pull an image before: limpet images pull IMAGE")
 }
 
-/// Images go when the disk is short, or by a command.
 pub(super) fn removes_images() -> Status {
     refused("limpet removes the images that no pod needs when the disk is short; to do so now: limpet images prune")
 }
 
-/// Every container's logger rotates its own log.
 pub(super) fn reopens_logs() -> Status {
     refused("limpet's loggers rotate their logs themselves, by containerLogMaxSize and containerLogMaxFiles")
 }
 
-/// There are no checkpoints.
 pub(super) fn checkpoints() -> Status {
     Status::unimplemented("limpet has no checkpoints of containers")
 }

@@ -20,15 +20,14 @@ use limpet_telemetry::usage::rates::NanoCores;
 
 /// The version of CRI.
 const API_VERSION: &str = "v1";
-/// The version of kubelet's side of it, which is this one for ever.
+/// The version of kubelet's runtime API, which is fixed.
 const KUBELET_API_VERSION: &str = "0.1.0";
 
-/// The service.
 pub(super) struct Runtime(pub(super) CriState);
 
 type Items<T> = BoxStream<'static, Result<T, Status>>;
 
-/// Each item as a message of its own.
+/// Streams each item in a message of its own.
 fn each<T, M: Send + 'static>(items: Vec<T>, message: fn(Vec<T>) -> M) -> Answer<Items<M>>
 where
     T: Send + 'static,
@@ -71,7 +70,7 @@ impl RuntimeService for Runtime {
         &self,
         _: Request<cri::UpdateRuntimeConfigRequest>,
     ) -> Answer<cri::UpdateRuntimeConfigResponse> {
-        // The pods' addresses are the CNI configuration's, as with a containerd that has no template for one.
+        // Pods get their addresses from the CNI configuration, as with a containerd that has no CNI template.
         Ok(Response::new(cri::UpdateRuntimeConfigResponse {}))
     }
 
@@ -100,7 +99,7 @@ impl RuntimeService for Runtime {
         Ok(Response::new(cri::PodSandboxStatusResponse {
             status: Some(sandbox::status(pod)),
             info: if verbose { sandbox::info(pod) } else { HashMap::new() },
-            containers_statuses: Run::of(pod).iter().map(Run::status).collect(),
+            containers_statuses: Run::all(pod).iter().map(Run::status).collect(),
             timestamp: super::identity::nanoseconds(jiff::Timestamp::now()),
         }))
     }
@@ -319,7 +318,7 @@ fn running<'a>(observed: &'a ObservedPods, id: &str) -> Result<Run<'a>, Status> 
     }
 }
 
-/// The streams that a client requests, as kubelet's query.
+/// The requested streams as a query for kubelet's routes.
 fn streams(stdin: bool, stdout: bool, stderr: bool, tty: bool) -> Result<Vec<(&'static str, &'static str)>, Status> {
     if tty && stderr {
         return Err(Status::invalid_argument("tty and stderr cannot both be true"));
@@ -344,12 +343,12 @@ impl Runtime {
         selection::containers(&self.observed(), filter.as_ref()).map(|run| run.item()).collect()
     }
 
-    /// The whole id of a container that runs.
+    /// The full id of a running container.
     fn running(&self, id: &str) -> Result<String, Status> {
         Ok(running(&self.observed(), id)?.id.to_owned())
     }
 
-    /// kubelet's route to a container that runs.
+    /// kubelet's route to a running container.
     fn route(&self, kind: &str, id: &str) -> Result<[String; 4], Status> {
         let observed = self.observed();
         let run = running(&observed, id)?;
@@ -357,7 +356,7 @@ impl Runtime {
         Ok([kind, key.namespace(), key.name(), run.name()].map(str::to_owned))
     }
 
-    /// A reading, and the pods it is of.
+    /// A measurement, and the pods that it covers.
     async fn usage(&self) -> Result<(Arc<ObservedPods>, NodeUsage, NanoCores), Status> {
         let observed = self.observed();
         let read = self.0.server.meter.usage_and_rates(Arc::clone(&observed), Depth::Whole).await;

@@ -1,4 +1,5 @@
-//! A pod as CRI has it. limpet has no pause container: the sandbox is the pod itself, under an id that follows from its UID.
+//! A pod in CRI's terms. limpet has no pause container: the sandbox is the pod itself, with an id derived from its
+//! UID.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +13,7 @@ use limpet_model::container::pod_id;
 use limpet_model::pod::{PodRecord, is_terminal_phase};
 use limpet_node_api::runtime as cri;
 
-/// The pod among others.
+/// The pod as an item of a list.
 pub(super) fn item(pod: &ObservedPod) -> cri::PodSandbox {
     cri::PodSandbox {
         id: sandbox_id(pod),
@@ -25,11 +26,11 @@ pub(super) fn item(pod: &ObservedPod) -> cri::PodSandbox {
     }
 }
 
-/// What is known of it.
+/// The pod's full status.
 pub(super) fn status(pod: &ObservedPod) -> cri::PodSandboxStatus {
     let ips = pod.status.pod_ips.iter().flatten().map(|ip| cri::PodIp { ip: ip.ip.clone() });
     let network = cri::PodSandboxNetworkStatus {
-        // Of a pod in the node's network there is none to tell, as with containerd.
+        // As with containerd, a pod in the host network has no address here.
         ip: pod.status.pod_ip.clone().filter(|_| !pod.record.host_network()).unwrap_or_default(),
         additional_ips: ips.skip(1).filter(|_| !pod.record.host_network()).collect(),
     };
@@ -47,7 +48,7 @@ pub(super) fn status(pod: &ObservedPod) -> cri::PodSandboxStatus {
     }
 }
 
-/// What a verbose status has more: what limpet knows of the pod and CRI has no field for.
+/// The additional details of a verbose status, which CRI has no field for.
 pub(super) fn info(pod: &ObservedPod) -> HashMap<String, String> {
     let record = &pod.record;
     let info = json!({
@@ -56,12 +57,11 @@ pub(super) fn info(pod: &ObservedPod) -> HashMap<String, String> {
         "phase": pod.status.phase,
         "note": pod.note,
         "qosClass": pod.status.qos_class,
-        "containers": Run::of(pod).iter().map(|run| json!({ "name": run.name(), "id": run.id })).collect::<Vec<_>>(),
+        "containers": Run::all(pod).iter().map(|run| json!({ "name": run.name(), "id": run.id })).collect::<Vec<_>>(),
     });
     HashMap::from([("info".to_owned(), info.to_string())])
 }
 
-/// Name, namespace and UID.
 pub(super) fn metadata(record: &PodRecord) -> cri::PodSandboxMetadata {
     cri::PodSandboxMetadata {
         name: record.key.name().to_owned(),
@@ -71,7 +71,7 @@ pub(super) fn metadata(record: &PodRecord) -> cri::PodSandboxMetadata {
     }
 }
 
-/// The attributes that figures come with.
+/// The attributes that accompany statistics.
 pub(super) fn attributes(record: &PodRecord) -> cri::PodSandboxAttributes {
     cri::PodSandboxAttributes {
         id: pod_id(&record.uid),
@@ -81,7 +81,7 @@ pub(super) fn attributes(record: &PodRecord) -> cri::PodSandboxAttributes {
     }
 }
 
-/// Ready: it has its namespaces and its network, and has not ended.
+/// The pod is ready while it has its namespaces and network and has not ended.
 pub(super) fn state(pod: &ObservedPod) -> cri::PodSandboxState {
     let has_ended = pod.status.phase.as_deref().is_some_and(is_terminal_phase);
     let has_started = pod.status.pod_ip.is_some() || pod.containers.values().any(|container| container.pid.is_some());
@@ -91,10 +91,10 @@ pub(super) fn state(pod: &ObservedPod) -> cri::PodSandboxState {
     }
 }
 
-/// The pod's own labels, and those by which kubelet names it.
+/// The pod's own labels and kubelet's labels that name it.
 pub(super) fn labels(record: &PodRecord) -> HashMap<String, String> {
-    let own = record.pod.metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-    own.chain(pod_labels(record)).collect()
+    let authored = record.pod.metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+    authored.chain(pod_labels(record)).collect()
 }
 
 fn annotations(record: &PodRecord) -> HashMap<String, String> {

@@ -1,4 +1,4 @@
-//! What a request is about: filters of lists, and ids, which people shorten.
+//! Selects what a request is about: by filters of lists, and by ids, which users shorten.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::sandbox;
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_node_api::runtime as cri;
 
-/// The pods that a filter lets through.
+/// The pods that pass a filter.
 pub(super) fn pods<'a>(
     observed: &'a ObservedPods,
     filter: Option<&cri::PodSandboxFilter>,
@@ -23,7 +23,7 @@ pub(super) fn pods<'a>(
     observed.pods.values().map(AsRef::as_ref).filter(fits)
 }
 
-/// The runs of containers that a filter lets through.
+/// The container runs that pass a filter.
 pub(super) fn containers<'a>(
     observed: &'a ObservedPods,
     filter: Option<&cri::ContainerFilter>,
@@ -35,24 +35,26 @@ pub(super) fn containers<'a>(
             && state.is_none_or(|wanted| wanted.state == run.state() as i32)
             && has_labels(label_selector, || run.labels())
     };
-    observed.pods.values().flat_map(|pod| Run::of(pod)).filter(fits)
+    observed.pods.values().flat_map(|pod| Run::all(pod)).filter(fits)
 }
 
-/// The pod with that id, or the only one whose id begins so.
+/// The pod with this id, or the only one whose id begins with it.
 ///
 /// # Errors
-/// `NOT_FOUND`, with containerd's words.
+///
+/// `NOT_FOUND`, with containerd's message.
 pub(super) fn pod<'a>(observed: &'a ObservedPods, id: &str) -> Result<&'a ObservedPod, Status> {
     let pods = observed.pods.values().map(AsRef::as_ref);
     only(pods.filter(|pod| super::identity::sandbox_id(pod).starts_with(id)), "sandbox", id)
 }
 
-/// The run with that id, or the only one whose id begins so.
+/// The run with this id, or the only one whose id begins with it.
 ///
 /// # Errors
-/// `NOT_FOUND`, with containerd's words.
+///
+/// `NOT_FOUND`, with containerd's message.
 pub(super) fn container<'a>(observed: &'a ObservedPods, id: &str) -> Result<Run<'a>, Status> {
-    let runs = observed.pods.values().flat_map(|pod| Run::of(pod));
+    let runs = observed.pods.values().flat_map(|pod| Run::all(pod));
     only(runs.filter(|run| run.id.starts_with(id)), "container", id)
 }
 

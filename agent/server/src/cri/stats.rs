@@ -1,4 +1,4 @@
-//! What pods and containers use, as CRI has it: pure functions of one reading.
+//! CRI's statistics of pods and containers: pure functions of one measurement.
 
 use limpet_core::status::observed::ObservedPods;
 use limpet_host::cgroup::usage::GroupUsage;
@@ -11,20 +11,20 @@ use super::sandbox;
 use limpet_telemetry::usage::rates::NanoCores;
 use limpet_telemetry::usage::{NodeUsage, PodUsage};
 
-/// The interface whose counters are a pod's own, as in kubelet's Summary.
+/// The interface whose counters are the pod's own, as in kubelet's Summary.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// The figures of running pods.
+/// The statistics of running pods.
 pub(super) fn pods(observed: &ObservedPods, usage: &NodeUsage, rates: &NanoCores) -> Vec<cri::PodSandboxStats> {
     usage.pods.iter().map(|pod| of_pod(observed, pod, rates)).collect()
 }
 
-/// The figures of running containers, with their pods' ids.
+/// The statistics of running containers, with their pods' ids.
 pub(super) fn containers(observed: &ObservedPods, usage: &NodeUsage, rates: &NanoCores) -> Vec<cri::ContainerStats> {
     usage.pods.iter().flat_map(|pod| of_containers(observed, pod, rates)).collect()
 }
 
-/// Whether a filter lets a pod's figures through.
+/// Whether a pod's statistics pass a filter.
 pub(super) fn lets_pod(filter: Option<&cri::PodSandboxStatsFilter>, stats: &cri::PodSandboxStats) -> bool {
     let (Some(filter), Some(attributes)) = (filter, &stats.attributes) else { return true };
     attributes.id.starts_with(&filter.id)
@@ -51,7 +51,7 @@ fn of_containers<'a>(
     pod: &'a PodUsage,
     rates: &'a NanoCores,
 ) -> impl Iterator<Item = cri::ContainerStats> + use<'a> {
-    let runs = observed.pods.get(&pod.record.key).map(|pod| Run::of(pod)).unwrap_or_default();
+    let runs = observed.pods.get(&pod.record.key).map(|pod| Run::all(pod)).unwrap_or_default();
     pod.containers.iter().filter_map(move |container| {
         let run = runs.iter().find(|run| run.id == container.id)?;
         let group = &container.group;
@@ -59,7 +59,7 @@ fn of_containers<'a>(
             attributes: Some(run.attributes()),
             cpu: cpu(group, rates),
             memory: memory(group),
-            // Finding out means walking the layer's directory.
+            // Measuring it would mean walking the layer's directory.
             writable_layer: None,
             swap: swap(group),
             io: io(group),

@@ -1,7 +1,7 @@
-//! The streaming server of `Exec`, `Attach` and `PortForward`: their answer is a URL on loopback, with a token that
-//! opens one connection within a minute.
+//! The streaming server of `Exec`, `Attach` and `PortForward`. Each call returns a URL on loopback with a token,
+//! which opens one connection within a minute.
 //!
-//! Behind it are kubelet's routes, which the request is passed on to. The server listens from the first such call on.
+//! The server passes the request on to kubelet's routes. It starts to listen at the first such call.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -25,14 +25,13 @@ use super::super::caller::Caller;
 use super::super::connection::{self, Plain};
 use super::super::kubelet::KubeletRoutes;
 
-/// How long a token is good, as with containerd.
+/// The lifetime of a token, as with containerd.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(60);
-/// Tokens that may be good at once.
+/// The most valid tokens at once.
 const MAX_TOKENS: usize = 64;
-/// Random bytes of a token.
+/// The random bytes in a token.
 const TOKEN_LEN: usize = 16;
 
-/// The server. Clones share it.
 #[derive(Clone)]
 pub(super) struct Streaming {
     inner: Arc<Inner>,
@@ -47,16 +46,17 @@ struct Inner {
 }
 
 impl Streaming {
-    /// A server of these routes; it runs as one of `tasks`, until `stop`.
+    /// A server for these routes. It runs as one of `tasks` until `stop`.
     pub(super) fn new(routes: KubeletRoutes, tasks: TaskTracker, stop: CancellationToken) -> Self {
         let routes = routes.0.into_router();
         Self { inner: Arc::new(Inner { tokens: Mutex::default(), port: OnceCell::new(), routes, tasks, stop }) }
     }
 
-    /// The URL of a connection to kubelet's route at `path`, with that query.
+    /// A URL that opens one connection to kubelet's route at `path` with this query.
     ///
     /// # Errors
-    /// Too many are open, or there is no port left.
+    ///
+    /// Too many tokens are valid, or the server cannot listen.
     pub(super) async fn url(&self, path: &[String], query: &[(&str, &str)]) -> Result<String, Status> {
         let port = self.inner.port.get_or_try_init(|| self.listen()).await?;
         let token = random()?;
@@ -72,9 +72,9 @@ impl Streaming {
         let failed = |error| Status::internal(format!("the streaming server cannot listen on loopback: {error}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        // Without a route of its own: the parameters of its path would be counted as those of kubelet's.
+        // A fallback instead of a route: a route's path parameters would be added to those of kubelet's routes.
         let app = Router::new().fallback(connect).with_state(self.clone());
-        // A client with a token may be silent without limit.
+        // A client with a token may stay silent for any time.
         let listener = Plain { listener, caller: Caller::Streaming };
         self.inner.tasks.spawn(connection::serve(listener, app, self.inner.stop.clone()));
         Ok(port)
@@ -87,24 +87,24 @@ impl Inner {
     }
 }
 
-/// Passes a request on to what its token is for.
+/// Passes a request on to the target of its token.
 async fn connect(State(server): State<Streaming>, mut request: Request) -> Response {
     let token = request.uri().path().trim_start_matches('/');
     let target = server.inner.tokens().take(token, Instant::now());
-    // A page in a browser on this node has no business here.
+    // A page in a browser on this node must not use a token.
     let target = target.filter(|_| !request.headers().contains_key(header::ORIGIN));
     let Some(target) = target else { return StatusCode::NOT_FOUND.into_response() };
     *request.uri_mut() = target;
     server.inner.routes.clone().oneshot(request).await.unwrap_or_else(|never| match never {})
 }
 
-/// A route of kubelet's with its query. Names have none of the characters that a path would have to escape.
+/// A kubelet route with its query. Names have no characters that a path would have to escape.
 fn target(path: &[String], query: &[(&str, &str)]) -> Uri {
     let query = Serializer::new(String::new()).extend_pairs(query).finish();
     format!("/{}?{query}", path.join("/")).parse().unwrap_or_default()
 }
 
-/// Random bytes that cannot be guessed.
+/// Random hexadecimal digits that cannot be guessed.
 fn random() -> Result<String, Status> {
     let mut bytes = [0; TOKEN_LEN];
     let filled = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
@@ -112,12 +112,12 @@ fn random() -> Result<String, Status> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The tokens that are good, and what each is for.
+/// The valid tokens with their targets.
 #[derive(Debug, Default)]
 struct Tokens(BTreeMap<String, (Uri, Instant)>);
 
 impl Tokens {
-    /// False: there are too many.
+    /// Returns false if there are too many.
     fn add(&mut self, token: String, target: Uri, now: Instant) -> bool {
         self.0.retain(|_, (_, since)| now.duration_since(*since) < TOKEN_LIFETIME);
         let has_room = self.0.len() < MAX_TOKENS;
@@ -127,7 +127,7 @@ impl Tokens {
         has_room
     }
 
-    /// What the token is for, once.
+    /// Takes the token's target; a token works once.
     fn take(&mut self, token: &str, now: Instant) -> Option<Uri> {
         let (target, since) = self.0.remove(token)?;
         (now.duration_since(since) < TOKEN_LIFETIME).then_some(target)

@@ -11,15 +11,14 @@ use limpet_core::status::observed::{ObservedContainer, ObservedPod, ObservedPods
 use limpet_model::pod::PodKey;
 use limpet_node_api::runtime as cri;
 
-/// The digest of every image here.
+/// The digest of every image in these tests.
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-/// A snapshot of these pods.
 pub(super) fn pods<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> ObservedPods {
     ObservedPods::of(pods.into_iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect())
 }
 
-/// A pod with containers: name, id and, of one that runs, its process.
+/// A pod with containers, each given by name, id and, if it runs, process.
 pub(super) fn running(name: &str, uid: &str, containers: &[(&str, &str, Option<u32>)]) -> Arc<ObservedPod> {
     let status = |(container, id, pid): &(&str, &str, Option<u32>)| {
         let at = "2026-01-02T03:04:05Z";
@@ -52,13 +51,13 @@ pub(super) fn running(name: &str, uid: &str, containers: &[(&str, &str, Option<u
     }));
     let observed = |(container, id, pid): &(&str, &str, Option<u32>)| {
         let log_path = format!("/var/log/pods/default_{name}_{uid}/{container}").into();
-        let found = ObservedContainer { id: (*id).to_owned(), pid: *pid, log_path, restart_count: 0 };
-        ((*container).to_owned(), found)
+        let running = ObservedContainer { id: (*id).to_owned(), pid: *pid, log_path, restart_count: 0 };
+        ((*container).to_owned(), running)
     };
     Arc::new(ObservedPod { containers: containers.iter().map(observed).collect(), ..ObservedPod::clone(&pod) })
 }
 
-/// The pod with other fields of its status.
+/// The pod with these fields of its status replaced.
 pub(super) fn with(pod: &ObservedPod, fields: Value) -> Arc<ObservedPod> {
     let mut status = serde_json::to_value(&pod.status).unwrap();
     status.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -97,7 +96,7 @@ fn a_pod_is_a_sandbox_with_its_own_labels_and_kubelets() {
 #[test]
 fn a_container_is_shown_with_image_log_and_mounts() {
     let web = running("web", "1", &[("main", "a", Some(7))]);
-    let runs = Run::of(&web);
+    let runs = Run::all(&web);
     let [run] = &runs[..] else { panic!("one run") };
     let (item, status) = (run.item(), run.status());
     assert_eq!((item.state, status.state), (1, 1), "running");
@@ -122,7 +121,7 @@ fn a_container_that_waits_for_its_restart_has_ended_and_one_that_was_restarted_h
         }]})
     };
     let waits = with(&ended, status(json!({"waiting": {"reason": "CrashLoopBackOff"}}), "a"));
-    let runs = Run::of(&waits);
+    let runs = Run::all(&waits);
     let [run] = &runs[..] else { panic!("one run") };
     let shown = run.status();
     assert_eq!((shown.state, shown.exit_code, &*shown.reason, &*shown.message), (2, 3, "Error", "why"));
@@ -131,7 +130,7 @@ fn a_container_that_waits_for_its_restart_has_ended_and_one_that_was_restarted_h
     let mut again = ObservedPod::clone(&with(&ended, status(json!({"running": {}}), "b")));
     let main = again.containers.get_mut("main").unwrap();
     (main.id, main.pid, main.restart_count) = ("b".to_owned(), Some(8), 1);
-    let runs = Run::of(&again);
+    let runs = Run::all(&again);
     let shown: Vec<_> =
         runs.iter().map(|run| (run.id, run.state() as i32, run.item().metadata.unwrap().attempt)).collect();
     assert_eq!(shown, [("b", 1, 1), ("a", 2, 0)]);

@@ -34,7 +34,7 @@ fn files(directory: &[(String, String)]) -> Vec<(Arc<str>, Manifest)> {
     directory.iter().map(read).collect()
 }
 
-/// A node that runs the pod `web` of `web.yaml`, has only the image `a:2`, and whose manifest directory holds
+/// A node that runs the pod `web` of `web.yaml` and has only the image `a:2`. Its manifest directory holds
 /// `directory`.
 fn fixture(directory: &[(&str, String)]) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
     Fixture { client: SocketClient::new(&socket), dir, _stop: stop.drop_guard() }
 }
 
-/// Each pod with its change, and which of its images are present.
+/// Each pod with its change and the presence of its images.
 fn changes(document: &DiffDocument) -> Vec<String> {
     let present = |pod: &limpet_wire::diff::PodDiffDocument| -> Vec<Option<bool>> {
         pod.images.iter().map(|image| image.present).collect()
@@ -143,13 +143,13 @@ async fn pods_are_removed_only_when_the_whole_directory_is_compared() {
     let other = pod_text("a:2").replace("\"web\"", "\"other\"");
     let part = request("other.yaml", other);
     let whole = DiffRequest { whole: true, ..part.clone() };
-    let own = DiffRequest { directory: Some(fixture.dir.path().join("./manifests")), ..part.clone() };
+    let same_directory = DiffRequest { directory: Some(fixture.dir.path().join("./manifests")), ..part.clone() };
     let foreign = DiffRequest { directory: Some(fixture.dir.path().to_owned()), ..part.clone() };
     let mixed = DiffRequest { source: Some("push".to_owned()), ..whole.clone() };
     let error = fixture.client.post_json::<DiffDocument>("/limpet/v1/diff", &mixed).await.unwrap_err();
     assert_eq!(error.to_string(), "only the manifest directory is compared whole");
     let gone = vec!["other-edge1 file starts [Some(true)]", "web-edge1 file stops []"];
-    for (request, wanted) in [(part, &gone[..1]), (whole, &gone), (own, &gone), (foreign, &gone[..1])] {
+    for (request, wanted) in [(part, &gone[..1]), (whole, &gone), (same_directory, &gone), (foreign, &gone[..1])] {
         let document: DiffDocument = fixture.client.post_json("/limpet/v1/diff", &request).await.unwrap();
         assert_eq!(changes(&document), wanted, "{request:?}");
     }

@@ -1,7 +1,7 @@
-//! The streams of a container's own process, for a client that attaches to it.
+//! Attaches a client to the streams of a container's own process.
 //!
-//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one may have an input
-//! there, and its output is followed in its log, line by line.
+//! A container with a terminal has its input and its live output in an [`AttachPoint`]. A container without one may
+//! have its input there, and its output is followed in its log, line by line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,14 +26,11 @@ use limpet_core::status::observed::Observed;
 use limpet_wire::command::{Channel, Streams, exit_status, failure_status};
 use limpet_wire::idle::IdleTimeout;
 
-/// What the route needs.
 #[derive(Clone)]
 pub struct AttachState {
-    /// The connection to containerd.
     pub client: Client,
     /// The directory of containers' terminals.
     pub attach_dir: PathBuf,
-    /// The pods, their containers and logs.
     pub observed: Observed,
     /// `streamingConnectionIdleTimeout`.
     pub idle: IdleTimeout,
@@ -41,23 +38,22 @@ pub struct AttachState {
     pub stop: CancellationToken,
 }
 
-/// A running container, to be attached to.
+/// A running container to attach to.
 pub(super) struct Attachment {
     control: ExecControl,
     output: Output,
 }
 
-/// Where its output comes from.
 enum Output {
     Terminal(AttachPoint),
-    /// Its log, and when it has exited.
+    /// Its log, and a signal of its exit.
     Log(PathBuf, watch::Receiver<bool>, Option<Input>),
 }
 
 /// The input of a container without a terminal.
 struct Input {
     point: AttachPoint,
-    /// `stdinOnce`: it is closed for good when its first client ends it or leaves.
+    /// `stdinOnce`: the input is closed for good when its first client ends it or disconnects.
     once: bool,
 }
 
@@ -65,7 +61,8 @@ impl AttachState {
     /// Looks up a running container.
     ///
     /// # Errors
-    /// There is no such pod, or the container does not run.
+    ///
+    /// The pod does not exist, or the container is not running.
     pub(super) fn attachment(&self, target: &ExecTarget) -> Result<Attachment, ExecLookupError> {
         let pods = self.observed.load();
         let pod = target.find(&pods)?;
@@ -88,7 +85,7 @@ impl AttachState {
 }
 
 impl Attachment {
-    /// Serves a client; returns its status, or `None` when it has disconnected.
+    /// Serves a client. Returns its status, or `None` if it has disconnected.
     pub(super) async fn serve(
         self,
         client: impl Stream<Item = Incoming> + Unpin,
@@ -112,7 +109,8 @@ impl Attachment {
                     Ok(stdin) => stdin.flatten(),
                     Err(error) => return Some(failure_status(&format!("error attaching to container: {error}"))),
                 };
-                // Both are open before the client's first bytes are passed on, so it sees what the container answers.
+                // Both are open before the client's first bytes are passed on, so the client sees the container's
+                // response to them.
                 let follow = |stream, wanted| follow(&path, &finished, stream, wanted);
                 let (stdout, stderr) =
                     tokio::join!(follow(LogStream::Stdout, streams.stdout), follow(LogStream::Stderr, streams.stderr));
@@ -128,8 +126,8 @@ impl Attachment {
     }
 }
 
-/// Passes on the client's input and the sizes of its terminal; returns whether it has ended its input, with which it
-/// leaves, or has disconnected.
+/// Passes on the client's input and terminal sizes. Returns true if the client has ended its input, which detaches
+/// it, and false if it has disconnected.
 async fn receive(
     mut client: impl Stream<Item = Incoming> + Unpin,
     mut stdin: Option<Sender>,
@@ -148,15 +146,15 @@ async fn receive(
                     tracing::debug!(%error, "cannot resize a terminal");
                 }
             }
-            // It has no input.
+            // The container has no input.
             (Incoming::Stdin(_) | Incoming::StdinEnd, None) => {}
         }
     }
     false
 }
 
-/// As [`receive`]. A client whose container has an input for one client alone stays after it has ended it, to see what
-/// the container still writes, until it disconnects.
+/// Like [`receive`], for a container whose input ends with its first client. That client stays attached after it has
+/// ended the input, to see the remaining output, until it disconnects.
 async fn feed(
     mut client: impl Stream<Item = Incoming> + Unpin,
     stdin: Option<Sender>,
@@ -175,8 +173,8 @@ async fn feed(
     false
 }
 
-/// What is added to a stream's log from now on until the container has exited; `None` when the client did not request it,
-/// or when there is no log.
+/// Follows a stream's log from now on until the container has exited; `None` if the client did not request the
+/// stream, or there is no log.
 async fn follow(
     path: &Path,
     finished: &watch::Receiver<bool>,
@@ -190,7 +188,7 @@ async fn follow(
     open(path.to_owned(), options, finished.clone()).await.ok()
 }
 
-/// Sends a stream's lines until its end.
+/// Sends a stream's lines to its end.
 async fn send_all(
     lines: Option<impl Stream<Item = io::Result<Bytes>>>,
     channel: Channel,

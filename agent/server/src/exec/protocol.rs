@@ -1,22 +1,21 @@
-//! The versions of the remotecommand protocol: those that kubelet takes, over a WebSocket or SPDY. Pure.
+//! The versions of the remotecommand protocol that kubelet accepts, over a WebSocket or SPDY. Pure.
 
 use serde_json::Value;
 
 use super::super::channels::Encoding;
 use limpet_wire::command::{PROTOCOL_V4, PROTOCOL_V5};
 
-/// The version that client and server have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Version {
-    /// The first version: over SPDY, input cannot be closed and no error is sent.
+    /// SPDY's first version: input cannot be closed and no error is sent.
     V1,
-    /// SPDY's second.
+    /// SPDY's second version.
     V2,
-    /// SPDY's third: a terminal has sizes.
+    /// SPDY's third version, with sizes of a terminal.
     V3,
-    /// The status is a document, with the exit code.
+    /// The version with a `Status` document, which has the exit code.
     V4,
-    /// A message closes input, over a WebSocket.
+    /// The version with a WebSocket message that closes input.
     V5,
 }
 
@@ -28,7 +27,7 @@ pub(super) const SPDY: [(&str, Version); 4] = [
     ("channel.k8s.io", Version::V1),
 ];
 
-/// The versions over a WebSocket, by name; a client that names none has the first.
+/// The versions over a WebSocket, by name. A client that names none gets the first.
 pub(super) const WEBSOCKET: [(&str, Version, Encoding); 5] = [
     (PROTOCOL_V5, Version::V5, Encoding::Binary),
     (PROTOCOL_V4, Version::V4, Encoding::Binary),
@@ -38,7 +37,8 @@ pub(super) const WEBSOCKET: [(&str, Version, Encoding); 5] = [
 ];
 
 impl Version {
-    /// How a `Status` document is sent; empty: not at all. Before version 4 it is a text, and success sends nothing.
+    /// The bytes to send for a `Status` document; empty if nothing is sent. Before version 4 the status is a text,
+    /// and success sends nothing.
     pub(super) fn status(self, document: Vec<u8>) -> Vec<u8> {
         if self >= Self::V4 {
             return document;

@@ -1,6 +1,6 @@
-//! One client and one process, a command of its own or a container's: connects the process's streams with what the
-//! client sends and receives, until either side ends. How that looks on the wire is [`super::websocket`]'s and
-//! [`super::spdy`]'s.
+//! One client and one process: a command that the client runs, or a container's own process. Connects the process's
+//! streams with the client's messages until either side ends. [`super::websocket`] and [`super::spdy`] implement the
+//! wire formats.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,35 +18,35 @@ use limpet_containerd::exec::{ExecError, ExecRequest, ExecSession, start};
 use limpet_wire::command::{Channel, Streams, exit_status, failure_status};
 use limpet_wire::idle::IdleTimeout;
 
-/// Messages queued for a slow client; when the queue is full, the process has to wait.
+/// The most queued messages for a slow client. When the queue is full, the process blocks.
 pub(super) const OUTPUT_QUEUE_LEN: usize = 1;
-/// An exited process may have left its output open in child processes: after this long without output, it is not
-/// waited for.
+/// How long to wait without output after the process's exit: child processes may have inherited the output and keep
+/// it open.
 pub(crate) const OUTPUT_IDLE: Duration = Duration::from_secs(1);
-/// How long a client may take to receive the last messages.
+/// The deadline for a client to receive the last messages.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a client is connected with.
+/// One client's session.
 pub(super) struct Session {
     pub(super) process: Process,
     pub(super) streams: Streams,
-    /// What the client speaks.
     pub(super) version: Version,
-    /// How long it may be idle.
+    /// How long the stream may carry no data.
     pub(super) idle: IdleTimeout,
     /// Cancelled when the agent stops.
     pub(super) stop: CancellationToken,
 }
 
-/// Whose streams they are.
+/// The process whose streams are connected.
 pub(super) enum Process {
-    /// A command that is run for this client and does not outlive its session.
+    /// A command that is run for this client and ends with its session.
     Command { client: Client, fifo_dir: PathBuf, request: ExecRequest },
-    /// A container's own process, which does.
+    /// A container's own process, which outlives the session.
     Container(Attachment),
 }
 
-/// Serves a client, whose messages `writer` sends, until the process exits, the client disconnects or the agent stops.
+/// Serves a client, to which `writer` sends messages, until the process exits, the client disconnects or the agent
+/// stops.
 pub(super) async fn serve(
     client: impl Stream<Item = Incoming> + Unpin,
     messages: mpsc::Sender<Outgoing>,
@@ -77,7 +77,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Serves a running process; returns its status, or `None` when the client has disconnected.
+/// Serves a running process. Returns its status, or `None` if the client has disconnected.
 async fn run(
     session: ExecSession,
     client: impl Stream<Item = Incoming> + Unpin,
@@ -119,7 +119,7 @@ async fn run(
     }
 }
 
-/// A command that could not be started fails as in a shell: a message on stderr, and exit code 126 or 127.
+/// Reports a command that could not be started as a shell does: a message on stderr, and exit code 126 or 127.
 async fn start_failure(error: &ExecError, messages: &mpsc::Sender<Outgoing>) -> Vec<u8> {
     match error {
         ExecError::NotStarted { exit_code, message } => {

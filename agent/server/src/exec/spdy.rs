@@ -1,5 +1,5 @@
-//! A command over SPDY, as apiservers before 1.36 request it from nodes: a stream for the status, one for each of the
-//! process's streams and one for the sizes of a terminal.
+//! Serves a command over SPDY, as apiservers before 1.36 request it from nodes: with a stream for the status, one per
+//! stream of the process and one for the sizes of a terminal.
 
 use std::time::Duration;
 
@@ -15,14 +15,13 @@ use limpet_wire::command::{Channel, Streams, parse_size};
 use limpet_wire::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
 use limpet_wire::spdy::frame::Status;
 
-/// How long a client may take to open its streams, as in kubelet.
+/// The deadline for a client to open its streams, as in kubelet.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
-/// The header that says what a stream is for.
+/// The header that names a stream's purpose.
 const STREAM_TYPE: &str = "streamtype";
-/// The longest message with a terminal's size.
+/// The longest message with a terminal's size, in bytes.
 const MAX_SIZE: usize = 256;
 
-/// Serves the client over `io`.
 pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
     let (mut streams, driver) = connection(io, Role::Server, session.idle);
     let mut driver = std::pin::pin!(driver);
@@ -41,7 +40,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
         () = work => {}
         () = &mut driver => return,
     }
-    // A client that reads nothing is not waited for.
+    // Does not wait longer for a client that reads nothing.
     let _ = timeout(CLOSE_TIMEOUT, async { tokio::join!(streams.close(), driver) }).await;
 }
 
@@ -50,7 +49,7 @@ async fn refuse(streams: &mut Handle) {
     while let Some(stream) = streams.accept().await {
         stream.output.reset(Status::Refused).await;
     }
-    // The connection has ended, which its driver says.
+    // The connection has ended, which the driver reports.
     std::future::pending().await
 }
 
@@ -59,7 +58,7 @@ async fn refuse(streams: &mut Handle) {
 struct Attached(Vec<(Channel, Stream)>);
 
 impl Attached {
-    /// Accepts the requested streams; `None`: the client has disconnected.
+    /// Accepts the requested streams; `None` if the client has disconnected.
     async fn accept(streams: &mut Handle, session: &Session) -> Option<Self> {
         let mut missing = requested_streams(session.streams, session.version);
         let mut attached = Self::default();
@@ -74,7 +73,7 @@ impl Attached {
         Some(attached)
     }
 
-    /// What the client sends, and where it receives.
+    /// The client's messages, and its streams for output.
     async fn split(self, version: Version) -> (impl Messages<Item = Incoming> + Unpin, Vec<(Channel, Output)>) {
         let (mut stdin, mut sizes, mut outputs) = (None, None, Vec::new());
         for (channel, stream) in self.0 {
@@ -83,7 +82,7 @@ impl Attached {
                 Channel::Resize => sizes = Some(stream.input),
                 _ => {}
             }
-            // The first version ends both at once, so no error is reported; its clients expect that.
+            // The first version closes both at once, so no error is reported; its clients expect that.
             match channel {
                 Channel::Error if version == Version::V1 => {
                     stream.output.reset(Status::Cancel).await;
@@ -99,7 +98,7 @@ impl Attached {
         }
         let stdin = stream::iter(stdin).flat_map(stdin_of);
         let sizes = stream::iter(sizes).flat_map(sizes_of);
-        // A client may end each stream for itself; the driver ends when it has disconnected.
+        // A client may end each stream separately. The driver ends when the client has disconnected.
         (stream::select(stdin, sizes).chain(stream::pending()).boxed(), outputs)
     }
 }
@@ -127,7 +126,7 @@ fn stdin_of(input: Input) -> impl Messages<Item = Incoming> {
     .boxed()
 }
 
-/// The sizes of a terminal, one in each line.
+/// The sizes of a terminal, one per line.
 fn sizes_of(input: Input) -> impl Messages<Item = Incoming> {
     stream::unfold((input, Vec::new()), async |(mut input, mut line)| {
         loop {
@@ -148,7 +147,7 @@ fn sizes_of(input: Input) -> impl Messages<Item = Incoming> {
     .boxed()
 }
 
-/// Sends queued messages, and the ends of all streams after them; returns early when the client has disconnected.
+/// Sends queued messages, then the ends of all streams. Returns early if the client has disconnected.
 async fn write(outputs: Vec<(Channel, Output)>, mut queue: mpsc::Receiver<Outgoing>) {
     while let Some((channel, data)) = queue.recv().await {
         let output = outputs.iter().find(|(own, _)| *own == channel);

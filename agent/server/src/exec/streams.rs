@@ -1,4 +1,4 @@
-//! The streams of a process and the messages of its client, and how one is passed on to the other.
+//! Passes the streams of a process on to its client, and the client's messages on to the process.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,24 +10,22 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::sync::mpsc;
 
-/// The most output that is sent at once, in bytes.
+/// The most output in one message, in bytes.
 const MAX_OUTPUT_MESSAGE: usize = 16 << 10;
 
-/// What a client sends.
+/// A client's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Incoming {
-    /// Input of the process.
     Stdin(Bytes),
-    /// The end of its input.
     StdinEnd,
-    /// The size of its terminal: width and height in characters.
+    /// The terminal's width and height in characters.
     Size(u16, u16),
 }
 
-/// What is sent to a client on a channel: output, or the status as the last message.
+/// A message for the client on a channel: output or, as the last message, the status.
 pub(super) type Outgoing = (Channel, Bytes);
 
-/// Passes on the client's input and terminal sizes; returns when the client has disconnected.
+/// Passes on the client's input and terminal sizes until the client has disconnected.
 pub(super) async fn receive(
     mut client: impl Stream<Item = Incoming> + Unpin,
     mut stdin: Option<Sender>,
@@ -58,8 +56,8 @@ pub(super) async fn receive(
     }
 }
 
-/// Reads one of the process's streams to its end. Streams that the client did not request are drained: the process must
-/// not block.
+/// Reads one of the process's streams to its end. A stream that the client did not request is drained, because a full
+/// pipe would block the process.
 pub(super) async fn pump(
     mut stream: impl AsyncRead + Unpin,
     channel: Channel,
@@ -77,7 +75,7 @@ pub(super) async fn pump(
     }
 }
 
-/// Whether output is read, or is waiting for the client.
+/// Tracks whether output is being read or waits for the client.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
     reads: AtomicU64,
@@ -103,6 +101,6 @@ impl Activity {
 }
 
 pub(super) async fn send(messages: &mpsc::Sender<Outgoing>, channel: Channel, data: Bytes) {
-    // The writer stops first only if the connection is lost, and then everything stops.
+    // The writer stops first only if the connection is lost, which ends everything.
     let _ = messages.send((channel, data)).await;
 }

@@ -1,4 +1,4 @@
-//! Commands over a real socket in a real container, as a client of the protocol and as the command line.
+//! Commands in a real container over a real socket, by a client of the protocol and by the command line.
 
 use axum::routing::get;
 use axum::{Json, Router};
@@ -22,7 +22,6 @@ use limpet_wire::socket_client::{ClientError, SocketClient};
 use limpet_wire::spdy::connection::{Handle, Input, Role as SpdyRole, Stream, connection};
 use limpet_wire::spdy::headers::Headers;
 
-/// A server with the exec route.
 struct Node {
     container: TestContainer,
     client: SocketClient,
@@ -97,7 +96,7 @@ impl Socket {
         }
     }
 
-    /// Stdout, stderr, and how the command exited.
+    /// Reads to the end. Returns stdout, stderr and the exit code or error.
     async fn finish(mut self) -> (String, String, Result<i32, String>) {
         let (mut out, mut err, mut status) = (Vec::new(), Vec::new(), Err("none came".to_owned()));
         while let Some(Ok(message)) = self.0.next().await {
@@ -123,7 +122,7 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
         assert_eq!(socket.finish().await, ("out\n".to_owned(), "err\n".to_owned(), Ok(3)));
     }
 
-    // Stdin and its end, and output larger than all buffers; stderr that was not requested does not block.
+    // Tests stdin and its end, and output larger than all buffers. Unrequested stderr does not block.
     let script = "command=sh&command=-c&command=yes+error+%7C+head+-c+300000+%3E%262;+cat&input=1&output=1";
     let mut socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     let input = b"0123456789abcde\n".repeat(1 << 10);
@@ -134,7 +133,7 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
     let (out, err, status) = socket.finish().await;
     assert_eq!((out.len(), err.as_str(), status), (3 * input.len(), "", Ok(0)));
 
-    // A terminal and its size.
+    // Tests a terminal and its size.
     let script = "command=sh&command=-c&command=read+go;+stty+size&input=1&output=1&error=1&tty=1";
     let mut socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     socket.send(Channel::Resize, &size_message(100, 30)).await;
@@ -149,12 +148,12 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
     node.container.all_cleaned_up().await;
 }
 
-/// A client of SPDY, as an apiserver is one, with the streams of those names.
+/// A client of SPDY, like an apiserver, with the streams of these names.
 async fn spdy<const COUNT: usize>(node: &Node, query: &str, kinds: [&str; COUNT]) -> (Handle, [Stream; COUNT]) {
     spdy_of(node, query, kinds, PROTOCOL_V4).await
 }
 
-/// The same in a version of the protocol.
+/// The same with a version of the protocol.
 async fn spdy_of<const COUNT: usize>(
     node: &Node,
     query: &str,
@@ -164,7 +163,7 @@ async fn spdy_of<const COUNT: usize>(
     let io = node.client.upgrade_spdy(&format!("/exec/default/web-edge1/app?{query}"), protocol).await.unwrap();
     let (client, driver) = connection(io, SpdyRole::Client, None);
     tokio::spawn(driver);
-    let open = kinds.map(|kind| client.open(Headers::of(&[("streamtype", kind)])));
+    let open = kinds.map(|kind| client.open(Headers::new(&[("streamtype", kind)])));
     let streams: Vec<_> = futures_util::future::try_join_all(open).await.unwrap();
     (client, streams.try_into().unwrap())
 }
@@ -185,7 +184,7 @@ async fn remotecommand_over_spdy_carries_streams_and_exit_codes() {
     let (out, err, status) = tokio::join!(text(&mut out.input), text(&mut err.input), text(&mut error.input));
     assert_eq!((&*out, &*err, parse_status(status.as_bytes())), ("out\n", "err\n", Ok(3)));
 
-    // Stdin and its end, and output larger than all buffers.
+    // Tests stdin and its end, and output larger than all buffers.
     let query = "command=cat&input=1&output=1";
     let (_client, [mut error, stdin, mut out]) = spdy(&node, query, ["error", "stdin", "stdout"]).await;
     let input = "0123456789abcde\n".repeat(64 << 10);
@@ -197,7 +196,7 @@ async fn remotecommand_over_spdy_carries_streams_and_exit_codes() {
     assert!(out == input, "{} bytes", out.len());
     assert_eq!(parse_status(status.as_bytes()), Ok(0));
 
-    // A terminal and its size.
+    // Tests a terminal and its size.
     let query = "command=sh&command=-c&command=until+%5B+%22%24%28stty+size%29%22+%3D+%2230+100%22+%5D;+do+sleep+0.1;\
                  +done;+echo+sized&input=1&output=1&error=1&tty=1";
     let (_client, [_error, _stdin, mut out, resize]) = spdy(&node, query, ["error", "stdin", "stdout", "resize"]).await;

@@ -1,4 +1,4 @@
-//! A command over a WebSocket: one byte for the channel, then data ([`limpet_wire::command`]).
+//! Serves a command over a WebSocket: one byte for the channel, then data ([`limpet_wire::command`]).
 
 use std::future::ready;
 
@@ -16,18 +16,17 @@ use super::streams::{Incoming, Outgoing};
 use limpet_wire::command::{Channel, parse_size};
 use limpet_wire::idle::Idle;
 
-/// Serves the client of `socket`.
 pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {
     let closable = session.version >= Version::V5;
     let (sink, stream) = socket.split();
     let (messages, queue) = mpsc::channel(OUTPUT_QUEUE_LEN);
-    // An empty message tells the client that it is connected, as kubelet's does.
+    // Like kubelet, sends an empty message, which tells the client that it is connected.
     let first = match (session.streams.stdout, session.streams.stderr) {
         (true, _) => Channel::Stdout,
         (false, true) => Channel::Stderr,
         (false, false) => Channel::Error,
     };
-    // The queue is empty, and its other end is in this function.
+    // This cannot fail: the queue is empty, and its receiver lives in this function.
     let _ = messages.send((first, Bytes::new())).await;
     let idle = Idle::new(session.idle);
     let mut client = Box::pin(incoming(stream, closable, encoding, &idle));
@@ -36,8 +35,8 @@ pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encodin
         () = session::serve(&mut client, messages, write(sink, queue, encoding, &idle), session) => {}
         () = idle.expired() => return,
     }
-    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. One that is closed before, with
-    // something of the client unread, is reset, and what an apiserver between has not passed on yet is lost.
+    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. Closing it earlier, with unread
+    // bytes of the client, would reset it, and an apiserver in between would lose what it has not passed on.
     let closed = async { while client.next().await.is_some() {} };
     tokio::select! {
         _ = timeout(CLOSE_TIMEOUT, closed) => {}
@@ -45,7 +44,7 @@ pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encodin
     }
 }
 
-/// What the client sends, until it disconnects.
+/// The client's messages, until it disconnects.
 fn incoming(
     stream: impl Stream<Item = Result<Message, axum::Error>>,
     closable: bool,
@@ -57,17 +56,17 @@ fn incoming(
         let message = message.ok().and_then(|message| encoding.decode(message));
         let Some((channel, data)) = message else { return ready(None) };
         idle.reset();
-        ready(match Channel::of(channel) {
+        ready(match Channel::from_number(channel) {
             Some(Channel::Stdin) => Some(Incoming::Stdin(data)),
             Some(Channel::Close) if closable && *data == [0] => Some(Incoming::StdinEnd),
             Some(Channel::Resize) => parse_size(&data).map(|(width, height)| Incoming::Size(width, height)),
-            // Not for a client to send; kubelet ignores them too.
+            // Clients may not send on the other channels; kubelet ignores them too.
             _ => None,
         })
     })
 }
 
-/// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
+/// Sends queued messages, with a ping every now and then, until the queue is closed or the client has disconnected.
 async fn write(
     mut sink: SplitSink<WebSocket, Message>,
     mut queue: mpsc::Receiver<Outgoing>,
@@ -80,10 +79,12 @@ async fn write(
     }
 }
 
-/// What a client's messages come to: input within what was sent, and its end only in a version that has one.
+/// Checks how a client's messages are decoded: input amounts to no more than was sent, and only a version that can
+/// close input has its end.
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// If that does not hold.
 pub(crate) fn check_messages(messages: &[Message], encoding: Encoding, closable: bool) {
     let (idle, all) = (Idle::new(None), stream::iter(messages.iter().cloned().map(Ok)));
     let received: Vec<_> = incoming(all, closable, encoding, &idle).collect().now_or_never().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Who gets in with what, in and out of a cluster.
+//! Which credentials are admitted, in and out of a cluster.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use super::super::reviewer::tests::{Failure, Scripted};
 use super::*;
 use crate::settings::AuthorizationMode;
 
-/// A gate of a listener in a cluster, whose apiserver knows `anna`; she may read metrics.
+/// A gate in a cluster whose apiserver knows `anna`, who may read metrics.
 fn in_cluster(change: impl FnOnce(&mut ServerSettings)) -> (Arc<Gate>, Arc<Scripted>) {
     let mut settings = ServerSettings { reviews: true, ..ServerSettings::default() };
     change(&mut settings);
@@ -37,7 +37,7 @@ pub(crate) fn admitting(name: &str) -> NetworkClient {
     named(&alone(|settings| settings.allowed_names = vec!["admitted".to_owned()]), name)
 }
 
-/// A client without a certificate where tokens are taken.
+/// A client without a certificate where tokens are accepted.
 pub(crate) fn with_token() -> NetworkClient {
     unnamed(&in_cluster(|_| {}).0)
 }
@@ -57,7 +57,7 @@ async fn ask(client: &NetworkClient, permission: Option<Permission>, token: Opti
     client.admit(permission, &mut request("/x", token)).await.map_err(|refusal| refusal.to_string())
 }
 
-/// As in kubelet such a client is not taken for one without a certificate, but its token counts.
+/// As in kubelet, such a client is not treated as one without a certificate, but its token counts.
 #[tokio::test(start_paused = true)]
 async fn a_client_whose_certificate_is_not_valid_needs_a_token() {
     let (gate, _) = in_cluster(|settings| (settings.anonymous, settings.mode) = (true, AuthorizationMode::AlwaysAllow));
@@ -97,13 +97,13 @@ async fn the_apiserver_decides_about_certificates_and_tokens() {
     let anonymous = ask(&unnamed(&gate), METRICS, None).await.unwrap_err();
     assert!(anonymous.ends_with("clientCAFile is required, or a token of the cluster"), "{anonymous}");
     assert_eq!(ask(&unnamed(&gate), METRICS, Some("mallory")).await, Err(Refusal::InvalidToken.to_string()));
-    // The certificate counts, whatever the token is.
+    // The certificate takes precedence over any token.
     assert_eq!(ask(&named(&gate, "anna"), METRICS, Some("mallory")).await, Ok(()));
     let mut with_token = request("/metrics", Some("anna"));
     unnamed(&gate).admit(METRICS, &mut with_token).await.unwrap();
     assert!(!with_token.headers().contains_key(AUTHORIZATION), "handlers see no token");
 
-    // Those who are listed need no apiserver; the others get what it said a moment ago, or kubelet's answers.
+    // Listed users need no apiserver. For others the last review's answer is used, or else kubelet's error.
     apiserver.fail(Failure::Unreachable);
     let operator = named(&gate, "operator");
     assert_eq!((operator.standing(), ask(&operator, PODS, None).await), (Standing::Admitted, Ok(())));

@@ -1,4 +1,4 @@
-//! `/containerLogs`: parsing of the query, choice of the file, and response.
+//! `/containerLogs`: the query's parsing, the choice of the file, and the response.
 
 use std::fs;
 use std::task::Poll;
@@ -19,12 +19,12 @@ fn query(text: &str) -> Vec<(String, String)> {
 #[tokio::test]
 async fn the_end_of_a_log_is_not_sent_with_its_last_data() {
     let mut log = std::pin::pin!(ended_apart(stream::iter(["a", "b"])));
-    let mut found = Vec::new();
+    let mut polled = Vec::new();
     for _ in 0..4 {
-        found.push(futures_util::poll!(log.next()));
+        polled.push(futures_util::poll!(log.next()));
     }
     let data = |text| Poll::Ready(Some(text));
-    assert_eq!(found, [data("a"), data("b"), Poll::Pending, Poll::Ready(None)]);
+    assert_eq!(polled, [data("a"), data("b"), Poll::Pending, Poll::Ready(None)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files and directories below the log directory, as kubelet shows them: files as they are, directories as pages of
+//! Serves files and directories below the log directory as kubelet does: files as they are, directories as pages of
 //! links.
 
 use std::fmt::Write as _;
@@ -19,33 +19,32 @@ use super::refuse;
 use limpet_host::blocking;
 use limpet_host::confined::{self, Confinement};
 
-/// Entries of a directory that are shown.
+/// The most entries of a directory that are listed.
 const MAX_ENTRIES: usize = 10_000;
-/// Symlinks that lead from file to file, as in the kernel.
+/// The most symlinks that are followed for one file, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Bytes that are read at once.
+/// The size of each read, in bytes.
 const READ_SIZE: usize = 32 << 10;
 
-/// What is at a path.
 pub(super) enum Found {
-    /// A file, and its size when it was opened.
+    /// A file, with its size when it was opened.
     File(File, u64),
-    /// A directory: the names in it, those of directories with a slash.
+    /// The names in a directory; those of subdirectories end with a slash.
     Directory(Vec<String>),
 }
 
-/// The answer for a path below `dir`.
+/// The response for a path below `dir`.
 pub(super) async fn serve(dir: &Path, path: &str) -> Response {
     let Some(inner) = inner(path) else { return refuse(StatusCode::BAD_REQUEST, "invalid URL path") };
     let (dir, wanted) = (dir.to_owned(), inner.clone());
-    let found = match blocking::run(dir.clone(), blocking::DEADLINE, move |_| find(&dir, &wanted)).await {
-        Ok(found) => found,
+    let entry = match blocking::run(dir.clone(), blocking::DEADLINE, move |_| find(&dir, &wanted)).await {
+        Ok(entry) => entry,
         Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     };
     let is_directory_path = path.is_empty() || path.ends_with('/');
     let name = inner.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    match found {
-        // As kubelet does: relative links in the page lead where they are to lead.
+    match entry {
+        // Redirects as kubelet does, so that relative links in the page work.
         Ok(Found::Directory(_)) if !is_directory_path => moved(&format!("{}/", escaped(&name))),
         Ok(Found::Directory(names)) => {
             ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page(&names)).into_response()
@@ -60,7 +59,7 @@ pub(super) async fn serve(dir: &Path, path: &str) -> Response {
     }
 }
 
-/// The path below the directory; `None`: it leads up, or no file can have it.
+/// The path below the directory; `None` if it leads upward, or no file can have it.
 fn inner(path: &str) -> Option<PathBuf> {
     let parts = path.split('/').filter(|part| !part.is_empty() && *part != ".");
     let parts: Vec<&str> = parts.collect();
@@ -68,10 +67,11 @@ fn inner(path: &str) -> Option<PathBuf> {
     is_sane.then(|| parts.into_iter().collect())
 }
 
-/// Opens what is at `path` below `dir`. Blocks.
+/// Opens the file or directory at `path` below `dir`. Blocks.
 ///
 /// # Errors
-/// It is not there, or it is elsewhere: a symlink, or a mount of another file system's links, leads out of `dir`.
+///
+/// It does not exist, or it is outside of `dir`: a symlink or a magic link leads out.
 pub(super) fn find(dir: &Path, path: &Path) -> io::Result<Found> {
     let root = openat(CWD, dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let opened = open(&root, dir, path.to_owned())?;
@@ -79,13 +79,13 @@ pub(super) fn find(dir: &Path, path: &Path) -> io::Result<Found> {
     match FileType::from_raw_mode(status.st_mode) {
         FileType::Directory => Ok(Found::Directory(names(&opened)?)),
         FileType::RegularFile => Ok(Found::File(opened.into(), u64::try_from(status.st_size).unwrap_or(0))),
-        // A FIFO or a device would be waited for.
+        // Opening a FIFO or a device would block.
         _ => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }
 
-/// Opens a path below the root. Links that are absolute are followed if they lead into `dir`, as those of
-/// `/var/log/containers` do; the kernel refuses all that lead out.
+/// Opens a path below the root. Absolute links are followed if they lead into `dir`, as those of
+/// `/var/log/containers` do. The kernel refuses all that lead out.
 fn open(root: &OwnedFd, dir: &Path, mut path: PathBuf) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     for _ in 0..MAX_LINKS {
@@ -120,22 +120,22 @@ fn names(directory: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// A page of links, as Go's file server makes it.
+/// A page of links in the format of Go's file server.
 fn page(names: &[String]) -> String {
     let mut page = "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n".to_owned();
     for name in names {
         let shown = name.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;");
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(page, "<a href=\"{}\">{shown}</a>", escaped(name));
     }
     page + "</pre>\n"
 }
 
-/// A name as part of a URL.
+/// Escapes a name for a URL.
 fn escaped(name: &str) -> String {
     name.bytes().fold(String::new(), |mut text, byte| {
         let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~' | b'/' | b'@' | b'+');
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = if plain { write!(text, "{}", char::from(byte)) } else { write!(text, "%{byte:02X}") };
         text
     })

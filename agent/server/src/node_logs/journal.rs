@@ -1,4 +1,4 @@
-//! Logs of services: journalctl's where the journal knows the service, else the service's file.
+//! Logs of services: from journalctl where the journal knows the service, else from the service's file.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,26 +16,25 @@ use super::files::{Found, find};
 use super::query::{Options, Query};
 use limpet_host::blocking;
 
-/// How long an answer may take, as in kubelet.
+/// The deadline of a response, as in kubelet.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes that are read at once.
+/// The size of each read, in bytes.
 const READ_SIZE: usize = 32 << 10;
-/// Bytes of the list of services that the journal knows.
+/// The most bytes of the journal's list of services.
 const MAX_UNITS: u64 = 1 << 20;
-/// The program.
 const JOURNALCTL: &str = "journalctl";
 
-/// Where the answer goes, piece by piece; an error: the client is gone.
+/// Receives the response piece by piece; an error means that the client has disconnected.
 type Out = mpsc::Sender<Result<Bytes, std::io::Error>>;
-/// The client is gone.
+/// The client has disconnected.
 struct Gone;
 
-/// Answers a query, which is valid. `turn` ends with the answer.
+/// Responds to a valid query. `turn` is held until the response ends.
 pub(super) fn serve(dir: PathBuf, query: Query, turn: OwnedSemaphorePermit) -> Response {
     let (out, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
         let _turn = turn;
-        // A client that has disconnected, or whose time is up, keeps what it has received.
+        // At a disconnect or a timeout the client keeps what it has received.
         let _ = timeout(QUERY_TIMEOUT, copy(&dir, query, &out)).await;
     });
     let body = Body::from_stream(futures_util::stream::unfold(pieces, async |mut pieces| {
@@ -48,7 +47,7 @@ pub(super) fn serve(dir: PathBuf, query: Query, turn: OwnedSemaphorePermit) -> R
 async fn copy(dir: &Path, query: Query, out: &Out) -> Result<(), Gone> {
     let known = units().await;
     let Query { services, options, .. } = query;
-    // As with kubelet: the list holds the names of units.
+    // As in kubelet, the list has the names of units.
     let is_known = |service: &String| known.contains(&format!("{service}.service"));
     let (logged, others): (Vec<_>, Vec<_>) = services.into_iter().partition(is_known);
     if !logged.is_empty() {
@@ -67,14 +66,14 @@ async fn copy(dir: &Path, query: Query, out: &Out) -> Result<(), Gone> {
     Ok(())
 }
 
-/// The units that the journal has lines of; empty where there is no journal.
+/// The units with lines in the journal; empty where there is no journal.
 async fn units() -> String {
     let mut command = Command::new(JOURNALCTL);
     command.args(["--field", "_SYSTEMD_UNIT"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let Ok(mut child) = command.kill_on_drop(true).spawn() else { return String::new() };
     let mut units = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        // What is read until an error is what is known.
+        // On an error, the units read so far count.
         let _ = stdout.take(MAX_UNITS).read_to_end(&mut units).await;
     }
     String::from_utf8_lossy(&units).into_owned()
@@ -89,19 +88,19 @@ async fn journal(options: &Options, services: &[String], out: &Out) -> Result<()
     if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
         tokio::try_join!(pass(stdout, out), pass(stderr, out))?;
     }
-    // It has closed both: it ends.
+    // Both pipes are closed, so the process is ending.
     let _ = child.wait().await;
     Ok(())
 }
 
-/// The file of a service, by kubelet's guesses.
+/// Serves a service's file, at the paths that kubelet guesses.
 async fn file(dir: &Path, service: String, out: &Out) -> Result<(), Gone> {
     let names = [service.clone(), format!("{service}.log"), format!("{service}/{service}.log")];
     let root = dir.to_owned();
     let first = move || {
-        let found =
+        let entries =
             names.iter().filter(|name| !matches!(&***name, "." | "..")).map(|name| find(&root, Path::new(name)));
-        found.filter_map(Result::ok).find_map(|found| match found {
+        entries.filter_map(Result::ok).find_map(|entries| match entries {
             Found::File(file, size) => Some((file, size)),
             Found::Directory(_) => None,
         })

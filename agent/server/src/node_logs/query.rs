@@ -6,25 +6,21 @@ use jiff::Timestamp;
 
 /// The most lines that may be requested.
 const MAX_LINES: i64 = 100_000;
-/// The most services.
 const MAX_SERVICES: usize = 4;
-/// The longest name of a service.
+/// The longest name of a service, in bytes.
 const MAX_NAME: usize = 256;
-/// The longest pattern.
+/// The longest pattern, in bytes.
 const MAX_PATTERN: usize = 1_024;
 
-/// The request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Query {
-    /// Services, by their names.
     pub(super) services: Vec<String>,
-    /// Files: names with a slash in them.
+    /// Files: names that contain a slash.
     pub(super) files: Vec<String>,
-    /// Which of their lines.
     pub(super) options: Options,
 }
 
-/// Which lines are wanted.
+/// Selects the lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Options {
     since: Option<Timestamp>,
@@ -39,7 +35,7 @@ fn invalid(field: &str, value: &str, why: &str) -> String {
 }
 
 impl Query {
-    /// The query in the parameters of a URL; `None`: there is none.
+    /// Parses the query in a URL's parameters; `None` if there is none.
     pub(super) fn parse<'a>(
         parameters: impl Iterator<Item = (Cow<'a, str>, Cow<'a, str>)>,
     ) -> Result<Option<Self>, Vec<String>> {
@@ -74,7 +70,7 @@ impl Query {
         }
     }
 
-    /// Whether it can be answered.
+    /// Whether limpet can answer the query; the error lists every reason why not.
     pub(super) fn validate(&self) -> Result<(), Vec<String>> {
         let mut faults: Vec<String> = self.services.iter().filter_map(|name| unsafe_name(name)).collect();
         let Self { services, files, options } = self;
@@ -109,7 +105,7 @@ impl Query {
 }
 
 impl Options {
-    /// Whether all lines are wanted.
+    /// Whether all lines are selected.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -130,7 +126,7 @@ impl Options {
     }
 }
 
-/// Keeps the first value of a parameter, or its fault.
+/// Keeps the first value of a parameter, or its error.
 fn take<T>(into: &mut Option<T>, value: Result<T, String>, faults: &mut Vec<String>) {
     match value {
         Ok(value) => drop(into.get_or_insert(value)),
@@ -146,7 +142,7 @@ fn number(field: &str, value: &str) -> Result<i64, String> {
     value.parse().map_err(|_| invalid(field, value, "not a number"))
 }
 
-/// What is wrong with the name of a service: it becomes an argument, and the name of a file.
+/// Why a service's name is unsafe: it becomes an argument and the name of a file.
 fn unsafe_name(name: &str) -> Option<String> {
     let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '@');
     if name.len() > MAX_NAME {

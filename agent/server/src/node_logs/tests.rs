@@ -1,4 +1,4 @@
-//! What a client is shown of a directory with symlinks that lead out, and of services without a journal.
+//! Log directories with symlinks that lead out, and services without a journal.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! `/portForward` in the channel protocol: one connection to each port that the query names, over two channels of a
-//! WebSocket, data and error, each of which begins with the port's number.
+//! `/portForward` in the channel protocol: one connection for each port in the query, over two channels of a
+//! WebSocket, data and error. Each channel begins with the port's number.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -20,20 +20,21 @@ use super::{PortForwardState, SessionPermit, Target};
 use limpet_host::pod_port::PodPortError;
 use limpet_wire::idle::Idle;
 
-/// The protocols, by name; a client that names none has the first.
+/// The protocols, by name; a client that names none gets the first.
 pub(super) const PROTOCOLS: [(&str, Encoding); 2] =
     [("v4.channel.k8s.io", Encoding::Binary), ("v4.base64.channel.k8s.io", Encoding::Base64)];
-/// The most bytes of a pod that are sent at once.
+/// The most bytes of a pod in one message.
 const MAX_MESSAGE: usize = 16 << 10;
-/// How long a client may take to receive the last messages.
+/// The deadline for a client to receive the last messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is sent to the client: a channel and its data.
+/// A channel and its data for the client.
 type Outgoing = (u8, Bytes);
 
-/// The ports of a query: `port`, once or more, each with one or more numbers parted by commas.
+/// The ports in a query: `port`, one or more times, each with one or more numbers separated by commas.
 ///
 /// # Errors
+///
 /// What is wrong, in kubelet's words where it has them.
 pub(super) fn ports(query: &[(String, String)], encoding: Encoding) -> Result<Vec<u16>, String> {
     let given: Vec<_> = query.iter().filter(|(key, _)| key == "port").map(|(_, value)| value.as_str()).collect();
@@ -51,7 +52,7 @@ pub(super) fn ports(query: &[(String, String)], encoding: Encoding) -> Result<Ve
             Err(_) => return Err(format!("unable to parse {text:?} as a port")),
         }
     }
-    // Each has two channels.
+    // Each port has two channels.
     let most = encoding.channels() / 2;
     if ports.len() > most {
         return Err(format!("{} ports are too many: at most {most}", ports.len()));
@@ -59,7 +60,7 @@ pub(super) fn ports(query: &[(String, String)], encoding: Encoding) -> Result<Ve
     Ok(ports)
 }
 
-/// Serves a client, until the pod has closed every connection, or the client, the pod or the agent ends.
+/// Serves a client until the pod has closed every connection, or the client, the pod or the agent ends.
 pub(super) async fn serve(
     socket: WebSocket,
     encoding: Encoding,
@@ -72,7 +73,7 @@ pub(super) async fn serve(
     let (messages, queue) = mpsc::channel(1);
     let mut forwards = JoinSet::new();
     let mut inputs = Vec::new();
-    // So few that two channels for each fit a byte.
+    // [`ports`] has checked that the channels fit a byte.
     for (data_channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
         let (input, received) = mpsc::channel(1);
         inputs.push(input);
@@ -84,7 +85,7 @@ pub(super) async fn serve(
     let mut writer = std::pin::pin!(write(sink, queue, encoding, &idle));
     let mut reader = std::pin::pin!(read(stream, encoding, inputs, &idle));
     tokio::select! {
-        // Every connection has ended. A client whose close message is not read loses what was sent last.
+        // Every connection has ended. A client whose close message is not read would lose the last data.
         () = &mut writer => return drop(timeout(CLOSE_TIMEOUT, reader).await),
         () = &mut reader => return,
         () = idle.expired() => return,
@@ -92,11 +93,11 @@ pub(super) async fn serve(
         () = state.stop.cancelled() => {}
     }
     forwards.shutdown().await;
-    // A client that reads nothing is not waited for.
+    // Does not wait longer for a client that reads nothing.
     let _ = timeout(CLOSE_TIMEOUT, writer).await;
 }
 
-/// Passes data to its connections, until the client has disconnected.
+/// Passes data on to the connections until the client has disconnected.
 async fn read(
     mut messages: impl futures_util::Stream<Item = Result<Message, axum::Error>> + Unpin,
     encoding: Encoding,
@@ -106,22 +107,23 @@ async fn read(
     while let Some(Ok(message)) = messages.next().await {
         if let Some((channel, data)) = encoding.decode(message) {
             idle.reset();
-            // Nothing is for a client to send on channels of errors.
+            // Clients may not send on error channels.
             let input = (channel % 2 == 0).then(|| inputs.get(usize::from(channel / 2))).flatten();
             if let Some(input) = input {
-                // A connection that has ended loses it.
+                // Data for a connection that has ended is lost.
                 let _ = input.send(data).await;
             }
         }
     }
 }
 
-/// What a client's messages come to with so many ports: each port has its own, in order.
+/// Checks that a client's messages for this many ports are decoded in order, each for its port.
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// If that does not hold.
 pub(crate) fn check_messages(messages: &[Message], encoding: Encoding, ports: usize) {
-    // Room for every message, so that no sender waits.
+    // The queues have room for every message, so that no sender waits.
     let room = messages.len().max(1);
     let (inputs, mut outputs): (Vec<_>, Vec<_>) = (0..ports).map(|_| mpsc::channel(room)).unzip();
     let all = stream::iter(messages.iter().cloned().map(Ok));
@@ -136,7 +138,8 @@ pub(crate) fn check_messages(messages: &[Message], encoding: Encoding, ports: us
     assert!(received.eq(expected), "bytes of another port");
 }
 
-/// Sends queued messages, and a ping now and then, until there are no more connections or the client has disconnected.
+/// Sends queued messages, with a ping every now and then, until all connections have ended or the client has
+/// disconnected.
 async fn write(
     mut sink: SplitSink<WebSocket, Message>,
     mut queue: mpsc::Receiver<Outgoing>,
@@ -150,7 +153,7 @@ async fn write(
     }
 }
 
-/// Forwards between the channels of one port and what `connected` connects to, until the pod closes the connection.
+/// Forwards between the channels of one port and the connection that `connected` opens, until the pod closes it.
 async fn forward(
     channel: u8,
     port: u16,
@@ -161,7 +164,7 @@ async fn forward(
 ) {
     let number = Bytes::copy_from_slice(&port.to_le_bytes());
     for channel in [channel, channel + 1] {
-        // Its only error, here and below: the client has disconnected.
+        // The only error, here and below, is that the client has disconnected.
         if messages.send((channel, number.clone())).await.is_err() {
             return;
         }
@@ -177,7 +180,7 @@ async fn forward(
     }
 }
 
-/// Copies both ways; returns when the pod sends no more.
+/// Copies both ways until the pod sends no more.
 async fn copy(pod: TcpStream, channel: u8, mut input: mpsc::Receiver<Bytes>, messages: &mpsc::Sender<Outgoing>) {
     let (from_pod, mut to_pod) = pod.into_split();
     let received = async {
@@ -186,12 +189,12 @@ async fn copy(pod: TcpStream, channel: u8, mut input: mpsc::Receiver<Bytes>, mes
                 break;
             }
         }
-        // What else comes is thrown away: its answer may still be on its way.
+        // Input after an error is dropped: the response may still be on its way.
         while input.recv().await.is_some() {}
         std::future::pending::<()>().await;
     };
     let sent = async {
-        // Between pieces no buffer is held.
+        // No buffer is held between pieces.
         while from_pod.readable().await.is_ok() {
             let mut buffer = BytesMut::with_capacity(MAX_MESSAGE);
             let next = match from_pod.try_read_buf(&mut buffer) {
@@ -220,12 +223,12 @@ mod tests {
 
     #[test]
     fn ports_are_those_of_the_query() {
-        let of = |text: &str| {
+        let parse = |text: &str| {
             let query: Vec<(String, String)> = form_urlencoded::parse(text.as_bytes()).into_owned().collect();
             ports(&query, Encoding::Binary)
         };
-        assert_eq!(of("port=80"), Ok(vec![80]));
-        assert_eq!(of("port=80,443&a=1&port=65535"), Ok(vec![80, 443, 65_535]));
+        assert_eq!(parse("port=80"), Ok(vec![80]));
+        assert_eq!(parse("port=80,443&a=1&port=65535"), Ok(vec![80, 443, 65_535]));
         for (wrong, why) in [
             ("", "query parameter \"port\" is required"),
             ("port=80&port=", "query parameter \"port\" cannot be empty"),
@@ -233,12 +236,12 @@ mod tests {
             ("port=65536", "unable to parse \"65536\" as a port"),
             ("port=80,,81", "unable to parse \"\" as a port"),
         ] {
-            assert_eq!(of(wrong).unwrap_err(), why);
+            assert_eq!(parse(wrong).unwrap_err(), why);
         }
         for (encoding, most) in [(Encoding::Binary, 128), (Encoding::Base64, 40)] {
-            let of = |count| ports(&vec![("port".to_owned(), "1".to_owned()); count], encoding);
-            assert_eq!(of(most).map(|ports| ports.len()), Ok(most));
-            assert_eq!(of(most + 1), Err(format!("{} ports are too many: at most {most}", most + 1)));
+            let parse = |count| ports(&vec![("port".to_owned(), "1".to_owned()); count], encoding);
+            assert_eq!(parse(most).map(|ports| ports.len()), Ok(most));
+            assert_eq!(parse(most + 1), Err(format!("{} ports are too many: at most {most}", most + 1)));
         }
     }
 }

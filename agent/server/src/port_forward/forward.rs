@@ -1,4 +1,4 @@
-//! One forwarded connection: bytes between a pair of streams and a port of the pod.
+//! One forwarded connection: copies bytes between a pair of streams and a port of the pod.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,10 +13,11 @@ use limpet_host::pod_port::PodPortError;
 use limpet_wire::spdy::connection::{Input, Output, Stream};
 use limpet_wire::spdy::tcp;
 
-/// A client that sends no more may still wait for an answer. A pod that answers nothing for so long is not waited for.
+/// How long the pod may stay silent after the client has ended its input: the client may still wait for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Forwards between `pair` and what `connected` connects to, until the pod closes the connection or the client resets it.
+/// Forwards between `pair` and the connection that `connected` opens, until the pod closes it or the client resets
+/// it.
 pub(super) async fn forward(
     pair: Pair<Stream>,
     connected: impl Future<Output = Result<TcpStream, PodPortError>>,
@@ -31,7 +32,7 @@ pub(super) async fn forward(
                 let (pod, uid) = (target.key.name(), &target.uid);
                 let message = format!("error forwarding port {port} to pod {pod}, uid {uid}: {cause}");
                 tracing::debug!("{message}");
-                // A connection that has ended needs no message.
+                // If the connection has ended, the message is not needed.
                 let _ = error.output.write(Bytes::from(message)).await;
             }
         }
@@ -43,7 +44,7 @@ pub(super) async fn forward(
     error.output.finish().await;
 }
 
-/// Copies both ways; returns when the pod sends no more.
+/// Copies both ways until the pod sends no more.
 async fn copy(pod: TcpStream, client: Input, to_client: &Output) {
     let (from_pod, to_pod) = pod.into_split();
     let answers = AtomicU64::new(0);
@@ -52,7 +53,7 @@ async fn copy(pod: TcpStream, client: Input, to_client: &Output) {
         silent(&answers).await;
     };
     tokio::select! {
-        // Its only error: the connection to the client has ended.
+        // The only error is that the connection to the client has ended.
         _ = tcp::send(&from_pod, to_client, &answers) => {}
         () = asked => {}
     }

@@ -1,4 +1,4 @@
-//! Which two streams are one forwarded connection: pure.
+//! Matches the two streams of each forwarded connection. Pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use limpet_wire::spdy::headers::Headers;
 /// How long the first stream of a pair waits for the second, as in kubelet.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest number of a request that is taken; clients count from 0.
+/// The longest request id that is accepted, in bytes; clients count from 0.
 const MAX_REQUEST_ID: usize = 64;
 
 /// The two streams of a forwarded connection, and the port.
@@ -33,7 +33,6 @@ struct Half<T> {
     until: Instant,
 }
 
-/// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Data,
@@ -47,10 +46,11 @@ impl<T> Default for Pairs<T> {
 }
 
 impl<T> Pairs<T> {
-    /// Takes a stream; returns its pair once that is complete.
+    /// Adds a stream. Returns its pair once that is complete.
     ///
     /// # Errors
-    /// The stream, when its headers say nothing usable, or its pair has such a stream already.
+    ///
+    /// The stream, if its headers are invalid or its pair already has such a stream.
     pub(super) fn add(&mut self, id: u32, headers: &Headers, stream: T, now: Instant) -> Result<Option<Pair<T>>, T> {
         let kind = match headers.get(STREAM_TYPE) {
             Some("data") => Kind::Data,
@@ -59,7 +59,7 @@ impl<T> Pairs<T> {
         };
         let port = headers.get(PORT).and_then(|port| port.parse::<u16>().ok()).filter(|port| *port > 0);
         let Some(port) = port else { return Err(stream) };
-        // Clients that give no number open the error stream first, and the data stream right after it.
+        // Clients that send no request id open the error stream first and the data stream right after it.
         let number = || match kind {
             Kind::Error => id.to_string(),
             Kind::Data => id.saturating_sub(2).to_string(),
@@ -87,12 +87,12 @@ impl<T> Pairs<T> {
         }
     }
 
-    /// When the next half has waited long enough.
+    /// When the next stream's wait ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.0.values().map(|half| half.until).min()
     }
 
-    /// The streams that have waited long enough.
+    /// Removes and returns the streams whose wait has ended.
     pub(super) fn expired(&mut self, now: Instant) -> Vec<T> {
         self.0.extract_if(|_, half| half.until <= now).map(|(_, half)| half.stream).collect()
     }
@@ -105,7 +105,7 @@ mod tests {
     fn headers(kind: &str, port: &str, request: Option<&str>) -> Headers {
         let all = [(STREAM_TYPE, Some(kind)), (PORT, Some(port)), (REQUEST_ID, request)];
         let given: Vec<_> = all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
-        Headers::of(&given)
+        Headers::new(&given)
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let pair = |port, data, error| Ok(Some(Pair { port, data, error }));
         assert_eq!(pairs.add(5, &headers("data", "80", Some("0")), 5, now), pair(80, 5, 1));
         assert_eq!(pairs.add(7, &headers("error", "443", Some("1")), 7, now), pair(443, 3, 7));
-        // Without a number, by the streams' own.
+        // Without a request id, streams are matched by their stream ids.
         assert_eq!(pairs.add(9, &headers("error", "80", None), 9, now), Ok(None));
         assert_eq!(pairs.add(11, &headers("data", "80", None), 11, now), pair(80, 11, 9));
         assert_eq!(pairs.deadline(), None);

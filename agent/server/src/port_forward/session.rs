@@ -13,7 +13,7 @@ use limpet_host::clock::sleep_until_or_forever;
 use limpet_wire::spdy::connection::{Handle, Role, Stream, connection};
 use limpet_wire::spdy::frame::Status;
 
-/// How long a client may take to receive the last frames.
+/// The deadline for a client to receive the last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves a client over `io`. All its connections end with this call.
@@ -32,11 +32,11 @@ pub(super) async fn serve(
         () = state.stop.cancelled() => {}
     }
     let close = async { tokio::join!(streams.close(), driver) };
-    // A client that reads nothing is not waited for.
+    // Does not wait longer for a client that reads nothing.
     let _ = timeout(CLOSE_TIMEOUT, close).await;
 }
 
-/// Forwards each pair of streams in a task of its own; returns when the connection has ended.
+/// Forwards each pair of streams in a task of its own. Returns when the connection has ended.
 async fn pair_up(streams: &mut Handle, state: &PortForwardState, target: &Target) {
     let mut forwards = JoinSet::new();
     let mut pairs = Pairs::<Stream>::default();

@@ -1,4 +1,4 @@
-//! Ports of this machine forwarded over the route, as a client of SPDY and of the tunnel.
+//! Ports of this machine forwarded over the route, by clients of SPDY and of the tunnel.
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::json;
@@ -17,7 +17,7 @@ use limpet_wire::socket_client::{ClientError, SocketClient};
 use limpet_wire::spdy::connection::{Handle, Role, Stream, connection};
 use limpet_wire::spdy::headers::Headers;
 
-/// A server with the route, and one pod, whose ports are this machine's.
+/// A server with the route and one pod, whose ports are this machine's.
 struct Node {
     observed: Observed,
     client: SocketClient,
@@ -87,7 +87,7 @@ fn drive(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Handle {
 
 async fn open(client: &Handle, kind: &str, port: u16, request: u32) -> Stream {
     let headers = [(STREAM_TYPE, kind), (PORT, &port.to_string()), (REQUEST_ID, &request.to_string())];
-    client.open(Headers::of(&headers)).await.unwrap()
+    client.open(Headers::new(&headers)).await.unwrap()
 }
 
 async fn all(stream: &mut Stream) -> Vec<u8> {
@@ -98,7 +98,7 @@ async fn all(stream: &mut Stream) -> Vec<u8> {
     data
 }
 
-/// A server that sends back what it gets once the client has sent all.
+/// A server that returns all data once the client has ended its input.
 async fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -114,7 +114,7 @@ async fn echo() -> u16 {
     port
 }
 
-/// Sends `data` over a new pair of streams and returns what comes back on each.
+/// Sends `data` over a new pair of streams and returns what each stream receives.
 async fn exchange(client: &Handle, port: u16, request: u32, data: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut error, mut stream) =
         (open(client, "error", port, request).await, open(client, "data", port, request).await);
@@ -149,7 +149,8 @@ async fn channels_of_a_websocket_carry_each_port_and_say_what_fails() {
         let stream = node.client.upgrade(&path, protocol).await.unwrap();
         let mut socket = WebSocketStream::from_raw_socket(stream, WebSocketRole::Client, None).await;
         let mut received: [Vec<u8>; 6] = Default::default();
-        // An echo comes once the client has sent all, which this protocol cannot say; what is no channel is ignored.
+        // An echo server responds at the end of input, which this protocol cannot signal. Messages on unknown
+        // channels are ignored.
         let sent: [(u8, &[u8]); 4] =
             [(0, b"to the first"), (4, b"to the third"), (3, b"to an error"), (9, b"to nobody")];
         for (channel, data) in sent {
@@ -234,7 +235,7 @@ async fn a_port_without_a_listener_is_an_error_and_the_next_connection_works() {
     let (error, expected) =
         (String::from_utf8(error).unwrap(), format!("error forwarding port {closed} to pod web-edge1, uid u1: "));
     assert!(data.is_empty() && error.starts_with(&expected) && error.contains("refused"), "{error}");
-    // Half a pair, and a stream that is none.
+    // Opens half a pair, and a stream that belongs to none.
     let waiting = open(&client, "data", port, 1).await;
     let wrong = open(&client, "stdin", port, 1).await;
     wrong.reset.cancelled().await;
@@ -251,7 +252,7 @@ async fn a_reset_closes_the_connection_to_the_pod() {
     let (mut pod, _) = listener.accept().await.unwrap();
     data.output.reset(limpet_wire::spdy::frame::Status::Cancel).await;
     assert_eq!(all(&mut error).await, b"");
-    // Closed, or reset where something was unread.
+    // The connection is closed, or reset if something was unread.
     assert!(matches!(pod.read(&mut [0; 1]).await, Ok(0) | Err(_)));
 }
 
@@ -292,7 +293,7 @@ async fn what_cannot_be_forwarded_is_refused_before_the_upgrade() {
         Err(ClientError::Refused { status: 400, message }) => assert_eq!(message, "port \"0\" must be > 0"),
         other => panic!("{:?}", other.map(drop)),
     }
-    // As many clients as there is room for.
+    // Opens as many clients as are allowed.
     let path = "/portForward/default/web-edge1";
     let _clients = (node.spdy(path).await.unwrap(), node.spdy(path).await.unwrap());
     assert!(matches!(node.spdy(path).await, Err(ClientError::Refused { status: 503, .. })));

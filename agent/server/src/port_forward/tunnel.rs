@@ -1,4 +1,4 @@
-//! A WebSocket as a stream of bytes: the content of its binary messages, one after the other.
+//! A WebSocket as a byte stream: the concatenated content of its binary messages.
 
 use std::future::ready;
 use std::io;
@@ -9,14 +9,14 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio_util::io::{CopyToBytes, SinkWriter, StreamReader};
 
-/// The bytes of `socket`, read and written. Shut down, it is closed.
+/// Reads and writes the bytes of `socket`. Shutting the stream down closes the socket.
 pub(super) fn bytes(socket: WebSocket) -> impl AsyncRead + AsyncWrite + Send {
     let (sink, stream) = socket.split();
     let received = stream.filter_map(|message| {
         ready(match message {
             Ok(Message::Binary(data)) => Some(Ok(data)),
             Ok(Message::Text(_)) => Some(Err(io::Error::other("a text message"))),
-            // After a close message the stream ends by itself.
+            // The stream ends by itself after a close message.
             Ok(Message::Ping(_) | Message::Pong(_) | Message::Close(_)) => None,
             Err(error) => Some(Err(io::Error::other(error))),
         })

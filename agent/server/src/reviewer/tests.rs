@@ -1,4 +1,4 @@
-//! Which reviews are repeated and which are cached, over an apiserver with scripted answers.
+//! Which reviews are repeated and which are cached, with an apiserver of scripted answers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use limpet_apiserver_client::RequestError;
 
 use super::*;
 
-/// An apiserver that knows the token `anna`, and lets her read metrics. Counts the reviews.
+/// An apiserver that knows the token `anna` and lets her read metrics. Counts the reviews.
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) asked: AtomicUsize,

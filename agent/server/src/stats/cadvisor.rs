@@ -1,7 +1,7 @@
-//! kubelet's `/metrics/cadvisor`: the series whose meaning the node's cgroups give exactly, under cAdvisor's names.
+//! kubelet's `/metrics/cadvisor`: the series that the node's cgroups provide exactly, under cAdvisor's names.
 //!
-//! Every group is a "container" here: the node, the levels above pods, pods, and containers. Those of a pod have its
-//! names, those of a container its name, image and id, too.
+//! Every cgroup is a "container" here: the node, the levels above pods, pods, and containers. A pod's cgroup has the
+//! pod's names, a container's also its name, image and id.
 
 use jiff::Timestamp;
 
@@ -15,9 +15,9 @@ use limpet_telemetry::usage::NodeUsage;
 /// The labels of every series.
 pub(crate) const LABELS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
 
-/// What takes the families, with their samples as far as there are any: a page, or CRI's messages.
+/// Receives the families with their samples: a page, or CRI's messages.
 pub(crate) trait Families {
-    /// Takes one. Its samples have the labels of the head, then [`LABELS`].
+    /// Receives one family. Its samples have the labels of the head, then [`LABELS`].
     fn take<'a>(&mut self, head: Head<'_>, samples: impl IntoIterator<Item = Sample<'a>>);
 }
 
@@ -29,31 +29,30 @@ impl Families for Page {
 
 type Labels<'a> = [(&'static str, &'a str); 6];
 
-/// A group with its labels.
+/// A cgroup with its labels.
 struct Row<'a> {
     group: &'a GroupUsage,
     labels: Labels<'a>,
-    /// When the container was started.
     started: Option<Timestamp>,
     interfaces: &'a [Interface],
 }
 
-/// A family: its name, its kind, what it is, and its value.
+/// A family: its name, kind, help text and value.
 type Family<T> = (&'static str, Kind, &'static str, fn(&T) -> f64);
 
-/// The same for what some groups do not have.
+/// The same for a value that some cgroups lack.
 type SomeFamily = (&'static str, Kind, &'static str, fn(&GroupUsage) -> Option<u64>);
 
-/// The end of a family's name, what is waited for, and its value.
+/// The end of a family's name, its help text and its value.
 type PressureFamily = (&'static str, &'static str, fn(&GroupUsage) -> Option<Stalls>);
 
-/// The middle of a family's name, what it is, and the value of an interface.
+/// The middle of a family's name, its help text and an interface's value.
 type NetworkFamily = (&'static str, &'static str, fn(&Interface) -> u64);
 
-/// The end of a family's name, what it is, and the value of a device.
+/// The end of a family's name, its help text and a device's value.
 type DiskFamily = (&'static str, &'static str, fn(&DeviceIo) -> u64);
 
-/// The end of a family's name, what it is, and its value; `None`: the machine does not say.
+/// The end of a family's name, its help text and its value; `None` if the machine does not report it.
 type MachineFamily = (&'static str, &'static str, fn(&Machine) -> Option<u64>);
 
 const CPU: [Family<CpuUsage>; 2] = [
@@ -105,7 +104,6 @@ const MEMORY: [Family<MemoryUsage>; 7] = [
     }),
 ];
 
-/// Families that some groups have no value for.
 const SOME: [SomeFamily; 8] = [
     ("container_memory_swap", Kind::Gauge, "Container swap usage in bytes.", |group| Some(group.swap?.usage)),
     ("container_memory_max_usage_bytes", Kind::Gauge, "Maximum memory usage recorded in bytes", |group| {
@@ -133,7 +131,7 @@ const SOME: [SomeFamily; 8] = [
     ),
 ];
 
-/// Each is two families: of tasks of which some wait, and of those that all do.
+/// Each entry makes two families: for some tasks waiting, and for all of them.
 const PRESSURE: [PressureFamily; 3] = [
     ("cpu", "CPU", |group| group.pressure.cpu),
     ("memory", "memory", |group| group.pressure.memory),
@@ -166,7 +164,7 @@ const MACHINE: [MachineFamily; 5] = [
     ("swap_bytes", "Amount of swap memory available on the machine.", |machine| Some(machine.swap)),
 ];
 
-/// The page; of a reading that failed only that it did.
+/// The page. After a failed reading it has only the error metric.
 pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let mut page = Page::default();
     if let Some(usage) = usage {
@@ -185,7 +183,7 @@ pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     page.into_text()
 }
 
-/// Every family, in an order that does not change.
+/// Passes on every family, in a fixed order.
 pub(crate) fn families(usage: &NodeUsage, into: &mut impl Families) {
     let rows = rows(usage);
     add_cpu(into, &rows);
@@ -206,25 +204,25 @@ pub(crate) fn families(usage: &NodeUsage, into: &mut impl Families) {
 }
 
 fn rows(usage: &NodeUsage) -> Vec<Row<'_>> {
-    let outside = usage.all_pods.iter().chain(&usage.levels).map(|group| Row::of(group, ["", "", "", "", ""]));
-    let node = Row { interfaces: usage.interfaces.as_deref().unwrap_or_default(), ..Row::of(&usage.group, [""; 5]) };
+    let outside = usage.all_pods.iter().chain(&usage.levels).map(|group| Row::new(group, ["", "", "", "", ""]));
+    let node = Row { interfaces: usage.interfaces.as_deref().unwrap_or_default(), ..Row::new(&usage.group, [""; 5]) };
     let mut rows: Vec<Row<'_>> = [node].into_iter().chain(outside).collect();
     for pod in &usage.pods {
         let (namespace, name) = (pod.record.key.namespace(), pod.record.key.name());
         if let Some(group) = &pod.group {
             let interfaces = pod.interfaces.as_deref().unwrap_or_default();
-            rows.push(Row { interfaces, ..Row::of(group, ["", "", "", namespace, name]) });
+            rows.push(Row { interfaces, ..Row::new(group, ["", "", "", namespace, name]) });
         }
         rows.extend(pod.containers.iter().map(|one| Row {
             started: one.started,
-            ..Row::of(&one.group, [&one.name, &one.image, &one.id, namespace, name])
+            ..Row::new(&one.group, [&one.name, &one.image, &one.id, namespace, name])
         }));
     }
     rows
 }
 
 impl<'a> Row<'a> {
-    fn of(group: &'a GroupUsage, [container, image, name, namespace, pod]: [&'a str; 5]) -> Self {
+    fn new(group: &'a GroupUsage, [container, image, name, namespace, pod]: [&'a str; 5]) -> Self {
         let [c, i, m, n, s, p] = LABELS;
         let labels = [(c, container), (i, group.path.as_str()), (m, image), (n, name), (s, namespace), (p, pod)];
         Self { group, labels, started: None, interfaces: &[] }

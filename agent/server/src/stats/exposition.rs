@@ -1,34 +1,30 @@
-//! The text format of Prometheus with a time on each sample, which the registry of the agent's own metrics cannot write.
+//! Prometheus' text format with a timestamp on each sample, which the registry of the agent's own metrics cannot
+//! write.
 
 use std::fmt::{self, Write as _};
 
 use jiff::Timestamp;
 
-/// The description of a family.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Family<'a> {
     pub(crate) name: &'a str,
     pub(crate) kind: Kind,
     pub(crate) help: &'a str,
-    /// The labels that its samples have and others do not.
+    /// The names of labels that only this family's samples have.
     pub(crate) labels: &'a [&'static str],
 }
 
-/// What a value is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
-    /// It only grows.
     Counter,
-    /// It goes up and down.
     Gauge,
 }
 
-/// One value.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample<'a> {
     pub(crate) labels: Vec<(&'static str, &'a str)>,
     pub(crate) value: f64,
-    /// When it was read; `None` for what does not depend on that.
+    /// When the value was read; `None` if it does not change.
     pub(crate) at: Option<Timestamp>,
 }
 
@@ -37,7 +33,7 @@ pub(crate) struct Sample<'a> {
 pub(super) struct Page(String);
 
 impl Page {
-    /// Adds a family of samples, unless it has none.
+    /// Adds a family with its samples, unless it has none.
     pub(super) fn add<'a>(
         &mut self,
         name: &str,
@@ -53,7 +49,7 @@ impl Page {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for sample in samples {
             let _ = self.sample(name, &sample);
@@ -75,7 +71,6 @@ impl Page {
         writeln!(self.0)
     }
 
-    /// The page's text.
     pub(super) fn into_text(self) -> String {
         self.0
     }

@@ -1,7 +1,7 @@
-//! limpet's pages of metrics beside those of a kubelet 1.37.1, family by family, and `docs/metrics.md`, which is made of the
-//! same tables. `LIMPET_UPDATE_DOCS=1 cargo test -p limpet families` writes it again.
+//! Compares limpet's pages of metrics with those of a kubelet 1.37.1, family by family, and with `docs/metrics.md`,
+//! which is generated from the same tables: `LIMPET_UPDATE_DOCS=1 cargo test -p limpet-server families` writes it.
 //!
-//! `kubelet/*.txt` are the pages that kubelet showed, without values.
+//! `kubelet/*.txt` are kubelet's pages without values.
 #![allow(clippy::unwrap_used)]
 
 mod exposition;
@@ -17,7 +17,7 @@ use super::tests::usage;
 use super::{cadvisor, resource};
 use limpet_telemetry::fixtures::{filled, page};
 
-/// A page of both.
+/// The families of a page on both sides.
 struct Page {
     path: &'static str,
     kubelet: BTreeMap<String, Family>,
@@ -26,16 +26,16 @@ struct Page {
 
 fn pages() -> [Page; 4] {
     let metrics = filled();
-    let of = |path, kubelet, limpet: String| Page { path, kubelet: families(kubelet), limpet: families(&limpet) };
+    let compared = |path, kubelet, limpet: String| Page { path, kubelet: families(kubelet), limpet: families(&limpet) };
     [
-        of("/metrics", include_str!("kubelet/metrics.txt"), page(&metrics)),
-        of("/metrics/resource", include_str!("kubelet/metrics-resource.txt"), resource::page(Some(&usage()))),
-        of("/metrics/cadvisor", include_str!("kubelet/metrics-cadvisor.txt"), cadvisor::page(Some(&usage()))),
-        of("/metrics/probes", include_str!("kubelet/metrics-probes.txt"), metrics.render_probes()),
+        compared("/metrics", include_str!("kubelet/metrics.txt"), page(&metrics)),
+        compared("/metrics/resource", include_str!("kubelet/metrics-resource.txt"), resource::page(Some(&usage()))),
+        compared("/metrics/cadvisor", include_str!("kubelet/metrics-cadvisor.txt"), cadvisor::page(Some(&usage()))),
+        compared("/metrics/probes", include_str!("kubelet/metrics-probes.txt"), metrics.render_probes()),
     ]
 }
 
-/// The entry of [`ABSENT`] for a family of kubelet's: a name, or the beginning of names before a `*`.
+/// The entry of [`ABSENT`] for a family of kubelet's: a name, or a prefix before a `*`.
 fn absence(path: &str, name: &str) -> Option<&'static (&'static str, &'static str, &'static str)> {
     ABSENT.iter().find(|(page, pattern, _)| {
         *page == path && pattern.strip_suffix('*').map_or(*pattern == name, |beginning| name.starts_with(beginning))
@@ -87,7 +87,7 @@ fn rules_find_nothing_for_what_is_not_there_alone() {
     for (family, rule, _) in RULES {
         assert!(pages.iter().all(|page| !page.limpet.contains_key(*family)), "{rule} finds {family}");
     }
-    // The families of kubernetes-mixin's rules and panels of a kubelet and its cAdvisor that are there.
+    // The families that kubernetes-mixin's rules and panels query from kubelet and its cAdvisor, and that limpet has.
     let asked = [
         "container_cpu_cfs_throttled_periods_total",
         "container_fs_reads_bytes_total",

@@ -1,4 +1,4 @@
-//! kubelet's `/metrics/resource`: what metrics-server reads.
+//! kubelet's `/metrics/resource`, which metrics-server reads.
 
 use jiff::Timestamp;
 
@@ -6,17 +6,17 @@ use super::exposition::{Kind, Page, Sample};
 use limpet_host::cgroup::usage::GroupUsage;
 use limpet_telemetry::usage::{ContainerUsage, NodeUsage, PodUsage};
 
-/// The end of a family's name, its kind, what kubelet says of it, and the value of a group.
+/// The end of a family's name, its kind, kubelet's help text, and the value of a cgroup.
 type Family = (&'static str, Kind, fn(&str) -> String, fn(&GroupUsage) -> Option<f64>);
 
-/// Families that node, pods and containers have.
+/// The families of node, pods and containers.
 const FAMILIES: [Family; 3] = [
     ("cpu_usage_seconds_total", Kind::Counter, cpu_help, cpu),
     ("memory_working_set_bytes", Kind::Gauge, working_set_help, working_set),
     ("swap_usage_bytes", Kind::Gauge, swap_help, swap),
 ];
 
-/// The page; of a reading that failed only that it did.
+/// The page. After a failed reading it has only the error metric.
 pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let mut page = Page::default();
     if let Some(usage) = usage {
@@ -44,7 +44,7 @@ fn add(page: &mut Page, what: &str, groups: &[(Labels<'_>, &GroupUsage)]) {
     }
 }
 
-/// What containers alone have.
+/// Adds the families that only containers have.
 fn add_container_families(page: &mut Page, usage: &NodeUsage) {
     let started = containers(usage).filter_map(|(pod, one)| {
         Some(Sample { labels: labels(pod, Some(one)), value: seconds(one.started?), at: None })
@@ -95,7 +95,6 @@ fn swap(group: &GroupUsage) -> Option<f64> {
     Some(group.swap?.usage as f64)
 }
 
-/// Seconds since 1970.
 pub(super) fn seconds(time: Timestamp) -> f64 {
     time.as_duration().as_secs_f64()
 }

@@ -1,6 +1,6 @@
-//! kubelet's Summary (`stats.k8s.io/v1alpha1`): a pure function of one reading and of the disks' last measurement.
+//! kubelet's Summary (`stats.k8s.io/v1alpha1`): a pure function of one reading and the disks' last measurement.
 //!
-//! What is not known is left out.
+//! Unknown values are left out.
 
 mod file_systems;
 
@@ -18,7 +18,7 @@ use limpet_telemetry::usage::{ContainerUsage, NodeUsage, PodUsage};
 /// The interface whose counters are a pod's own in kubelet's Summary.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// The document; without `disks` nothing is known of what images and pods take.
+/// The document. Without `disks`, the usage of images and pods is unknown.
 pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores, disks: Option<&Disks>) -> Value {
     let file_systems = FileSystems::new(usage, disks);
     let all_pods = usage.all_pods.as_ref().map(|group| of_container("pods", None, group, rates));
@@ -90,7 +90,8 @@ fn cpu(group: &GroupUsage, rates: &NanoCores) -> Value {
     ])
 }
 
-/// `set_aside`: bytes of the limit that no process can have, because they are huge pages.
+/// Memory statistics. `set_aside` is the part of the limit, in bytes, that processes cannot have because it is
+/// reserved for huge pages.
 fn memory(group: &GroupUsage, set_aside: u64) -> Value {
     let Some(memory) = &group.memory else { return Value::Null };
     let available = memory.limit.map(|limit| limit.saturating_sub(memory.working_set).saturating_sub(set_aside));
@@ -122,10 +123,10 @@ fn io(group: &GroupUsage) -> Value {
     }
 }
 
-/// kubelet passes on the kernel's microseconds.
+/// Like kubelet, passes on the kernel's microseconds.
 fn psi(stalls: Option<Stalls>) -> Value {
-    let of = |stall: Stall| json!({ "total": stall.total, "avg10": stall.avg10, "avg60": stall.avg60, "avg300": stall.avg300 });
-    stalls.map_or(Value::Null, |stalls| json!({ "full": of(stalls.full), "some": of(stalls.some) }))
+    let stall = |stall: Stall| json!({ "total": stall.total, "avg10": stall.avg10, "avg60": stall.avg60, "avg300": stall.avg300 });
+    stalls.map_or(Value::Null, |stalls| json!({ "full": stall(stalls.full), "some": stall(stalls.some) }))
 }
 
 fn network(interfaces: Option<&[Interface]>, group: &GroupUsage) -> Value {
@@ -137,9 +138,9 @@ fn network(interfaces: Option<&[Interface]>, group: &GroupUsage) -> Value {
             "txBytes": one.sent.bytes, "txErrors": one.sent.errors,
         })
     };
-    let own = interfaces.iter().find(|one| one.name == DEFAULT_INTERFACE).map(counters);
+    let default_interface = interfaces.iter().find(|one| one.name == DEFAULT_INTERFACE).map(counters);
     // kubelet's default interface has a name even when there is none.
-    let mut network = own.unwrap_or_else(|| json!({ "name": "" }));
+    let mut network = default_interface.unwrap_or_else(|| json!({ "name": "" }));
     network["time"] = taken(group);
     if !interfaces.is_empty() {
         network["interfaces"] = interfaces.iter().map(counters).collect();

@@ -1,4 +1,4 @@
-//! Documents of one reading, and that each route has its page.
+//! Documents of one reading, and the page of each route.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
@@ -30,7 +30,7 @@ use limpet_telemetry::usage::disks::{
 use limpet_telemetry::usage::rates::NanoCores;
 use limpet_telemetry::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
 
-/// A reading that is always the same.
+/// A reading that never changes.
 #[derive(Debug)]
 struct Fixed(NodeUsage);
 
@@ -54,7 +54,7 @@ impl MeasureDisks for Fixed {
     }
 }
 
-/// A meter that always reads the same.
+/// A meter whose reading never changes.
 pub(crate) fn meter() -> Meter {
     let (reader, minute) = (Arc::new(Fixed(usage())), Duration::from_secs(60));
     let disks = Arc::clone(&reader) as Arc<dyn MeasureDisks>;
@@ -180,7 +180,7 @@ fn the_summary_is_kubelets() {
     assert_eq!(container["io"], json!({ "time": time, "psi": psi }));
 }
 
-/// The measurement of half a minute ago.
+/// A measurement that is half a minute old.
 fn disks() -> Disks {
     let whole = |bytes, inodes| Some(Walk { seen: DiskUsage { bytes, inodes }, complete: true });
     let space = Space { capacity: 500, available: 100, free: 200, inodes: 0, inodes_free: 0, device: 2 };

@@ -1,4 +1,4 @@
-//! Every route of each listener with its permission: a new route is added here, and its permission with it.
+//! Every route of each listener with its permission. Add each new route here.
 
 use super::super::caller::tests::{pod, root};
 use super::super::caller::{Caller, Origin};
@@ -164,15 +164,15 @@ async fn every_route_has_the_permission_of_this_table() {
     assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS, &FIGURES].concat()));
     assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET].concat()));
     assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
-    // kubelet's subresource for the path, but for the two that kubelet does not have.
+    // Checks kubelet's subresource of each path, except the two that kubelet does not have.
     for (_, path, permission) in
         kubelet.0.declared.iter().filter(|(_, path, _)| !["/livez", "/readyz"].contains(&&**path))
     {
         assert_eq!(*permission, Nodes(Subresource::of_path(path)), "{path}");
     }
-    let own = |path: &str| ["/limpet/", "/api/", "/apis/"].iter().any(|prefix| path.starts_with(prefix));
-    assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !own(path) && matches!(permission, Nodes(_))));
-    assert!(local.0.declared.iter().all(|(_, path, permission)| own(path) && matches!(permission, Read | Write)));
+    let is_local = |path: &str| ["/limpet/", "/api/", "/apis/"].iter().any(|prefix| path.starts_with(prefix));
+    assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !is_local(path) && matches!(permission, Nodes(_))));
+    assert!(local.0.declared.iter().all(|(_, path, permission)| is_local(path) && matches!(permission, Read | Write)));
 }
 
 #[tokio::test]

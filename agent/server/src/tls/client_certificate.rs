@@ -1,6 +1,6 @@
-//! The certificates of clients. The handshake checks only that the client has the key. The chain is verified afterwards, as in
-//! kubelet (`tls.RequestClientCert`): a client with a certificate of another authority, or with an expired one, gets 401 unless
-//! its token is valid. It is never anonymous.
+//! Client certificates. The handshake checks only that the client has the key. As in kubelet
+//! (`tls.RequestClientCert`), the chain is verified afterwards: a client whose certificate is expired or from another
+//! authority gets 401 unless its token is valid. It is never anonymous.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Requests a certificate in the handshake, and requires none.
+/// Requests a client certificate in the handshake, and does not require one.
 #[derive(Debug)]
 pub(super) struct RequestedCertificate {
-    /// Verifies authorities, and who has the key.
+    /// Verifies the chain, and the client's possession of the key.
     pub(super) authorities: Arc<dyn ClientCertVerifier>,
 }
 

@@ -1,5 +1,5 @@
-//! Bounds what a client may send before its handshake is over: rustls keeps up to 64 KiB of an unfinished message, and whoever
-//! reaches the port could have the agent keep that of hundreds of connections.
+//! Bounds the bytes of a client's handshake. rustls buffers up to 64 KiB of an unfinished message, so anyone who
+//! reaches the port could fill the agent's memory with hundreds of connections.
 
 use std::io;
 use std::pin::Pin;
@@ -7,11 +7,11 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes of a handshake. A client's certificate with those of its intermediate authorities takes some 5 KiB; one read of up to
-/// 4 KiB may belong to the first request already.
+/// The most bytes of a handshake. A client's certificate with its intermediate authorities takes some 5 KiB; one read
+/// of up to 4 KiB may already belong to the first request.
 pub(super) const MAX_HANDSHAKE: usize = 16 << 10;
 
-/// A client's stream, of which no more than [`MAX_HANDSHAKE`] is read until [`Self::lift`].
+/// A client's stream, of which at most [`MAX_HANDSHAKE`] bytes are read until [`Self::lift`].
 #[derive(Debug)]
 pub(crate) struct HandshakeLimit<S> {
     stream: S,
@@ -23,7 +23,7 @@ impl<S> HandshakeLimit<S> {
         Self { stream, left: Some(MAX_HANDSHAKE) }
     }
 
-    /// The handshake is over.
+    /// Removes the limit after the handshake.
     pub(super) fn lift(&mut self) {
         self.left = None;
     }

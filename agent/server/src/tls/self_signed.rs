@@ -1,22 +1,19 @@
-//! The self-signed certificate of a node without a configured one: as kubelet makes it, below the root directory.
+//! The self-signed certificate of a node without a configured one, as kubelet creates it, below the root directory.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use limpet_host::private_file::write;
 
-/// Why there is none.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SelfSignedError {
-    /// It could not be made.
     #[error(transparent)]
     Make(#[from] rcgen::Error),
-    /// It could not be written.
     #[error("write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// `kubelet.crt` and `kubelet.key` in `directory`, made for the node's name if they are not there. Blocks.
+/// `kubelet.crt` and `kubelet.key` in `directory`, created for the node's name if they do not exist. Blocks.
 pub(super) fn ensure(directory: &Path, node_name: &str) -> Result<(PathBuf, PathBuf), SelfSignedError> {
     let (certificate, key) = (directory.join("kubelet.crt"), directory.join("kubelet.key"));
     if certificate.exists() && key.exists() {
@@ -28,7 +25,7 @@ pub(super) fn ensure(directory: &Path, node_name: &str) -> Result<(PathBuf, Path
         move |source| SelfSignedError::Write { path, source }
     };
     fs::create_dir_all(directory).map_err(failed(directory))?;
-    // The certificate last: after a power cut both are created again.
+    // The certificate is written last: after a power cut both are created again.
     write(&key, &made.signing_key.serialize_pem()).map_err(failed(&key))?;
     write(&certificate, &made.cert.pem()).map_err(failed(&certificate))?;
     Ok((certificate, key))

@@ -1,4 +1,4 @@
-//! Who gets in with which certificate, and files that change under a running server.
+//! Which certificates are admitted, and files that change under a running server.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
@@ -25,7 +25,7 @@ fn authority() -> Authority {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A client's certificate of that authority.
+/// A client certificate of this authority.
 fn client(authority: &Authority, name: &str, group: &str) -> Pair {
     changed_client(authority, name, group, |_| {})
 }
@@ -60,12 +60,12 @@ impl Server {
         std::fs::write(self.dir.path().join("ca.crt"), authority.pem()).unwrap();
     }
 
-    /// Who the server takes the client for; the errors of both sides otherwise.
+    /// Connects. Returns the caller that the server identifies, or the errors of both sides.
     async fn meet(&self, pair: Option<Pair>) -> Result<Caller, String> {
         self.meet_by(&[&version::TLS13, &version::TLS12], pair).await
     }
 
-    /// The same by one of these versions of TLS.
+    /// The same, with one of these versions of TLS.
     async fn meet_by(
         &self,
         versions: &[&'static rustls::SupportedProtocolVersion],
@@ -90,7 +90,7 @@ impl Server {
     }
 }
 
-/// A client that trusts the server's self-signed certificate alone.
+/// A client that trusts only the server's self-signed certificate.
 fn client_config(
     server: &Path,
     versions: &[&'static rustls::SupportedProtocolVersion],
@@ -102,7 +102,7 @@ fn client_config(
     let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions).unwrap();
     let builder = builder.with_root_certificates(roots);
     match pair {
-        // Without the check of a builder whether certificate and key belong together.
+        // Skips the builder's check that certificate and key match.
         Some((chain, key)) => {
             let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
             builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, key))))
@@ -155,20 +155,20 @@ async fn a_certificate_of_another_key_has_no_connection() {
     }
 }
 
-/// rustls alone would keep 64 KiB of it.
+/// rustls alone would buffer 64 KiB of it.
 #[tokio::test]
 async fn a_handshake_has_a_bounded_size() {
-    let own = authority();
+    let authority = authority();
     let server = Server::new(|_| {});
-    server.trust(&own);
-    let (chain, key) = client(&own, "apiserver", "system:masters");
+    server.trust(&authority);
+    let (chain, key) = client(&authority, "apiserver", "system:masters");
     let with_bytes = |bytes: usize| (vec![chain[0].clone(); bytes / chain[0].len()], key.clone_key());
     assert_eq!(of(&server.meet(Some(with_bytes(MAX_HANDSHAKE / 2))).await.unwrap()), (true, true));
     let refused = server.meet(Some(with_bytes(MAX_HANDSHAKE * 2))).await.unwrap_err();
     assert!(refused.contains("the TLS handshake has more than 16384 bytes"), "{refused}");
 }
 
-/// A stored session would hold what a client without credentials has sent.
+/// A stored session would hold data from a client without credentials.
 #[tokio::test]
 async fn no_session_is_stored() {
     let server = Server::new(|_| {});
@@ -179,9 +179,9 @@ async fn no_session_is_stored() {
 
 #[tokio::test]
 async fn a_client_that_knows_none_of_the_chosen_key_exchanges_has_no_connection() {
-    let own = authority();
+    let authority = authority();
     let server = Server::new(|settings| settings.key_exchanges = vec![rustls::NamedGroup::secp384r1]);
-    server.trust(&own);
+    server.trust(&authority);
     assert!(server.meet(None).await.is_ok(), "rustls' clients know it");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

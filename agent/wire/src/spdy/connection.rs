@@ -1,8 +1,8 @@
-//! One SPDY connection: streams that are read and written over it, in either role.
+//! One SPDY connection in either role, and its streams.
 //!
-//! In: bytes of the peer; [`Handle::open`]. Out: [`Stream`]s that the peer opens. The driver that [`connection`] returns
-//! reads and writes; when it ends, or is dropped, every stream is at its end. What has been received and not read yet is
-//! bounded for the whole connection: beyond it the connection is not read, so a slow reader holds up its peer.
+//! In: the peer's bytes; [`Handle::open`]. Out: [`Stream`]s that the peer opens. The driver that [`connection`]
+//! returns reads and writes; when it ends or is dropped, every stream ends. Received data that is not read yet is
+//! bounded for the whole connection: at the limit the connection is not read, so a slow reader delays its peer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,38 +18,34 @@ use super::frame::{Decoder, Encoder, Frame, MAX_DATA, Status};
 use super::headers::Headers;
 use crate::idle::{Idle, IdleTimeout};
 
-/// The most streams that are open at once: 128 forwarded connections.
+/// The most streams that are open at once: enough for 128 forwarded connections.
 pub const MAX_STREAMS: usize = 256;
-/// How often a peer is pinged, so that one that has gone is noticed while nothing else is read or written.
+/// How often a peer is pinged, so that a vanished peer is noticed while there is no other traffic.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// The most bytes of a connection that are received and not yet read.
+/// The most received and unread bytes of a connection.
 const MAX_UNREAD: usize = 256 << 10;
-/// What a piece of data counts at least: it takes memory besides its bytes.
+/// The least that a piece of data counts, because it takes memory besides its bytes.
 const MIN_PIECE: usize = 512;
-/// The pieces that a stream can have unread, with its end: all that the connection can.
+/// The most unread pieces of a stream, its end included: all that the connection may have.
 const MAX_UNREAD_PIECES: usize = MAX_UNREAD / MIN_PIECE + 1;
-/// Frames that wait for a slow peer; their senders wait with them.
+/// The most frames that wait for a slow peer; beyond it their senders wait.
 const FRAME_QUEUE_LEN: usize = 8;
-/// Streams that wait to be taken.
+/// The most streams that wait to be accepted.
 const STREAM_QUEUE_LEN: usize = 8;
-/// The bytes that are read, and written, at once.
+/// The size of reads and writes in bytes.
 const BUFFER_SIZE: usize = 32 << 10;
 
-/// Which side of a connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Takes streams.
+    /// Accepts streams.
     Server,
-    /// Opens streams.
     Client,
 }
 
-/// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has ended")]
 pub struct Ended;
 
-/// The streams of a connection.
 #[derive(Debug)]
 pub struct Handle {
     accepted: mpsc::Receiver<Stream>,
@@ -59,12 +55,10 @@ pub struct Handle {
 
 #[derive(Debug)]
 pub struct Stream {
-    /// Its number.
     pub id: u32,
     pub headers: Headers,
-    /// What the peer sends. Dropped, further data is thrown away.
+    /// The peer's data. If this is dropped, further data is discarded.
     pub input: Input,
-    /// What is sent to the peer.
     pub output: Output,
     /// Cancelled when the peer resets the stream.
     pub reset: CancellationToken,
@@ -74,7 +68,7 @@ pub struct Stream {
 #[derive(Debug)]
 pub struct Input(mpsc::Receiver<Piece>);
 
-/// The data that is sent on a stream. Dropped, the stream stays open: see [`Output::finish`].
+/// The data that is sent on a stream. Dropping it leaves the stream open: see [`Output::finish`].
 #[derive(Debug)]
 pub struct Output {
     id: u32,
@@ -87,7 +81,7 @@ enum Piece {
     End,
 }
 
-/// A stream that the client side is to open.
+/// A request to open a stream, in the client role.
 #[derive(Debug)]
 struct Open {
     headers: Headers,
@@ -95,14 +89,15 @@ struct Open {
 }
 
 impl Handle {
-    /// The next stream that the peer opens; `None`: the connection has ended. Cancel safe.
+    /// The next stream that the peer opens; `None` if the connection has ended. Cancel safe.
     pub async fn accept(&mut self) -> Option<Stream> {
         self.accepted.recv().await
     }
 
-    /// Opens a stream; only a client may. Does not wait for the peer to take it.
+    /// Opens a stream, in the client role only. Does not wait for the peer to accept it.
     ///
     /// # Errors
+    ///
     /// The connection has ended, or has too many streams.
     pub async fn open(&self, headers: Headers) -> Result<Stream, Ended> {
         let (to, opened) = oneshot::channel();
@@ -110,16 +105,16 @@ impl Handle {
         opened.await.map_err(|_| Ended)
     }
 
-    /// Ends the connection once everything is sent that streams have sent before: the driver ends when the peer has
+    /// Ends the connection once all earlier data of its streams has been sent: the driver ends when the peer has
     /// received it and closes its side.
     pub async fn close(&self) {
-        // Without a driver it has ended.
+        // Without a driver the connection has ended.
         let _ = self.frames.send(Frame::GoAway { last: 0 }).await;
     }
 }
 
 impl Input {
-    /// The next data; `None`: the peer sends no more, or has reset the stream, or the connection has ended. Cancel safe.
+    /// The next data; `None` if the peer has ended or reset the stream, or the connection has ended. Cancel safe.
     pub async fn read(&mut self) -> Option<Bytes> {
         match self.0.recv().await {
             Some(Piece::Data(data, _)) => Some(data),
@@ -132,9 +127,10 @@ impl Input {
 }
 
 impl Output {
-    /// Sends data; waits while the peer does not read.
+    /// Sends data. Waits while the peer does not read.
     ///
     /// # Errors
+    ///
     /// The connection has ended.
     pub async fn write(&self, mut data: Bytes) -> Result<(), Ended> {
         while !data.is_empty() {
@@ -146,13 +142,13 @@ impl Output {
 
     /// Sends the end of the stream.
     pub async fn finish(&self) {
-        // Fails only when the connection has ended.
+        // Fails only if the connection has ended.
         let _ = self.send(Frame::Data { id: self.id, data: Bytes::new(), fin: true }).await;
     }
 
     /// Ends the stream in both directions.
     pub async fn reset(&self, status: Status) {
-        // Fails only when the connection has ended.
+        // Fails only if the connection has ended.
         let _ = self.send(Frame::Reset { id: self.id, status: status as u32 }).await;
     }
 
@@ -161,8 +157,8 @@ impl Output {
     }
 }
 
-/// A connection over `io`, and the driver that must run for it to live. It ends when the peer disconnects or breaks the
-/// protocol, after [`Handle::close`], and when nothing but pings was sent or received for `idle`.
+/// A connection over `io`, and the driver that has to be polled. The driver ends when the peer disconnects or
+/// violates the protocol, after [`Handle::close`], and after `idle` without any traffic except pings.
 pub fn connection(
     io: impl AsyncRead + AsyncWrite,
     role: Role,
@@ -188,7 +184,7 @@ pub fn connection(
     (handle, driver)
 }
 
-/// Sends pings, without end.
+/// Sends pings forever.
 async fn ping(frames: &mpsc::Sender<Frame>, role: Role) {
     let mut id = if role == Role::Server { 2 } else { 1 };
     loop {
@@ -199,7 +195,7 @@ async fn ping(frames: &mpsc::Sender<Frame>, role: Role) {
     }
 }
 
-/// Reads frames until the peer disconnects or breaks the protocol, and opens streams.
+/// Reads frames and opens streams until the peer disconnects or violates the protocol.
 async fn read(mut reader: impl AsyncRead + Unpin, mut streams: Streams, mut opens: mpsc::Receiver<Open>, idle: &Idle) {
     let mut decoder = Decoder::default();
     let mut input = BytesMut::new();
@@ -230,7 +226,7 @@ async fn read(mut reader: impl AsyncRead + Unpin, mut streams: Streams, mut open
     }
 }
 
-/// Writes frames until the peer has disconnected; none after the one that says that the connection ends.
+/// Writes frames until the peer has disconnected. Writes none after GOAWAY.
 async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>, idle: &Idle) {
     let (mut encoder, mut output) = (Encoder::default(), BytesMut::new());
     while let Some(frame) = queue.recv().await {
@@ -250,21 +246,22 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Fr
         }
         output.clear();
         if last {
-            // Fails only when the peer has disconnected.
+            // Fails only if the peer has disconnected.
             let _ = writer.shutdown().await;
-            // Closing now would throw away what the peer has not received yet: the reader ends at the peer's own end.
+            // Closing now would discard what the peer has not received yet. The reader ends when the peer closes its
+            // side.
             return std::future::pending().await;
         }
     }
 }
 
-/// The open streams, as the reader has them.
+/// The open streams, owned by the reader.
 struct Streams {
     role: Role,
     frames: mpsc::Sender<Frame>,
     accept: mpsc::Sender<Stream>,
     open: HashMap<u32, Entry>,
-    /// The stream that was opened last.
+    /// The id of the stream that was opened last.
     last: u32,
     unread: Arc<Semaphore>,
 }
@@ -272,7 +269,7 @@ struct Streams {
 struct Entry {
     pieces: mpsc::Sender<Piece>,
     reset: CancellationToken,
-    /// The peer has said that it sends nothing more.
+    /// Whether the peer has sent GOAWAY.
     ended: bool,
 }
 
@@ -290,13 +287,13 @@ impl Streams {
                     entry.reset.cancel();
                 }
             }
-            // A peer's own pings have its numbers: odd ones are a client's.
+            // A peer's own pings have its parity: odd ids are a client's.
             Frame::Ping(id) if (id % 2 == 1) == (self.role == Role::Server) => self.send(Frame::Ping(id)).await,
             Frame::Ping(_) | Frame::GoAway { .. } | Frame::Other => {}
         }
     }
 
-    /// Takes a stream that the peer opens.
+    /// Accepts a stream that the peer opens.
     async fn opened(&mut self, id: u32, headers: Headers, fin: bool) {
         let refusal = if self.role != Role::Server || id.is_multiple_of(2) || id <= self.last {
             Some(Status::Protocol)
@@ -315,7 +312,7 @@ impl Streams {
         }
     }
 
-    /// Opens a stream to the peer; too many, or a server's, get none.
+    /// Opens a stream to the peer. Beyond the limit, or in the server role, it opens none.
     async fn open(&mut self, open: Open) {
         if self.role != Role::Client || self.is_full() {
             return;
@@ -324,11 +321,11 @@ impl Streams {
         self.last = id;
         let stream = self.insert(id, open.headers.clone());
         self.send(Frame::Open { id, headers: open.headers, fin: false }).await;
-        // The caller may be gone; the stream is then dropped with its data.
+        // If the caller is gone, the stream is dropped with its data.
         let _ = open.to.send(stream);
     }
 
-    /// Whether no further stream may be open. Streams without a user are forgotten first.
+    /// Whether no further stream may be opened. Removes unused streams first.
     fn is_full(&mut self) -> bool {
         self.open.retain(|_, entry| !entry.pieces.is_closed());
         self.open.len() >= MAX_STREAMS
@@ -341,17 +338,17 @@ impl Streams {
         Stream { id, headers, input: Input(input), output: Output { id, frames: self.frames.clone() }, reset }
     }
 
-    /// Passes data to its stream; waits while too much is unread.
+    /// Passes data to its stream. Waits while too much is unread.
     async fn data(&mut self, id: u32, data: Bytes) {
         let Some(entry) = self.open.get(&id).filter(|entry| !entry.ended && !data.is_empty()) else { return };
-        // No piece is longer than MAX_DATA, so it fits.
+        // No piece is longer than `MAX_DATA`, so the length fits.
         let size = data.len().max(MIN_PIECE) as u32;
         let permit = tokio::select! {
             permit = Arc::clone(&self.unread).acquire_many_owned(size) => permit,
             () = entry.pieces.closed() => return,
         };
         if let Ok(permit) = permit {
-            // A stream that is not read any more loses it.
+            // Data for a stream that is no longer read is lost.
             let _ = entry.pieces.send(Piece::Data(data, permit)).await;
         }
     }

@@ -1,7 +1,7 @@
-//! What both sides of SPDY/3 take as already sent before the first header block, as its specification lists it
-//! (section 2.6.10.1): words, each with its length before it, and a text.
+//! The data that both sides of SPDY/3 assume as sent before the first header block, as its specification lists it
+//! (section 2.6.10.1): words, each preceded by its length, and a text.
 
-/// Its Adler-32 checksum, by which a zlib stream names it.
+/// The dictionary's Adler-32 checksum, which identifies it in a zlib stream.
 pub(super) const CHECKSUM: u32 = 0xe3c6_a7c2;
 
 #[rustfmt::skip]
@@ -24,7 +24,7 @@ const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410
     charset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
 pub(super) fn dictionary() -> impl Iterator<Item = u8> {
-    // No word is longer than a byte can say.
+    // No word is longer than 255 bytes.
     let words = WORDS.iter().flat_map(|word| [0, 0, 0, word.len() as u8].into_iter().chain(word.bytes()));
     words.chain(TEXT.bytes())
 }

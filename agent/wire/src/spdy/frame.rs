@@ -1,32 +1,32 @@
-//! Frames as bytes: pure, and bounded whatever the peer sends.
+//! Encodes and decodes frames. Pure, and bounded whatever the peer sends.
 //!
-//! A control frame has a bit, a version, a type, flags and a length; a data frame the number of its stream, flags and a
-//! length. Data is handed on as it arrives, so that a frame's length, which a peer chooses, costs no memory.
+//! A control frame has a control bit, a version, a type, flags and a length; a data frame has its stream's id, flags
+//! and a length. Data is passed on as it arrives, so the length that a peer chooses costs no memory.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::headers::{Deflater, HeaderError, Headers, Inflater};
 
-/// The longest control frame.
+/// The longest control frame in bytes.
 pub const MAX_CONTROL: usize = 16 << 10;
-/// The most bytes of data that are handed on, and sent, at once.
+/// The most bytes of data that are passed on, and sent, at once.
 pub const MAX_DATA: usize = 16 << 10;
-/// The bytes before every frame's content.
+/// The length of a frame's head in bytes.
 const HEAD_LEN: usize = 8;
 const VERSION: u16 = 3;
 const CONTROL: u8 = 0x80;
 /// The flag of the last frame of a stream.
 const FIN: u8 = 1;
 
-/// Why a stream is reset: `RST_STREAM`'s status.
+/// Why a stream is reset: the status in `RST_STREAM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Status {
-    /// The stream has a number that it may not have.
+    /// The stream's id is invalid.
     Protocol = 1,
-    /// The stream is not taken.
+    /// The stream is not accepted.
     Refused = 3,
-    /// The stream is not wanted any more.
+    /// The stream is no longer wanted.
     Cancel = 5,
 }
 
@@ -35,58 +35,50 @@ pub enum Status {
 pub enum Frame {
     /// `SYN_STREAM`: a new stream.
     Open {
-        /// The stream.
         id: u32,
         headers: Headers,
-        /// Whether the sender sends nothing on it.
+        /// Whether the sender sends no data on it.
         fin: bool,
     },
-    /// `SYN_REPLY`: a stream was taken.
+    /// `SYN_REPLY`: a stream was accepted.
     Reply {
-        /// The stream.
         id: u32,
-        /// The reply's headers.
         headers: Headers,
-        /// Whether the sender sends nothing on it.
+        /// Whether the sender sends no data on it.
         fin: bool,
     },
     /// `RST_STREAM`: a stream has ended, in both directions.
     Reset {
-        /// The stream.
         id: u32,
         /// A [`Status`], or another number.
         status: u32,
     },
-    /// `PING`: a peer that receives one that it did not begin sends it back.
+    /// `PING`: the receiver returns it unless it was the sender.
     Ping(u32),
-    /// `GOAWAY`: the sender takes no more streams.
+    /// `GOAWAY`: the sender accepts no more streams.
     GoAway {
-        /// The last stream it has taken.
+        /// The last stream that was accepted.
         last: u32,
     },
     /// `HEADERS`: more headers of a stream.
     Headers {
-        /// The stream.
         id: u32,
         headers: Headers,
-        /// Whether the sender sends nothing more on it.
+        /// Whether the sender sends no more data on it.
         fin: bool,
     },
-    /// `SETTINGS`, `WINDOW_UPDATE` or an unknown type: nothing that acts here.
+    /// `SETTINGS`, `WINDOW_UPDATE` or an unknown type: ignored.
     Other,
-    /// Data of a stream.
     Data {
-        /// The stream.
         id: u32,
         /// At most [`MAX_DATA`] bytes.
         data: Bytes,
-        /// Whether it is the last.
         fin: bool,
     },
 }
 
 impl Frame {
-    /// Whether it shows that the connection is in use: it is about a stream.
+    /// Whether the frame counts as use of the connection, because it concerns a stream.
     pub fn is_use(&self) -> bool {
         !matches!(self, Self::Ping(_) | Self::GoAway { .. } | Self::Other)
     }
@@ -95,16 +87,15 @@ impl Frame {
 /// Why a connection cannot be read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The peer speaks another version, or no SPDY.
+    /// The peer uses another version, or no SPDY.
     #[error("not SPDY/3")]
     Version,
-    /// A control frame longer than [`MAX_CONTROL`].
+    /// A control frame is longer than [`MAX_CONTROL`].
     #[error("a control frame of {0} bytes")]
     TooLarge(usize),
-    /// A frame whose length does not fit its type, or of no stream.
+    /// A frame's length does not fit its type, or its stream id is 0.
     #[error("a malformed frame of type {0}")]
     Malformed(u16),
-    /// See [`HeaderError`].
     #[error(transparent)]
     Headers(#[from] HeaderError),
 }
@@ -113,7 +104,7 @@ pub enum FrameError {
 #[derive(Debug, Default)]
 pub struct Decoder {
     inflater: Inflater,
-    /// The data frame in the middle of which the input ended.
+    /// The data frame whose rest has not arrived.
     data: Option<PartialData>,
 }
 
@@ -125,10 +116,11 @@ struct PartialData {
 }
 
 impl Decoder {
-    /// Takes the next frame from `input`; `None` when more bytes are needed.
+    /// Takes the next frame from `input`; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// After one the connection cannot be read any further.
+    ///
+    /// After an error the connection cannot be read any further.
     pub fn next(&mut self, input: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         if let Some(partial) = self.data.take() {
             return Ok(self.piece(partial, input));
@@ -159,7 +151,7 @@ impl Decoder {
         self.control(u16::from_be_bytes([third, fourth]), flags, &content).map(Some)
     }
 
-    /// What has arrived of a data frame; `None`: nothing yet.
+    /// The part of a data frame that has arrived; `None` if nothing has.
     fn piece(&mut self, partial: PartialData, input: &mut BytesMut) -> Option<Frame> {
         let PartialData { id, left, fin } = partial;
         let length = left.min(input.len()).min(MAX_DATA);
@@ -167,7 +159,7 @@ impl Decoder {
             self.data = Some(partial);
             return None;
         }
-        // A copy: a piece that waits for its reader holds no more than itself.
+        // Copied, so that a piece that waits for its reader holds no other memory.
         let data = Bytes::copy_from_slice(&input[..length]);
         input.advance(length);
         if length < left {
@@ -180,7 +172,7 @@ impl Decoder {
     fn control(&mut self, kind: u16, flags: u8, content: &[u8]) -> Result<Frame, FrameError> {
         let malformed = || FrameError::Malformed(kind);
         let fin = flags & FIN != 0;
-        // The number of a stream, or of a ping, and what follows; 0 is none.
+        // The id of a stream or ping, and the rest; 0 is invalid.
         let numbered = || match content.split_first_chunk() {
             Some((number, rest)) => match u32::from_be_bytes(*number) & 0x7fff_ffff {
                 0 => Err(malformed()),
@@ -191,7 +183,7 @@ impl Decoder {
         Ok(match kind {
             1 => {
                 let (id, rest) = numbered()?;
-                // The stream that it belongs to, and its priority, say nothing here.
+                // The associated stream and the priority are ignored.
                 let block = rest.get(6..).ok_or_else(malformed)?;
                 Frame::Open { id, headers: self.inflater.read(block)?, fin }
             }
@@ -228,7 +220,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Appends `frame` to `output`. Data has at most [`MAX_DATA`] bytes, headers fit a frame.
+    /// Appends `frame` to `output`. Data has at most [`MAX_DATA`] bytes; headers fit into a frame.
     pub fn write(&mut self, frame: &Frame, output: &mut BytesMut) {
         match frame {
             Frame::Open { id, headers, fin } => {
@@ -265,17 +257,18 @@ fn control(kind: u16, fin: bool, content: &[&[u8]], output: &mut BytesMut) {
     }
 }
 
-/// The flags, and the length in 24 bits.
+/// The flags and the length, in 24 bits.
 fn flags_and_length(fin: bool, length: usize) -> [u8; 4] {
-    // Nothing that is written here is longer than a few bytes or `MAX_DATA`.
+    // Every frame written here is a few bytes or at most `MAX_DATA` long.
     let [_, high, middle, low] = (length as u32).to_be_bytes();
     [u8::from(fin) * FIN, high, middle, low]
 }
 
-/// Feeds any bytes to a decoder, all at once and one by one: the same frames come out, within the limits.
+/// Feeds arbitrary bytes to a decoder, at once and one by one. The frames must be equal and within the limits.
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// If that does not hold.
 pub fn check(bytes: &[u8]) {
     let read = |step: usize| {
         let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());

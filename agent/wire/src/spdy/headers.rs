@@ -1,7 +1,7 @@
-//! Header blocks: names and values, compressed over the whole connection (SPDY/3, section 2.6.10).
+//! Header blocks: names and values, compressed across the whole connection (SPDY/3, section 2.6.10).
 //!
-//! What is received is inflated into a window that begins with the dictionary. What is sent is stored uncompressed,
-//! which every inflater reads: a node's own headers are few, and a compressor would hold a quarter of a MiB for each
+//! Received blocks are inflated into a window that begins with the dictionary. Sent blocks are stored uncompressed,
+//! which every inflater can read: a node sends few headers, and a compressor would take a quarter of a MiB per
 //! connection.
 
 use miniz_oxide::inflate::TINFLStatus;
@@ -10,40 +10,37 @@ use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
 use super::dictionary::{CHECKSUM, dictionary};
 
-/// The largest header block, inflated; Kubernetes' have less than 200 bytes.
+/// The largest header block after inflation, in bytes; Kubernetes' have less than 200.
 pub const MAX_BLOCK: usize = 1 << 10;
-/// The most headers of a block.
 pub const MAX_HEADERS: usize = 16;
-/// How far back a compressed block may refer: the largest window of zlib.
+/// The distance to which a compressed block may refer back: zlib's largest window.
 const WINDOW_SIZE: usize = 32 << 10;
 /// zlib's header: deflate, a window of 32 KiB, a dictionary.
 const ZLIB_HEAD: [u8; 2] = [0x78, 0xbb];
-/// The bit of zlib's second byte that says that the checksum of a dictionary follows.
+/// The bit in zlib's second byte that announces the checksum of a dictionary.
 const ZLIB_DICTIONARY: u8 = 0x20;
-/// The end of a block that is inflated at once: zlib's sync flush.
+/// zlib's sync flush, which ends each block so that it can be inflated immediately.
 const SYNC_FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
-/// Why a header block cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It is not what zlib makes with SPDY's dictionary.
+    /// The block is not zlib data with SPDY's dictionary.
     #[error("a header block that cannot be inflated")]
     Compression,
-    /// It is larger than [`MAX_BLOCK`], or has more than [`MAX_HEADERS`].
+    /// The block is larger than [`MAX_BLOCK`], or has more than [`MAX_HEADERS`].
     #[error("a header block of more than {MAX_BLOCK} bytes or {MAX_HEADERS} headers")]
     TooLarge,
-    /// Names and values do not follow each other as they should.
+    /// The lengths of names and values are inconsistent.
     #[error("a malformed header block")]
     Malformed,
 }
 
-/// The headers of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(String, String)>);
 
 impl Headers {
-    /// Headers of those names, in lower case, and values.
-    pub fn of(headers: &[(&str, &str)]) -> Self {
+    /// Headers with these names, in lower case, and values.
+    pub fn new(headers: &[(&str, &str)]) -> Self {
         Self(headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
     }
 
@@ -70,9 +67,9 @@ impl Headers {
         if rest.is_empty() { Ok(Self(headers)) } else { Err(HeaderError::Malformed) }
     }
 
-    /// The block before it is compressed.
+    /// The block before compression.
     fn block(&self) -> Vec<u8> {
-        // Own headers are far shorter than the length fields can say.
+        // The headers are far shorter than the length fields allow.
         let length = |bytes: usize| (bytes as u32).to_be_bytes();
         let mut block = length(self.0.len()).to_vec();
         for part in self.0.iter().flat_map(|(name, value)| [name, value]) {
@@ -100,11 +97,11 @@ fn text(rest: &mut &[u8]) -> Result<String, HeaderError> {
 pub struct Inflater {
     state: Box<DecompressorOxide>,
     window: Box<[u8]>,
-    /// Where the next byte goes in the window.
+    /// The position of the next byte in the window.
     at: usize,
-    /// zlib's header has been read.
+    /// Whether zlib's header has been read.
     begun: bool,
-    /// After an error, or the end that a connection's stream never has, nothing can be read.
+    /// Whether reading has failed, or the deflate stream has ended, which it never should.
     over: bool,
 }
 
@@ -121,7 +118,8 @@ impl Inflater {
     /// The headers of the next block.
     ///
     /// # Errors
-    /// After one no later block of the connection can be read.
+    ///
+    /// After an error no later block of the connection can be read.
     pub fn read(&mut self, block: &[u8]) -> Result<Headers, HeaderError> {
         if self.over {
             return Err(HeaderError::Compression);
@@ -161,7 +159,7 @@ impl std::fmt::Debug for Inflater {
     }
 }
 
-/// The deflated data after zlib's header, which may name no other dictionary.
+/// The deflated data after zlib's header, which must name the dictionary.
 fn after_zlib_head(input: &[u8]) -> Result<&[u8], HeaderError> {
     let ([method, flags], rest) = input.split_first_chunk().ok_or(HeaderError::Compression)?;
     let is_deflate = method & 0x0f == 8 && u16::from_be_bytes([*method, *flags]) % 31 == 0;
@@ -182,7 +180,7 @@ pub struct Deflater {
 }
 
 impl Deflater {
-    /// The block of these headers.
+    /// Encodes a block with these headers.
     pub fn write(&mut self, headers: &Headers) -> Vec<u8> {
         let mut output = Vec::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -190,7 +188,7 @@ impl Deflater {
             output.extend_from_slice(&CHECKSUM.to_be_bytes());
         }
         for part in headers.block().chunks(usize::from(u16::MAX)) {
-            // Chunks are not longer than that.
+            // Chunks are at most 65,535 bytes long.
             let length = part.len() as u16;
             output.push(0);
             output.extend_from_slice(&length.to_le_bytes());
@@ -225,7 +223,7 @@ mod tests {
     fn headers_are_written_and_read_block_after_block() {
         let (mut deflater, mut inflater) = (Deflater::default(), Inflater::default());
         for port in 1..3_000_u32 {
-            let headers = Headers::of(&[("streamtype", "data"), ("port", &port.to_string()), ("empty", "")]);
+            let headers = Headers::new(&[("streamtype", "data"), ("port", &port.to_string()), ("empty", "")]);
             let read = inflater.read(&deflater.write(&headers)).unwrap();
             assert_eq!(read, headers);
             assert_eq!(read.get("port"), Some(&*port.to_string()));

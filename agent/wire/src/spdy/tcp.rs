@@ -1,4 +1,4 @@
-//! Bytes between a TCP connection and a stream.
+//! Copies bytes between a TCP connection and a stream.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,11 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use super::connection::{Ended, Input, Output};
 use super::frame::MAX_DATA;
 
-/// Sends what comes from the TCP connection, to its end or error; counts each piece. Between pieces no buffer is held.
+/// Sends data from the TCP connection, up to its end or error, and counts each piece. No buffer is held between
+/// pieces.
 ///
 /// # Errors
+///
 /// The SPDY connection has ended.
 pub async fn send(from: &OwnedReadHalf, to: &Output, pieces: &AtomicU64) -> Result<(), Ended> {
     while from.readable().await.is_ok() {
@@ -27,14 +29,13 @@ pub async fn send(from: &OwnedReadHalf, to: &Output, pieces: &AtomicU64) -> Resu
     Ok(())
 }
 
-/// Passes what comes on the stream, and its end, to the TCP connection. One that takes no more is not waited for, and
-/// what else comes is thrown away.
+/// Passes the stream's data and its end on to the TCP connection. If that accepts no more, further data is discarded.
 pub async fn receive(mut from: Input, mut to: OwnedWriteHalf) {
     while let Some(data) = from.read().await {
         if to.write_all(&data).await.is_err() {
             return;
         }
     }
-    // One that is closed already needs no end.
+    // A closed connection cannot be shut down, which does no harm.
     let _ = to.shutdown().await;
 }

@@ -34,7 +34,7 @@ fn shown(terminal: &vt100::Parser) -> Vec<(String, vt100::Color)> {
     cells.map(cell).collect()
 }
 
-/// Sends what turns the one into the other; the terminal then shows what it would show had it been cleared.
+/// Sends the difference. The terminal must then show the same as a cleared one. Returns the number of bytes.
 fn turns(terminal: &mut vt100::Parser, before: Option<&Frame>, after: &Frame) -> usize {
     let sent = bytes(before, after);
     terminal.process(&sent);
@@ -46,8 +46,8 @@ fn turns(terminal: &mut vt100::Parser, before: Option<&Frame>, after: &Frame) ->
 
 #[test]
 fn nothing_is_sent_for_nothing() {
-    let one = frame(20, 4, &["title", "a", "b", "keys"]);
-    assert_eq!(bytes(Some(&one), &one.clone()), b"");
+    let same = frame(20, 4, &["title", "a", "b", "keys"]);
+    assert_eq!(bytes(Some(&same), &same.clone()), b"");
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn any_screen_turns_into_any_other() {
                 let text = ["", "a", "bb ", "      ", "größe", "語", "x語y"][random.usize(0..7)];
                 after.cells.set_string(x, y, text, Style::new().fg(color));
             }
-            // The last cell is left alone: some terminals scroll then.
+            // The last cell stays untouched, because writing it makes some terminals scroll.
             after.cells[(width - 1, height - 1)].reset();
             if after.cells[(width - 2, height - 1)].cell_width() > 1 {
                 after.cells[(width - 2, height - 1)].reset();
             }
-            // Half of a wide character is no screen.
+            // A frame must not contain half of a wide character.
             whole(&mut after.cells);
             turns(&mut terminal, before.as_ref(), &after);
             before = Some(after);

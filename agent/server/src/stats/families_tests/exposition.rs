@@ -1,4 +1,4 @@
-//! What a page in Prometheus' text format says of its families.
+//! Parses the families of a page in Prometheus' text format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Family {
     pub(super) kind: String,
     pub(super) help: String,
-    /// The names of the labels of its samples, but for the buckets'.
+    /// The names of the samples' labels, except those of buckets.
     pub(super) labels: BTreeSet<String>,
 }
 
-/// The families of a page.
 pub(super) fn families(page: &str) -> BTreeMap<String, Family> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     for line in page.lines() {
@@ -31,7 +30,7 @@ pub(super) fn families(page: &str) -> BTreeMap<String, Family> {
     families
 }
 
-/// The name of a sample and those of its labels.
+/// A sample's name and label names.
 fn sample(line: &str) -> (&str, BTreeSet<String>) {
     let end = line.find(['{', ' ']).unwrap_or(line.len());
     let (name, mut rest) = line.split_at(end);

@@ -1,12 +1,12 @@
-//! What limpet's pages have otherwise than kubelet's, or have not, and why.
+//! How limpet's pages differ from kubelet's, what they lack, and why.
 
-/// Families of a name of kubelet's that differ, and how.
+/// Families that differ from kubelet's of the same name, and how.
 pub(super) const DIFFERENT: &[(&str, &str)] = &[(
     "kubernetes_build_info",
     "the Node's version of Kubernetes, with limpet's own behind it; without the labels of a build by Go: `go_version`, `compiler`, `git_commit`, `git_tree_state`, `build_date`",
 )];
 
-/// Families that the recorded kubelet does not show, but under certain conditions, and what they are.
+/// Families that kubelet shows only under certain conditions, so the recorded pages lack them, and what they are.
 pub(super) const UNRECORDED: &[(&str, &str)] = &[
     ("container_fs_reads_bytes_total", IO),
     ("container_fs_reads_total", IO),
@@ -64,7 +64,7 @@ const DISKS: &str =
     "of the machine's disks; node_exporter has it, and `/stats/summary` has that of containers and volumes";
 const IO: &str = "as kubelet's, where the cgroup has the controller of I/O";
 
-/// Families that a kubelet in a cluster shows beside the recorded ones, that are not there, and why.
+/// Families that a kubelet in a cluster adds and limpet lacks, and why.
 pub(super) const ABSENT_IN_CLUSTER: &[(&str, &str)] = &[
     ("csi_operations_seconds", "the calls have deadlines; a failure is an event of the pod"),
     ("kubelet_admission_rejections_total", "status and event of the pod have the reason"),
@@ -80,7 +80,7 @@ pub(super) const ABSENT_IN_CLUSTER: &[(&str, &str)] = &[
     ("rest_client_transport_*", "there is one connection"),
 ];
 
-/// Families of kubelet's that are not there, by page and name, or the beginning of names before a `*`, and why.
+/// Families of kubelet's that limpet lacks, by page and name or a prefix before a `*`, and why.
 pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics", "aggregator_*", "of an apiserver's libraries"),
     ("/metrics", "apiserver_*", "of an apiserver's libraries"),
@@ -164,8 +164,7 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics/cadvisor", "machine_nvm_*", "of Intel's memory modules"),
 ];
 
-/// Rules and panels that others distribute and that find nothing: the family they ask for, what they are, and what to ask
-/// for in its place.
+/// Published rules and panels that match nothing: the family they query, what they are, and what to query instead.
 pub(super) const RULES: &[(&str, &str, &str)] = &[
     (
         "container_fs_limit_bytes",

@@ -1,4 +1,4 @@
-//! What is taken of file systems, by the node, its images, a pod, a container or a volume: kubelet's `FsStats`.
+//! The usage of file systems by the node, its images, a pod, a container or a volume: kubelet's `FsStats`.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -13,13 +13,12 @@ use limpet_telemetry::usage::disks::{ContainerDisk, Dated, Disks, ImageDisk, Pod
 /// The file systems of one summary.
 #[derive(Clone, Copy)]
 pub(super) struct FileSystems<'a> {
-    /// That of the agent's root directory, with the time it was read.
+    /// The file system of the agent's root directory, with the time of its reading.
     node: (Option<Space>, Timestamp),
-    /// What was measured; `None`: it was not requested.
+    /// The disks' measurement; `None` if it was not requested.
     disks: Option<&'a Disks>,
 }
 
-/// The file systems of one pod.
 #[derive(Clone, Copy)]
 pub(super) struct OfPod<'a> {
     all: FileSystems<'a>,
@@ -31,20 +30,19 @@ impl<'a> FileSystems<'a> {
         Self { node: (usage.disk, usage.group.taken.at), disks }
     }
 
-    /// The node's own.
+    /// The node's root file system.
     pub(super) fn of_node(self) -> Value {
         let (space, at) = self.node;
         space.map_or(Value::Null, |space| stats(at, Some(space), Some(space.used())))
     }
 
-    /// That of images, which is that of containers' layers, too.
+    /// The file system of images, which also has the containers' layers.
     pub(super) fn of_images(self) -> Value {
         let Some(Dated { at, value: ImageDisk { space, used }, .. }) = self.images() else { return Value::Null };
         let stats = stats(*at, *space, Some(*used));
         json!({ "imageFs": stats, "containerFs": stats })
     }
 
-    /// Those of the pod of that UID.
     pub(super) fn of_pod(self, uid: &PodUid) -> OfPod<'a> {
         let measured = self.disks.and_then(|disks| disks.pods.get(uid));
         OfPod { all: self, measured: measured.map(|pod| &**pod) }
@@ -56,7 +54,7 @@ impl<'a> FileSystems<'a> {
 }
 
 impl OfPod<'_> {
-    /// A container's layer and its logs. One that was started since the measurement has no layer in it.
+    /// A container's layer and its logs. A container that was started after the measurement has no layer in it.
     pub(super) fn of_container(self, name: &str, id: &str) -> (Value, Value) {
         let Some(Dated { at, value, .. }) = self.measured else { return (Value::Null, Value::Null) };
         let measured = |one: &&ContainerDisk| one.name == name;
@@ -68,7 +66,7 @@ impl OfPod<'_> {
         (layer, logs.map_or(Value::Null, |used| stats(*at, self.all.node.0, Some(used))))
     }
 
-    /// Its volumes; the pod is in that namespace.
+    /// The pod's volumes; `namespace` is the pod's.
     pub(super) fn volumes(self, namespace: &str) -> Value {
         let Some(Dated { at, value, .. }) = self.measured else { return Value::Null };
         let volume = |one: &VolumeDisk| {
@@ -83,7 +81,7 @@ impl OfPod<'_> {
         if volumes.is_empty() { Value::Null } else { json!(volumes) }
     }
 
-    /// Its ephemeral storage.
+    /// The pod's ephemeral storage.
     pub(super) fn ephemeral(self) -> Value {
         let Some(Dated { at, value, .. }) = self.measured else { return Value::Null };
         stats(*at, self.all.node.0, value.ephemeral())
@@ -91,7 +89,7 @@ impl OfPod<'_> {
 }
 
 fn stats(at: Timestamp, space: Option<Space>, used: Option<DiskUsage>) -> Value {
-    // A file system that makes inodes as it needs them has none to count.
+    // A file system that creates inodes on demand reports none.
     let counted = space.filter(|space| space.inodes > 0);
     let counts_inodes = space.is_none() || counted.is_some();
     object([

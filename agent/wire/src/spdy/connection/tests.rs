@@ -1,10 +1,10 @@
-//! Both sides over a pipe in memory.
+//! Both sides over an in-memory pipe.
 
 use tokio::io::{DuplexStream, duplex};
 
 use super::*;
 
-/// How long the connections here may be idle.
+/// The idle timeout of the connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 
 /// A server and a client, each with its driver in a task.
@@ -31,7 +31,7 @@ async fn streams_carry_data_both_ways_and_end_each_by_itself() {
     let (mut server, client) = pair();
     let sent: Vec<u8> = (0..300_000_u32).map(|number| number as u8).collect();
     for round in 0..3_u32 {
-        let headers = Headers::of(&[("round", &round.to_string())]);
+        let headers = Headers::new(&[("round", &round.to_string())]);
         let mut near = client.open(headers.clone()).await.unwrap();
         let mut far = server.accept().await.unwrap();
         assert_eq!((far.id, &far.headers), (1 + 2 * round, &headers));
@@ -157,7 +157,7 @@ async fn a_silent_connection_ends_and_an_active_one_does_not() {
         server.accept().await.unwrap();
     }
     assert!(!driver.is_finished());
-    // The pings that continue are no use of it.
+    // Pings do not count as use.
     assert!(server.accept().await.is_none());
     driver.await.unwrap();
 }

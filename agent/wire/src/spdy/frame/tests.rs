@@ -1,4 +1,4 @@
-//! Frames that are written and read again, and those of a peer who means no good.
+//! Frames that are written and read back, and those of a hostile peer.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn read(bytes: &[u8]) -> Result<Vec<Frame>, FrameError> {
 }
 
 fn frames() -> Vec<Frame> {
-    let headers = Headers::of(&[("streamtype", "data"), ("port", "80"), ("requestid", "1")]);
+    let headers = Headers::new(&[("streamtype", "data"), ("port", "80"), ("requestid", "1")]);
     vec![
         Frame::Open { id: 1, headers: headers.clone(), fin: false },
         Frame::Open { id: 3, headers: Headers::default(), fin: true },
