@@ -25,6 +25,7 @@ mod rootfs;
 mod runtime;
 mod serve;
 mod shim;
+mod signal;
 mod start;
 mod stdio;
 mod transfer;

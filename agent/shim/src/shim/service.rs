@@ -5,7 +5,6 @@ use std::path::{Component, Path, PathBuf};
 
 use prost::Message as _;
 use prost_types::Any;
-use rustix::process::{Pid, Signal};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::Shim;
@@ -18,6 +17,7 @@ use crate::messages::{
 };
 use crate::metrics;
 use crate::process::{Call, Container, Key, Process, State};
+use crate::signal;
 use crate::stdio::Stdio;
 
 /// The two versions of the service, which are alike.
@@ -252,7 +252,7 @@ impl Shim {
             self.kill_container(Some(call), &request.id, request.signal, request.all)?;
             return Ok(None);
         }
-        send_signal(pid, request.signal)?;
+        signal::send(pid, request.signal)?;
         empty()
     }
 
@@ -326,22 +326,6 @@ impl Shim {
             self.begin_ending();
         }
         message(&Empty {})
-    }
-}
-
-/// Sends a signal to a child that has not been waited for: its pid is its own.
-fn send_signal(pid: u32, signal: u32) -> Result<(), Failure> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| Failure::invalid("a process id"))?;
-    let signal = i32::try_from(signal).ok().filter(|signal| (1..=64).contains(signal));
-    let signal = signal.ok_or_else(|| Failure::invalid("a signal's number"))?;
-    // SAFETY: the number is that of a signal, and it goes to another process: the C library's own signals, which must not
-    // be raised in this process, are not.
-    #[allow(unsafe_code)]
-    let signal = unsafe { Signal::from_raw_unchecked(signal) };
-    match rustix::process::kill_process(pid, signal) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::SRCH) => Err(Failure::not_found("process already finished")),
-        Err(error) => Err(Failure::unknown(format!("unknown error after kill: {error}"))),
     }
 }
 
