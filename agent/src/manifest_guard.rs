@@ -377,7 +377,7 @@ mod tests {
         let class = RuntimeClass {
             binary: Some(at("crun")),
             config: Some(at("runsc.toml")),
-            ..RuntimeClass::of("io.containerd.runsc.v1")
+            ..RuntimeClass::with_runtime("io.containerd.runsc.v1")
         };
         let mut config = config(dir.path());
         config.sources.manifest_url = Some(url);

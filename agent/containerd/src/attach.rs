@@ -1,8 +1,9 @@
-//! The input of a container, and the live output of one with a terminal: `limpet attach` and kubelet's `/attach`.
+//! The input of a container, and the live output of a container with a terminal, for `limpet attach` and kubelet's
+//! `/attach`.
 //!
-//! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin, and
-//! the socket at which its logger passes on what the container writes ([`limpet_log::writer`]). The agent opens them
-//! only while a client is attached, so its own restart ends nothing.
+//! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin,
+//! and the socket on which its logger sends what the container writes ([`limpet_log::writer`]). The agent opens them
+//! only while a client is attached, so restarting the agent ends nothing.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +17,7 @@ use tokio::net::unix::pipe::{OpenOptions, Sender};
 
 /// The FIFO's name.
 const STDIN: &str = "stdin";
-/// The link to limpet's executable, which recognises its role by this name.
+/// The link to limpet's executable, which recognizes its role by this name.
 pub(crate) const RUNTIME_WITH_STDIN: &str = "runtime-with-stdin";
 /// The name of the link to the OCI runtime that [`crate::stdin`] executes.
 const RUNTIME: &str = "runtime";
@@ -27,26 +28,26 @@ pub struct AttachPoint {
     directory: PathBuf,
 }
 
-/// What a client is connected with.
 #[derive(Debug)]
 pub struct AttachedStreams {
     /// The container's input, if it has one.
     pub stdin: Option<Sender>,
-    /// What it writes from now on; ends when its process has exited.
+    /// The container's output from now on; ends when its process has exited.
     pub output: UnixStream,
 }
 
 impl AttachPoint {
-    /// That of the container `id` below `base`. Nothing is created yet.
+    /// The directory of container `id` below `base`. Creates nothing yet.
     pub fn new(base: &Path, id: &str) -> Self {
         Self { directory: base.join(id) }
     }
 
-    /// Creates the directory, for root alone, with a FIFO if the container has a stdin. What an earlier try has left is
-    /// removed.
+    /// Creates the directory, private to root, with a FIFO if the container has a stdin. Removes what an earlier
+    /// attempt left.
     ///
     /// # Errors
-    /// When it cannot be created.
+    ///
+    /// The directory cannot be created.
     pub fn make(&self, stdin: bool) -> io::Result<()> {
         self.remove();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
@@ -56,19 +57,19 @@ impl AttachPoint {
         Ok(())
     }
 
-    /// Creates the directory for a container without a terminal, with a FIFO, and with the link by which `executable`, limpet's
-    /// own, is started in place of `runtime`, a path or a program in the shim's `PATH`.
+    /// Creates the directory for a container without a terminal, with a FIFO and the link that starts `executable`,
+    /// limpet's own, instead of `runtime`, a path or a program in the shim's `PATH`.
     ///
     /// # Errors
-    /// When it cannot be created.
+    ///
+    /// The directory cannot be created.
     pub fn make_input(&self, executable: &Path, runtime: &Path) -> io::Result<()> {
         self.make(true)?;
         std::os::unix::fs::symlink(runtime, self.directory.join(RUNTIME))?;
         std::os::unix::fs::symlink(executable, self.runtime_with_stdin())
     }
 
-    /// That in `directory`.
-    pub(crate) fn of(directory: &Path) -> Self {
+    pub(crate) fn at(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
 
@@ -77,25 +78,25 @@ impl AttachPoint {
         self.directory.join(RUNTIME_WITH_STDIN)
     }
 
-    /// The OCI runtime itself.
     pub(crate) fn runtime(&self) -> io::Result<PathBuf> {
         fs::read_link(self.directory.join(RUNTIME))
     }
 
-    /// Holds the FIFO open until the shim does: without a writer its reader would be at the end.
+    /// Holds the FIFO open until the shim does: without a writer, its reader would get end of file.
     ///
     /// # Errors
-    /// When there is none.
+    ///
+    /// The FIFO does not exist.
     pub(crate) fn hold(&self) -> io::Result<OwnedFd> {
         Ok(rustix::fs::open(self.stdin(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
     }
 
-    /// The FIFO, for the container's task.
+    /// The path of the FIFO, for the container's task.
     pub fn stdin(&self) -> PathBuf {
         self.directory.join(STDIN)
     }
 
-    /// The directory, for the logger.
+    /// The directory's path, for the logger.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -110,10 +111,11 @@ impl AttachPoint {
         }
     }
 
-    /// Connects to the container's output, and to its input if `stdin` is set and it has one.
+    /// Connects to the container's output, and to its input if `stdin` is set and the container has one.
     ///
     /// # Errors
-    /// When its logger does not listen, or no longer.
+    ///
+    /// Its logger does not listen, or has stopped.
     pub async fn open(&self, stdin: bool) -> io::Result<AttachedStreams> {
         let (_directory, socket) = output_socket::path(&self.directory)?;
         let output = UnixStream::connect(socket).await?;
@@ -121,19 +123,20 @@ impl AttachPoint {
         Ok(AttachedStreams { stdin, output })
     }
 
-    /// Connects with the container's input, if it has one, and it is open.
+    /// Connects to the container's input, if it has one that is open.
     ///
     /// # Errors
-    /// When it has no reader: its process has exited, or has closed it.
+    ///
+    /// The input has no reader: the process has exited, or has closed it.
     pub fn open_input(&self) -> io::Result<Option<Sender>> {
-        // Opening it so never waits: the process, or with a terminal the shim, is its reader.
+        // This open never blocks: the process, or the shim with a terminal, is the reader.
         match OpenOptions::new().open_sender(self.stdin()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    /// Takes the input away from later clients. Whoever has opened it keeps it.
+    /// Prevents later clients from opening the input. Clients that have it open keep it.
     pub fn end_input(&self) {
         match fs::remove_file(self.stdin()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

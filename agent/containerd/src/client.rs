@@ -21,7 +21,7 @@ pub struct Client {
     channel: Channel,
     socket: PathBuf,
     deadline: Duration,
-    /// How often containerd's events were subscribed.
+    /// Counts successful subscriptions to containerd's events.
     connections: Arc<watch::Sender<u64>>,
 }
 
@@ -31,7 +31,7 @@ impl Client {
         Self::with_deadline(socket, CALL_DEADLINE)
     }
 
-    /// The same, with another deadline for each call.
+    /// The same, with another deadline for calls.
     pub fn with_deadline(socket: &Path, deadline: Duration) -> Self {
         let path = socket.to_owned();
         let channel =
@@ -42,13 +42,13 @@ impl Client {
         Self { channel, socket: socket.to_owned(), deadline, connections: Arc::default() }
     }
 
-    /// Changes whenever containerd answers again: for what failed because it was away. [`crate::event_stream`] watches over the
-    /// connection.
+    /// Changes whenever containerd answers again, to retry what failed while it was away. [`crate::event_stream`]
+    /// watches the connection.
     pub(crate) fn connections(&self) -> watch::Receiver<u64> {
         self.connections.subscribe()
     }
 
-    /// containerd answers.
+    /// Records that containerd answers.
     pub(crate) fn connected(&self) {
         self.connections.send_modify(|count| *count += 1);
     }
@@ -63,9 +63,10 @@ impl Client {
         &self.socket
     }
 
-    /// containerd's version, without a `v` before it.
+    /// containerd's version, without a leading `v`.
     ///
     /// # Errors
+    ///
     /// containerd does not answer.
     pub async fn version(&self) -> Result<String, tonic::Status> {
         let answer = VersionClient::new(self.channel()).version(self.call("Version.Version", ())).await?;
@@ -80,7 +81,7 @@ impl Client {
         request
     }
 
-    /// The same for `call`, which is reported when it hangs.
+    /// The same for `call`, whose name is reported if it hangs.
     pub fn call<T>(&self, call: &'static str, message: T) -> tonic::Request<T> {
         limpet_host::call_watch::calling(call);
         self.request(message)

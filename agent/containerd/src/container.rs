@@ -1,7 +1,7 @@
-//! Containers and their tasks in containerd, call by call; the worker decides which calls to make.
+//! Calls to containerd about containers and their tasks; the worker decides which calls to make.
 //!
-//! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Every call that stops or deletes something treats
-//! `NotFound` as success.
+//! For sequence and pitfalls see `docs/containerd.md`, "Start of a container". Every call that stops or deletes
+//! something treats `NotFound` as success.
 
 mod layers;
 mod recorded_exit;
@@ -41,39 +41,38 @@ use limpet_model::container::{ContainerId, ContainerIdentity, FoundContainer, Re
 
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 
-/// Settings of every container.
 #[derive(Debug, Clone)]
 pub struct ContainersConfig {
-    /// The snapshotter.
     pub snapshotter: String,
     /// The OCI runtime's binary; `None`: the shim's default.
     pub runtime_binary: Option<PathBuf>,
-    /// The systemd cgroup driver is in use.
+    /// Whether the systemd cgroup driver is used.
     pub systemd_cgroup: bool,
     /// The directory of containers' terminals.
     pub attach_dir: PathBuf,
     /// limpet's shim, absolute; `None`: containerd's for runc.
     pub shim: Option<PathBuf>,
-    /// The directory in which limpet's shim records how containers ended.
+    /// The directory in which limpet's shim records containers' exits.
     pub exit_dir: PathBuf,
 }
 
-/// Where the streams of a container's process go.
+/// The streams of a container's process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskStreams {
     /// Its logger: [`limpet_log::config::uri`].
     pub log_uri: String,
-    /// It has a terminal.
+    /// Whether it has a terminal.
     pub tty: bool,
-    /// Where the FIFO of its input is; `None`: it has none.
+    /// The FIFO of its input; `None` if it has none.
     pub input: Option<AttachPoint>,
 }
 
 impl TaskStreams {
-    /// Holds the input open while the task is made and started; with a terminal the shim alone does.
+    /// Holds the input open while the task is created and started; with a terminal only the shim holds it.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    ///
+    /// The FIFO cannot be opened.
     pub fn hold_input(&self) -> std::io::Result<Option<OwnedFd>> {
         self.input.as_ref().filter(|_| !self.tty).map(AttachPoint::hold).transpose()
     }
@@ -84,24 +83,22 @@ impl TaskStreams {
 pub enum Rootfs {
     /// The mounts of a fresh snapshot.
     Fresh(Vec<SnapshotMount>),
-    /// The container was created and started before, and this is its task.
+    /// The container was already created and started; this is its task.
     InUse(Task),
 }
 
-/// The parameters of a new container.
 #[derive(Debug)]
 pub struct NewContainer<'a> {
-    /// Its id.
     pub id: &'a ContainerId,
     /// The pod and container it belongs to.
     pub identity: &'a ContainerIdentity,
     /// The pod's manifest.
     pub manifest: &'a [u8],
-    /// The image's name.
     pub image: &'a str,
-    /// Its pod's runtime class; `None`: it has none.
+    /// The pod's runtime class, if it has one.
     pub class: Option<&'a RuntimeClass>,
-    /// It has an input and no terminal, see [`crate::stdin`]; its runtime is [`RUNC_SHIM`](runtime::RUNC_SHIM) then.
+    /// Whether it has an input and no terminal, see [`crate::stdin`]. Its runtime is then
+    /// [`RUNC_SHIM`](runtime::RUNC_SHIM).
     pub input: bool,
     /// Its OCI spec, as JSON.
     pub spec: Vec<u8>,
@@ -134,14 +131,15 @@ impl Containers {
         SnapshotsClient::new(self.client.channel())
     }
 
-    /// Every container of limpet's with its task, read once. Containers whose record cannot be read are returned separately.
+    /// Lists every container of limpet's with its task. Containers whose record cannot be read are returned
+    /// separately.
     pub async fn list(&self) -> Result<(Vec<FoundContainer>, Vec<(ContainerId, String)>), RuntimeError> {
         let containers = self.records().await?;
         let tasks = self
             .tasks()
             .list(self.client.call("Tasks.List", ListTasksRequest { filter: String::new() }))
             .await
-            .map_err(|status| RuntimeError::of("Tasks.List", "the node", status))?
+            .map_err(|status| RuntimeError::from_status("Tasks.List", "the node", status))?
             .into_inner()
             .tasks;
         let snapshots = self.active_snapshots().await?;
@@ -163,10 +161,10 @@ impl Containers {
         Ok((found, unreadable))
     }
 
-    /// The records of limpet's containers, or why one cannot be read. They come one by one: each holds its pod's manifest, and
-    /// a single answer with all of them may exceed containerd's limit for messages.
+    /// The records of limpet's containers, or why one cannot be read. They are streamed one by one: each has its
+    /// pod's manifest, so a single answer may exceed containerd's limit for messages.
     async fn records(&self) -> Result<Vec<(ContainerId, Result<Recorded, String>)>, RuntimeError> {
-        let failed = |status| RuntimeError::of("Containers.ListStream", "the node", status);
+        let failed = |status| RuntimeError::from_status("Containers.ListStream", "the node", status);
         let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
         let request = self.client.call("Containers.ListStream", ListContainersRequest { filters });
         let mut stream = self.containers().list_stream(request).await.map_err(failed)?.into_inner();
@@ -178,16 +176,15 @@ impl Containers {
         Ok(records)
     }
 
-    /// The task of one container.
     pub async fn task(&self, id: &ContainerId) -> Result<Option<Task>, RuntimeError> {
-        let found = self.task_process(id).await?.map(|process| task(&process));
-        if !is_lost(found.as_ref()) {
-            return Ok(found);
+        let task = self.task_process(id).await?.map(|process| task(&process));
+        if !is_lost(task.as_ref()) {
+            return Ok(task);
         }
-        Ok(self.recorded_exits(vec![id.clone()]).await.pop().map(|(_, ended)| ended).or(found))
+        Ok(self.recorded_exits(vec![id.clone()]).await.pop().map(|(_, ended)| ended).or(task))
     }
 
-    /// Where the task's stdout goes; `None`: there is no task.
+    /// The task's stdout; `None` if there is no task.
     pub(crate) async fn stdout_uri(&self, id: &ContainerId) -> Result<Option<String>, RuntimeError> {
         Ok(self.task_process(id).await?.map(|process| process.stdout))
     }
@@ -196,21 +193,21 @@ impl Containers {
         let request =
             self.client.call("Tasks.Get", GetRequest { container_id: id.to_string(), exec_id: String::new() });
         let response = found(self.tasks().get(request).await)
-            .map_err(|status| RuntimeError::of("Tasks.Get", id.as_str(), status))?;
+            .map_err(|status| RuntimeError::from_status("Tasks.Get", id.as_str(), status))?;
         Ok(response.and_then(|response| response.process))
     }
 
-    /// What is recorded on one container; `None`: it does not exist, or its record cannot be read.
+    /// The record of a container; `None` if it does not exist, or its record cannot be read.
     pub async fn recorded(&self, id: &ContainerId) -> Result<Option<Recorded>, RuntimeError> {
         let request = self.client.call("Containers.Get", GetContainerRequest { id: id.to_string() });
         let response = found(self.containers().get(request).await)
-            .map_err(|status| RuntimeError::of("Containers.Get", id.as_str(), status))?;
+            .map_err(|status| RuntimeError::from_status("Containers.Get", id.as_str(), status))?;
         let container = response.and_then(|response| response.container);
         Ok(container.and_then(|container| record::recorded(&container.extensions).ok()))
     }
 
-    /// A fresh writable snapshot above the image. The snapshot of an earlier start that was interrupted or whose answer was
-    /// lost is removed with everything that start has created, unless its process has run.
+    /// Creates a writable snapshot on top of the image. The snapshot of an earlier start that was interrupted or
+    /// whose answer was lost is removed with everything that start has created, unless its process has run.
     pub async fn prepare_rootfs(&self, id: &ContainerId, chain_id: &str, lease: &str) -> Result<Rootfs, RuntimeError> {
         let request = || {
             let message = PrepareSnapshotRequest {
@@ -237,10 +234,10 @@ impl Containers {
         }
         prepared
             .map(|response| Rootfs::Fresh(response.into_inner().mounts))
-            .map_err(|status| RuntimeError::of("Snapshots.Prepare", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Snapshots.Prepare", id.as_str(), status))
     }
 
-    /// Creates the container. An existing one with its id has never run, and is removed first.
+    /// Creates the container. An existing container with its id has never run, and is removed first.
     pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
         let input = new.input.then(|| self.attach_point(new.id).runtime_with_stdin());
         let input = input.filter(|_| !self.has_shim(new.class));
@@ -263,27 +260,26 @@ impl Containers {
             self.delete_container(new.id).await?;
             created = self.containers().create(self.client.call("Containers.Create", request())).await;
         }
-        created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
+        created.map(|_| ()).map_err(|status| RuntimeError::from_status("Containers.Create", new.id.as_str(), status))
     }
 
-    /// The OCI runtime's binary of containers with that class: a path, or a program in the shim's `PATH`.
+    /// The OCI runtime's binary for containers with this class: a path, or a program in the shim's `PATH`.
     pub fn runtime_binary(&self, class: Option<&RuntimeClass>) -> PathBuf {
         let binary = runtime::binary(class, &self.config);
         binary.map_or_else(|| PathBuf::from("runc"), Path::to_owned)
     }
 
-    /// Whether containers with that class have limpet's shim.
+    /// Whether containers with this class use limpet's shim.
     pub fn has_shim(&self, class: Option<&RuntimeClass>) -> bool {
         runtime::shim(class, &self.config).is_some()
     }
 
-    /// The place where clients attach to the container.
     pub fn attach_point(&self, id: &ContainerId) -> AttachPoint {
         AttachPoint::new(&self.config.attach_dir, id.as_str())
     }
 
-    /// Creates the task: the shim mounts the root file system, starts the logger and calls `runc create`.
-    /// Returns the first process's id.
+    /// Creates the task: the shim mounts the root file system, starts the logger and calls `runc create`. Returns the
+    /// first process's PID.
     pub async fn create_task(
         &self,
         id: &ContainerId,
@@ -295,7 +291,7 @@ impl Containers {
             rootfs,
             stdin: streams.input.as_ref().map(|at| at.stdin().to_string_lossy().into_owned()).unwrap_or_default(),
             stdout: streams.log_uri.clone(),
-            // A terminal has one stream only.
+            // A terminal has only one output stream.
             stderr: if streams.tty { String::new() } else { streams.log_uri.clone() },
             terminal: streams.tty,
             ..CreateTaskRequest::default()
@@ -304,10 +300,9 @@ impl Containers {
             .create(self.client.call("Tasks.Create", message))
             .await
             .map(|response| response.into_inner().pid)
-            .map_err(|status| RuntimeError::of("Tasks.Create", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Tasks.Create", id.as_str(), status))
     }
 
-    /// Starts the task's process.
     pub async fn start_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request =
             self.client.call("Tasks.Start", StartRequest { container_id: id.to_string(), exec_id: String::new() });
@@ -315,19 +310,19 @@ impl Containers {
             .start(request)
             .await
             .map(|_| ())
-            .map_err(|status| RuntimeError::of("Tasks.Start", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Tasks.Start", id.as_str(), status))
     }
 
-    /// Sends a signal to the init process, or to all processes of the container. `false`: the process or the task does
-    /// not exist.
+    /// Sends a signal to the init process, or to all processes of the container. Returns false if the process or the
+    /// task does not exist.
     pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<bool, RuntimeError> {
         let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
         found(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)
             .map(|response| response.is_some())
-            .map_err(|status| RuntimeError::of("Tasks.Kill", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Tasks.Kill", id.as_str(), status))
     }
 
-    /// Deletes the task of a process that has exited. The exit must have been written to the container's record before.
+    /// Deletes the task of a process that has exited. The exit must be in the container's record before.
     pub async fn delete_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request = || self.client.call("Tasks.Delete", DeleteTaskRequest { container_id: id.to_string() });
         match found(self.tasks().delete(request()).await) {
@@ -338,9 +333,9 @@ impl Containers {
                 self.wait(id).await?;
                 found(self.tasks().delete(request()).await)
                     .map(|_| ())
-                    .map_err(|status| RuntimeError::of("Tasks.Delete", id.as_str(), status))
+                    .map_err(|status| RuntimeError::from_status("Tasks.Delete", id.as_str(), status))
             }
-            Err(status) => Err(RuntimeError::of("Tasks.Delete", id.as_str(), status)),
+            Err(status) => Err(RuntimeError::from_status("Tasks.Delete", id.as_str(), status)),
         }
     }
 
@@ -350,26 +345,26 @@ impl Containers {
             self.client.call("Tasks.Wait", WaitRequest { container_id: id.to_string(), exec_id: String::new() });
         found(self.tasks().wait(request).await)
             .map(|_| ())
-            .map_err(|status| RuntimeError::of("Tasks.Wait", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Tasks.Wait", id.as_str(), status))
     }
 
-    /// Removes the writable snapshot: the record and the log of an exited container do not need it.
+    /// Removes the writable snapshot, which the record and the log of an exited container do not need.
     pub async fn remove_snapshot(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
         found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(|_| ())
-            .map_err(|status| RuntimeError::of("Snapshots.Remove", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Snapshots.Remove", id.as_str(), status))
     }
 
     async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request = self.client.call("Containers.Delete", DeleteContainerRequest { id: id.to_string() });
         found(self.containers().delete(request).await)
             .map(|_| ())
-            .map_err(|status| RuntimeError::of("Containers.Delete", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Containers.Delete", id.as_str(), status))
     }
 
-    /// Removes everything that an interrupted start has created. A shim whose `Tasks.Create` was interrupted also leaves an
-    /// orphaned logger.
+    /// Removes everything that an interrupted start has created, including the orphaned logger of a shim whose
+    /// `Tasks.Create` was interrupted.
     pub async fn remove_never_ran(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.remove(id).await?;
         orphan_processes::end("CONTAINER_ID", id.as_str()).await;
@@ -386,7 +381,7 @@ impl Containers {
     }
 }
 
-/// Whether only a record can tell how the container ended.
+/// Whether only a record of the shim can tell how the container ended.
 fn is_lost(task: Option<&Task>) -> bool {
     matches!(task, None | Some(Task::Unknown { .. }))
 }

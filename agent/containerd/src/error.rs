@@ -2,49 +2,36 @@
 
 use tonic::{Code, Status};
 
-/// A call to containerd that did not succeed. Names the call and the container or image it was about.
+/// A failed call to containerd. Names the call and its container or image.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// containerd is not reachable: wait for it, the pod itself may be fine.
+    /// containerd is unreachable: wait for it, the pod itself may be fine.
     #[error("containerd is not reachable ({call}): {message}")]
     Unavailable {
         /// The call, e.g. `Tasks.Create`.
         call: &'static str,
-        /// The transport's error.
         message: String,
     },
-    /// No answer in time: the shim or containerd hangs.
+    /// There was no answer in time: the shim or containerd hangs.
     #[error("{call} on {subject} got no answer in time: the container's shim or containerd hangs")]
-    Deadline {
-        call: &'static str,
-        /// What it was about.
-        subject: String,
-    },
+    Deadline { call: &'static str, subject: String },
     /// containerd or runc refused the call.
     #[error("{call} on {subject}: {message}")]
     Refused {
         call: &'static str,
-        /// What it was about.
         subject: String,
-        /// containerd's code.
+        /// gRPC's code.
         code: Code,
-        /// containerd's message.
         message: String,
     },
     /// This agent cannot parse containerd's answer.
     #[error("{call} on {subject}: unreadable answer: {message}")]
-    Unreadable {
-        call: &'static str,
-        /// What it was about.
-        subject: String,
-        /// What is wrong with it.
-        message: String,
-    },
+    Unreadable { call: &'static str, subject: String, message: String },
 }
 
 impl RuntimeError {
     /// The error of `call` on `subject`, by containerd's status.
-    pub fn of(call: &'static str, subject: &str, status: Status) -> Self {
+    pub fn from_status(call: &'static str, subject: &str, status: Status) -> Self {
         let subject = subject.to_owned();
         match effective_code(&status) {
             Code::Unavailable => Self::Unavailable { call, message: status.message().to_owned() },
@@ -54,8 +41,8 @@ impl RuntimeError {
     }
 }
 
-/// The code of `status`; [`Code::Unavailable`] when the connection was lost during the call, which containerd may or may
-/// not have executed. tonic uses various codes for that; a status from containerd itself has no source.
+/// The code of `status`; [`Code::Unavailable`] if the connection was lost during the call, which containerd may or
+/// may not have executed. tonic uses various codes for that; a status from containerd itself has no source.
 pub fn effective_code(status: &Status) -> Code {
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -67,7 +54,7 @@ pub fn effective_code(status: &Status) -> Code {
     if std::error::Error::source(status).is_some() { Code::Unavailable } else { status.code() }
 }
 
-/// Turns `NotFound` into `None`: for calls that stop or delete something it is success.
+/// Converts `NotFound` to `None`: for calls that stop or delete something it is success.
 pub fn found<T>(result: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
     match result {
         Ok(response) => Ok(Some(response.into_inner())),
@@ -83,9 +70,9 @@ mod tests {
     #[test]
     fn a_connection_lost_during_a_call_is_unavailable() {
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        let error = RuntimeError::of("Tasks.Start", "web", Status::from_error(Box::new(broken)));
+        let error = RuntimeError::from_status("Tasks.Start", "web", Status::from_error(Box::new(broken)));
         assert!(matches!(error, RuntimeError::Unavailable { .. }), "{error}");
-        let error = RuntimeError::of("Tasks.Start", "web", Status::unknown("runc: no such file or directory"));
+        let error = RuntimeError::from_status("Tasks.Start", "web", Status::unknown("runc: no such file or directory"));
         assert!(matches!(error, RuntimeError::Refused { code: Code::Unknown, .. }), "{error}");
     }
 }

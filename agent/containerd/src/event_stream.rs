@@ -30,7 +30,7 @@ use limpet_model::container::ContainerId;
 const SUBSCRIBED_TOPIC: &str = "/limpet/subscribed";
 /// How long the verification may take before the connection counts as broken.
 const PROOF_DEADLINE: Duration = Duration::from_secs(10);
-/// The pause between two attempts to reach a containerd whose socket exists.
+/// The first pause between attempts to reach a containerd whose socket exists.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -55,7 +55,7 @@ pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: Can
     }
 }
 
-/// Waits until a missing socket appears; while it exists and containerd does not answer yet, for a growing pause.
+/// Waits until a missing socket appears or, while containerd does not answer on an existing one, for a growing pause.
 async fn socket_or_pause(socket: &Path, pause: Duration) {
     if !socket.exists() {
         match appearance(socket).await {
@@ -94,7 +94,7 @@ async fn follow(client: &Client, events: &mpsc::Sender<LifecycleEvent>) -> Resul
     Ok(())
 }
 
-/// Subscribes. The server answers a subscription with its first event only, so limpet publishes the first event itself.
+/// Subscribes. The server answers a subscription only with its first event, so limpet publishes one itself.
 async fn subscribed(client: &Client, token: &str) -> Result<Streaming<Envelope>, tonic::Status> {
     let filters = vec![
         format!("topic==\"/tasks/exit\",namespace=={}", crate::client::NAMESPACE),
@@ -102,7 +102,7 @@ async fn subscribed(client: &Client, token: &str) -> Result<Streaming<Envelope>,
         format!("topic==\"{SUBSCRIBED_TOPIC}\""),
     ];
     let mut subscriber = EventsClient::new(client.channel());
-    // No deadline: the stream lives as long as containerd does.
+    // Without a deadline, since the stream lives as long as containerd.
     let mut request = tonic::Request::new(SubscribeRequest { filters });
     request
         .metadata_mut()

@@ -1,7 +1,7 @@
-//! Runs a command in a running container: `limpet exec`, kubelet's `/exec`, exec probes and hooks.
+//! Runs a command in a running container, for `limpet exec`, kubelet's `/exec`, exec probes and hooks.
 //!
-//! The process's streams go through FIFOs that containerd's shim opens. A session always cleans up: a task of its own
-//! waits for the process's exit, or kills it once the session is dropped, and then deletes the process in containerd and
+//! The process's streams go through FIFOs that containerd's shim opens. A session always cleans up: its task waits
+//! for the process's exit, or kills it once the session is dropped, and then deletes the process in containerd and
 //! the FIFOs. [`sweep`] removes the orphaned sessions of an agent that was killed.
 
 pub(crate) mod fifo;
@@ -34,36 +34,33 @@ use super::error::{RuntimeError, found};
 
 /// containerd's type for an OCI process.
 const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
-/// How long a killed process may take to exit before it is left running until the container exits.
+/// How long a killed process may take to exit. After that it is left running until the container exits.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const SIGKILL: u32 = 9;
 
 /// The command and its container. User, environment and working directory are the container's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// The container, as containerd names it.
+    /// The container's id in containerd.
     pub container_id: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// A terminal: one output stream, and a size.
+    /// Whether it gets a terminal: one output stream, and a size.
     pub tty: bool,
-    /// The process's input is connected; otherwise it reads nothing.
+    /// Whether its input is connected; otherwise it reads from nothing.
     pub stdin: bool,
 }
 
-/// Why a command did not run, or its exit is not known.
+/// Why a command did not run, or its exit is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// The container does not exist or does not run.
+    /// The container does not exist or is not running.
     #[error("container {container} is not running")]
-    NotRunning {
-        /// Its id.
-        container: String,
-    },
+    NotRunning { container: String },
     /// The command cannot be started in this container.
     #[error("{message}")]
     NotStarted {
-        /// A shell's exit code: 127 for a command that is not found, 126 for one that cannot be run.
+        /// A shell's exit code: 127 for a command that was not found, 126 for one that cannot be executed.
         exit_code: i32,
         /// The OCI runtime's message.
         message: String,
@@ -74,45 +71,38 @@ pub enum ExecError {
     /// The FIFOs cannot be created.
     #[error("create the pipes of a command in {}: {source}", path.display())]
     Pipes {
-        /// Their directory.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     /// This agent cannot read the container's spec.
     #[error("read the spec of container {container}: {message}")]
-    Spec {
-        /// Its id.
-        container: String,
-        /// What is wrong with it.
-        message: String,
-    },
+    Spec { container: String, message: String },
     /// containerd failed.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    /// The session was closed, by the agent's shutdown, before the process exited.
+    /// The agent's shutdown closed the session before the process exited.
     #[error("the command was killed with its session")]
     Ended,
 }
 
 /// A running command. Dropping it kills the process if it still runs, and cleans up.
 ///
-/// The streams are public so that each can be served by a future of its own. Output is complete when both receivers are
-/// at their end; the session must live until then.
+/// The streams are public so that a separate future can serve each. The output is complete when both receivers have
+/// ended; the session must live until then.
 #[derive(Debug)]
 pub struct ExecSession {
-    /// The process's input, if it was requested. To close it: drop the sender, then [`ExecControl::close_stdin`].
+    /// The process's input, if requested. To close it, drop the sender, then call [`ExecControl::close_stdin`].
     pub stdin: Option<Sender>,
     /// Its output, or its terminal's.
     pub stdout: Receiver,
-    /// Its error output; `None` with a terminal.
+    /// Its stderr; `None` with a terminal.
     pub stderr: Option<Receiver>,
-    /// Controls the running process.
     pub control: ExecControl,
     pub exit: ExecExit,
 }
 
-/// Names one process in one container; without an id, the container's own.
+/// Identifies one process in a container; without an id, the container's own.
 #[derive(Debug, Clone)]
 pub struct ExecControl {
     client: Client,
@@ -130,7 +120,8 @@ pub struct ExecExit {
 /// Runs a command in a container, with its FIFOs in a new directory below `fifo_dir`.
 ///
 /// # Errors
-/// See [`ExecError`]; everything is cleaned up then.
+///
+/// See [`ExecError`]; everything has been cleaned up.
 pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Result<ExecSession, ExecError> {
     if request.command.is_empty() {
         return Err(ExecError::NoCommand);
@@ -140,7 +131,7 @@ pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Re
     let control = ExecControl { client: client.clone(), container, id: new_id() };
     let (fifos, ends) = Fifos::make(fifo_dir, &control.id, &control.container, stdin, !tty)
         .map_err(|source| ExecError::Pipes { path: fifo_dir.to_owned(), source })?;
-    // From here on the task cleans up, even if this future is dropped at any await below.
+    // From here on the task cleans up, even if this future is dropped.
     let alive = CancellationToken::new();
     let guard = alive.clone().drop_guard();
     let (started, is_started) = oneshot::channel();
@@ -160,7 +151,7 @@ pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Re
     Ok(ExecSession { stdin, stdout, stderr, control, exit: ExecExit { code, _alive: guard } })
 }
 
-/// Creates, awaits and deletes a process in containerd. Owned by its session: returns soon after `alive` is cancelled.
+/// Creates, awaits and deletes a process in containerd. Returns soon after the session has cancelled `alive`.
 async fn supervise(
     control: ExecControl,
     fifos: Fifos,
@@ -175,12 +166,12 @@ async fn supervise(
             let _ = started.send(Err(error));
         }
         Ok(()) => {
-            // A session dropped meanwhile has cancelled `alive`.
+            // If the session was dropped meanwhile, `alive` is cancelled.
             let _ = started.send(Ok(()));
             tokio::select! {
                 code = control.wait() => {
                     let _ = ended.send(code);
-                    // containerd drops output that is not yet read when the process is deleted.
+                    // containerd discards unread output when the process is deleted.
                     alive.cancelled().await;
                 }
                 () = alive.cancelled() => control.end().await,
@@ -192,11 +183,12 @@ async fn supervise(
 }
 
 impl ExecExit {
-    /// Waits for the process's exit: its exit code, 128 plus the signal's number if a signal killed it. Safe to drop and call
-    /// again until it has returned.
+    /// Waits for the process's exit and returns its exit code, or 128 plus the signal's number. May be dropped and
+    /// called again until it has returned.
     ///
     /// # Errors
-    /// When containerd does not report it.
+    ///
+    /// containerd does not report the exit.
     pub async fn wait(&mut self) -> Result<i32, ExecError> {
         (&mut self.code).await.unwrap_or(Err(ExecError::Ended))
     }
@@ -208,10 +200,11 @@ impl ExecControl {
         Self { client: client.clone(), container: container.to_owned(), id: String::new() }
     }
 
-    /// Closes the process's input, after the sender has been dropped.
+    /// Closes the process's input, after the sender was dropped.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is not an error.
+    ///
+    /// containerd refuses; a process that has exited is not an error.
     pub async fn close_stdin(&self) -> Result<(), ExecError> {
         let message = CloseIoRequest { container_id: self.container.clone(), exec_id: self.id.clone(), stdin: true };
         let closed = self.tasks().close_io(self.client.request(message)).await;
@@ -221,7 +214,8 @@ impl ExecControl {
     /// Sets the terminal's size in characters.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is not an error.
+    ///
+    /// containerd refuses; a process that has exited is not an error.
     pub async fn resize(&self, width: u16, height: u16) -> Result<(), ExecError> {
         let message = ResizePtyRequest {
             container_id: self.container.clone(),
@@ -236,7 +230,8 @@ impl ExecControl {
     /// Sends a signal, by number.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is not an error.
+    ///
+    /// containerd refuses; a process that has exited is not an error.
     pub async fn signal(&self, signal: u32) -> Result<(), ExecError> {
         let message =
             KillRequest { container_id: self.container.clone(), exec_id: self.id.clone(), signal, all: false };
@@ -257,7 +252,7 @@ impl ExecControl {
         Ok(())
     }
 
-    /// For a process that has exited and is not deleted containerd answers at once, so no exit is missed.
+    /// For an exited process that is not deleted yet containerd answers immediately, so no exit is missed.
     async fn wait(&self) -> Result<i32, ExecError> {
         let message = WaitRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
         let mut request = self.client.request(message);
@@ -272,7 +267,7 @@ impl ExecControl {
         if let Err(error) = self.signal(SIGKILL).await {
             tracing::debug!(container = self.container, %error, "killing a command without a client failed");
         }
-        // If it does not exit, deleting it fails, and it exits with its container.
+        // If it does not exit, deleting it fails, and it ends with its container.
         let _ = timeout(KILL_TIMEOUT, self.wait()).await;
     }
 
@@ -307,7 +302,7 @@ impl ExecControl {
             _ if status.message().contains("cannot exec in a stopped") => {
                 ExecError::NotRunning { container: self.container.clone() }
             }
-            _ => RuntimeError::of(call, &self.container, status).into(),
+            _ => RuntimeError::from_status(call, &self.container, status).into(),
         }
     }
 }
@@ -321,22 +316,22 @@ async fn container_process(
 ) -> Result<Vec<u8>, ExecError> {
     let request = client.request(GetContainerRequest { id: container.to_owned() });
     let answer = ContainersClient::new(client.channel()).get(request).await;
-    let answer = found(answer).map_err(|status| RuntimeError::of("Containers.Get", container, status))?;
+    let answer = found(answer).map_err(|status| RuntimeError::from_status("Containers.Get", container, status))?;
     let not_running = || ExecError::NotRunning { container: container.to_owned() };
     let spec = answer.and_then(|answer| answer.container).ok_or_else(not_running)?.spec.unwrap_or_default();
     process::process(&spec.value, command, tty)
         .map_err(|message| ExecError::Spec { container: container.to_owned(), message })
 }
 
-/// An exec id that is unique in the container, also after a restart of the agent.
+/// An exec id that is unique in the container, even across restarts of the agent.
 pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("exec-{:x}-{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Kills the orphaned commands of an agent that was killed, side by side, and removes their FIFOs. Call it once, before the
-/// first [`start`].
+/// Kills the orphaned commands of an agent that was killed, concurrently, and removes their FIFOs. Call it once,
+/// before the first [`start`].
 pub async fn sweep(client: &Client, fifo_dir: &Path) {
     let ends = fifo::orphans(fifo_dir).into_iter().map(|(id, container, fifos)| async move {
         let _readers = fifos.reopen();

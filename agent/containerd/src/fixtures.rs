@@ -18,15 +18,16 @@ pub struct TestContainer {
     node: TestNode,
     /// The connection to its containerd.
     pub client: Client,
-    /// Unique on the machine: runc does not distinguish containerds.
+    /// Unique on the machine, because runc does not distinguish containerds.
     pub id: String,
 }
 
 impl TestContainer {
-    /// `None`, with a message why, where a requirement is missing.
+    /// Returns `None`, and prints why, if a requirement is missing.
     ///
     /// # Panics
-    /// When the container does not start, or something is missing that has to be there.
+    ///
+    /// The container does not start, or a required file is missing.
     pub fn start() -> Option<Self> {
         let node = need::node(&NodeOptions { agent: false, images: false, ..NodeOptions::default() })?;
         let test = Self { client: Client::new(&node.containerd.socket()), node, id: new_id() };
@@ -63,12 +64,13 @@ impl TestContainer {
     /// Runs `ctr` with this containerd.
     ///
     /// # Panics
-    /// When it fails.
+    ///
+    /// The program fails.
     pub fn ctr(&self, arguments: &[&str]) {
         self.node.containerd.ctr(arguments).unwrap();
     }
 
-    /// A request to run `command` in it, without a terminal and without input.
+    /// A request to run `command`, without a terminal and without input.
     pub fn request(&self, command: &[&str]) -> ExecRequest {
         ExecRequest {
             container_id: self.id.clone(),
@@ -78,7 +80,7 @@ impl TestContainer {
         }
     }
 
-    /// A script that prints `ready` and runs on; [`Self::all_cleaned_up`] recognises its process.
+    /// A script that prints `ready` and keeps running; [`Self::all_cleaned_up`] recognizes its process.
     pub fn endless(&self) -> String {
         format!("export LIMPET_EXEC_TEST={}; echo ready; exec sleep 1000", self.id)
     }
@@ -86,7 +88,8 @@ impl TestContainer {
     /// Waits until every session has cleaned up.
     ///
     /// # Panics
-    /// When a process of a session still runs.
+    ///
+    /// A process of a session still runs.
     pub async fn all_cleaned_up(&self) {
         let mut watch = PathWatch::directory(&self.fifo_dir()).await.unwrap();
         while !fifo::orphans(&self.fifo_dir()).is_empty() {

@@ -62,10 +62,10 @@ use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, Target};
 use limpet_model::pull_credential::PullCredential;
 
-/// How many credentials are tried in one pull.
+/// The most credentials that are tried in one pull.
 const MAX_CREDENTIALS_TRIED: usize = 16;
 
-/// How many images are cached; others are looked up in containerd again.
+/// The most cached images; others are looked up in containerd again.
 const MAX_CACHED_IMAGES: usize = 256;
 
 /// Where images come from, and which may be used.
@@ -91,31 +91,30 @@ pub struct ImagesConfig {
     /// containerd's snapshotter, such as `overlayfs`.
     pub snapshotter: String,
     pub settings: ImageSettings,
-    /// Docker's `config.json` files; the first that has credentials for a registry counts. Need not exist.
+    /// Docker's `config.json` files, which need not exist. The first one with credentials for a registry is used.
     pub auth_files: Vec<PathBuf>,
     /// `<root-dir>/images`: archives to import.
     pub archives_dir: PathBuf,
-    /// containerd's image verifiers, which are asked before a pull; `None`: it has none.
+    /// containerd's image verifiers, which are asked before a pull; `None` if it has none.
     pub verifiers: Option<VerifierSettings>,
 }
 use ImagesConfig as Config;
 
-/// The Secrets a pod brings for its pulls, in its order.
+/// A pod's pull secrets, in its order.
 pub type PullSecrets = Arc<[Arc<ObjectRecord>]>;
 
-/// What a pod may pull with, beside the node's own credentials.
+/// What a pod may pull with, in addition to the node's own credentials.
 #[derive(Debug, Clone, Default)]
 pub struct PullAccess {
-    /// Its pull secrets.
     pub secrets: PullSecrets,
     /// Its service account, for credential providers that take its tokens.
     pub account: Option<PullAccount>,
-    /// What it runs.
+    /// The platform of its programs.
     pub platform: ImagePlatform,
 }
 
 impl PullAccess {
-    /// For an image that is stored, whichever pod may use it.
+    /// Access to an image that is only stored, and that any pod may use.
     pub fn of_node() -> Self {
         Self { platform: ImagePlatform::Any, ..Self::default() }
     }
@@ -124,7 +123,7 @@ impl PullAccess {
         self.account.as_ref().map(|account| &account.pod)
     }
 
-    /// Whether both may pull the same.
+    /// Whether both give the same access.
     fn equals(&self, other: &Self) -> bool {
         let (a, b) = (&self.secrets, &other.secrets);
         let same_secrets = a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
@@ -151,29 +150,29 @@ struct Inner {
     admission: Admission,
     cache: Mutex<HashMap<(String, ImagePlatform), Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
-    /// Images whose pull was started by this agent and has not released its lease.
+    /// Images whose pull this agent has started and whose lease it has not released.
     unfinished: Mutex<HashSet<String>>,
-    /// Problems of auth files that were logged already.
+    /// Problems of auth files that were already logged.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
-    /// What starts have taken, and what is being removed.
+    /// Images that starts have reserved, and images that are being removed.
     reservations: removal::Reservations,
-    /// An image could not be stored because the disk is full.
+    /// Whether an image could not be stored because the disk is full.
     ran_out: AtomicBool,
-    /// An image was stored, or may be removed.
+    /// Notified when an image was stored, or may be removed.
     changed: tokio::sync::Notify,
-    /// Counts the images that this agent stored and removed.
+    /// Counts the images that this agent has stored and removed.
     contents: watch::Sender<u64>,
-    /// A pod's use of the disk was measured.
+    /// Notified when a pod's disk usage was measured.
     measured: tokio::sync::Notify,
-    /// Normalised names of the images that were imported from archives.
+    /// Normalized names of the images that were imported from archives.
     imported: watch::Sender<Arc<HashSet<String>>>,
 }
 
 impl Images {
-    /// Images of the containerd behind `client`; nothing is requested before the first call.
+    /// Images of the containerd behind `client`. No request is sent before the first call.
     pub fn new(client: Client, config: ImagesConfig) -> Self {
-        // Fails when it is installed already, which is fine.
+        // Fails if a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = Inner {
             store: Store::new(client, &config.snapshotter),
@@ -195,10 +194,11 @@ impl Images {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The image, if it is in containerd and complete; unpacks it when its content exists but its snapshot does not.
+    /// The image, if containerd has it completely. Unpacks it if its content exists but its snapshot does not.
     ///
     /// # Errors
-    /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` while it is unpacked.
+    ///
+    /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` from unpacking.
     pub async fn find(&self, reference: &str, platform: ImagePlatform) -> Result<Option<Arc<LocalImage>>, ImageError> {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
@@ -212,7 +212,7 @@ impl Images {
         }
         match store.local(&name.whole, &digest, platform).await {
             Ok(local) => Ok(local.map(|image| self.inner.remember(image, platform))),
-            // Such as another platform's image: it counts as missing; a pull reports why it cannot be used.
+            // For example another platform's image. It counts as missing; a pull reports why it cannot be used.
             Err(error @ ImageError::Content { .. }) => {
                 tracing::warn!(%error, "the image in containerd is not usable and counts as missing");
                 Ok(None)
@@ -221,9 +221,10 @@ impl Images {
         }
     }
 
-    /// Whether [`Self::find`] would find the image. Changes nothing.
+    /// Whether [`Self::find`] would return the image. Changes nothing.
     ///
     /// # Errors
+    ///
     /// `InvalidName`; `Runtime` while containerd does not answer.
     pub async fn is_here(&self, reference: &str) -> Result<bool, ImageError> {
         let name = ImageName::parse(reference)?;
@@ -247,7 +248,7 @@ impl Images {
         let account = access.account.as_ref().filter(|_| self.inner.credential_providers.take_tokens(&name));
         let mut credentials = self.inner.usable_secrets(name, &access.secrets).await?;
         if let Some(PullAccount { pod, issuer }) = account {
-            // Without an apiserver its UID is not known.
+            // Without an apiserver the account's UID is unknown.
             let uid = issuer.account(pod).await.map(|account| account.uid).unwrap_or_default();
             credentials.push(PullCredential::ServiceAccount(pod.identified(uid)));
         }
@@ -264,9 +265,10 @@ impl Images {
         Ok(by_token || !access.secrets.is_empty())
     }
 
-    /// The digest of the name in containerd; `None`: the image is not there.
+    /// The digest of the name in containerd; `None` if the image does not exist.
     ///
     /// # Errors
+    ///
     /// `InvalidName`; `Runtime` while containerd does not answer.
     pub async fn digest(&self, reference: &str) -> Result<Option<String>, ImageError> {
         self.target(&ImageName::parse(reference)?).await
@@ -277,7 +279,7 @@ impl Images {
         Ok(self.record(name).await?.map(|target| target.digest))
     }
 
-    /// What the name refers to in containerd.
+    /// The descriptor to which the name resolves in containerd.
     async fn record(&self, name: &ImageName) -> Result<Option<types::Descriptor>, ImageError> {
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
@@ -289,12 +291,14 @@ impl Images {
         Ok(record.and_then(|record| record.target))
     }
 
-    /// Releases the leases of interrupted pulls in containerd, except for images that are still `wanted` (by their normalised
-    /// name). Call it when the desired pods are known: once after a start, and when
-    /// [`has_unfinished`](Self::has_unfinished) returns true. Returns whether no pull of an unwanted image still runs.
+    /// Releases the leases of interrupted pulls in containerd, except those of images that are still `wanted` (by
+    /// normalized name). Call it when the desired pods are known: once after a start, and when
+    /// [`has_unfinished`](Self::has_unfinished) returns true. Returns whether no pull of an unwanted image still
+    /// runs.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer.
+    ///
+    /// `Runtime` if containerd does not answer.
     pub async fn forget_unwanted(&self, wanted: impl Fn(&str) -> bool) -> Result<bool, ImageError> {
         let store = &self.inner.store;
         let call = |error| ImageError::call("*", error);
@@ -314,7 +318,7 @@ impl Images {
         Ok(all)
     }
 
-    /// Whether a pull of this agent was interrupted or still runs.
+    /// Whether a pull by this agent was interrupted or still runs.
     pub fn has_unfinished(&self) -> bool {
         !self.inner.unfinished().is_empty()
     }
@@ -334,7 +338,7 @@ impl Inner {
                 self.unfinished().remove(&name.whole);
             }
             match pulled {
-                // As kubelet: every credential that fits is tried.
+                // As in kubelet, every matching credential is tried.
                 Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_CREDENTIALS_TRIED => {
                     tracing::info!(
                         image = name.whole,
@@ -356,7 +360,7 @@ impl Inner {
         }
     }
 
-    /// What the credential providers give for an image.
+    /// The credential providers' answers for an image.
     async fn credentials(&self, name: &ImageName, access: &PullAccess) -> Arc<ProvidedCredentials> {
         let provided = self.credential_providers.credentials(name, access.account.as_ref()).await;
         for failure in &provided.failures {
@@ -365,7 +369,7 @@ impl Inner {
         Arc::new(provided)
     }
 
-    /// A session with the credentials of this `turn`, and whether there are further ones.
+    /// A session with the credentials of this `turn`, and whether there are more.
     async fn session(
         &self,
         name: ImageName,
@@ -377,7 +381,7 @@ impl Inner {
         let (certs_d, auth_files) = (self.config.settings.registry_config_dir.clone(), self.config.auth_files.clone());
         let (secrets, provided) = (Arc::clone(secrets), Arc::clone(provided));
         let prepared = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
-            let keyring = auth::Keyring::of(&secrets, &auth_files, &provided.entries);
+            let keyring = auth::Keyring::new(&secrets, &auth_files, &provided.entries);
             let others = keyring.count(&name.host, &name.repository) > turn + 1;
             let session = registry::Session::prepare(name, &certs_d, &keyring, turn);
             (session, others, keyring.complaints)
@@ -394,19 +398,19 @@ impl Inner {
         }
         let image = name.whole.clone();
         let (certs_d, secrets) = (self.config.settings.registry_config_dir.clone(), Arc::clone(secrets));
-        let found = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
-            registry::Session::usable(&name, &certs_d, &auth::Keyring::of(&secrets, &[], &[]))
+        let usable = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
+            registry::Session::usable(&name, &certs_d, &auth::Keyring::new(&secrets, &[], &[]))
         });
-        found.await.map_err(|error| ImageError::Registry { image, cause: format!("set-up failed: {error}") })?
+        usable.await.map_err(|error| ImageError::Registry { image, cause: format!("set-up failed: {error}") })?
     }
 
-    /// The store has something that it did not have.
+    /// Records that the store has new content.
     fn note_change(&self) {
         self.changed.notify_one();
         self.contents.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 
-    /// Whoever makes room learns that there was none.
+    /// Notifies the task that frees space if the disk was full.
     fn note_failure(&self, error: &ImageError) {
         if matches!(error, ImageError::DiskFull { .. }) {
             self.ran_out.store(true, Ordering::Relaxed);

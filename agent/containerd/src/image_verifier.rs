@@ -1,7 +1,7 @@
-//! containerd's image verifiers: the programs of a directory, each of which decides whether an image may be pulled.
+//! containerd's image verifiers: programs in a directory, each of which decides whether an image may be pulled.
 //!
-//! containerd's transfer service runs them before it pulls. limpet pulls itself, and so runs them as containerd does: by
-//! name, one after the other, until the first that refuses. The settings are those of containerd's own configuration.
+//! containerd's transfer service runs them before a pull. limpet pulls itself, so it runs them as containerd does: in
+//! the order of their names, until one refuses. The settings are those in containerd's own configuration.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use limpet_model::go_duration;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// The type of containerd's plugins for them.
+/// The type of containerd's verifier plugins.
 pub const PLUGIN_TYPE: &str = "io.containerd.image-verifier.v1";
 /// The plugin that runs the programs of a directory.
 pub const PLUGIN_ID: &str = "bindir";
 
-/// The media type of what a program gets on its standard input.
+/// The media type of the programs' standard input.
 const DESCRIPTOR: &str = "application/vnd.oci.descriptor.v1+json";
-/// The most bytes of a program's answer that become part of a message.
+/// The most bytes of a program's answer in a message.
 const MAX_ANSWER: usize = 1 << 10;
 /// The most files of containerd's configuration that are read.
 const MAX_FILES: usize = 64;
@@ -28,9 +28,9 @@ const MAX_FILES: usize = 64;
 /// The settings of the plugin `bindir`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifierSettings {
-    /// `bin_dir`: need not exist.
+    /// `bin_dir`; need not exist.
     pub directory: PathBuf,
-    /// `max_verifiers`; `None`: any number.
+    /// `max_verifiers`; `None` means any number.
     pub limit: Option<usize>,
     /// `per_verifier_timeout`.
     pub timeout: Duration,
@@ -46,8 +46,8 @@ impl Default for VerifierSettings {
     }
 }
 
-/// The settings in containerd's configuration and the files that it imports; `None`: the plugin is disabled. A file that
-/// does not exist or is no TOML counts as empty, with which containerd would not run. Blocks.
+/// The settings in containerd's configuration and its imports; `None` if the plugin is disabled. A file that does not
+/// exist or is not TOML counts as empty; containerd would not run with it. Blocks.
 pub fn settings(configuration: &Path) -> Option<VerifierSettings> {
     let mut settings = Some(VerifierSettings::default());
     for table in tables(configuration) {
@@ -67,7 +67,7 @@ fn tables(configuration: &Path) -> Vec<toml::Table> {
     std::iter::once(table).chain(imported).collect()
 }
 
-/// The files that an import names: one, or those of a directory with the beginning and end that its `*` leaves.
+/// The files that an import names: one file, or those in a directory that match its `*`.
 fn imported(pattern: &Path) -> Vec<PathBuf> {
     let name = pattern.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some((begin, end)) = name.split_once('*') else { return vec![pattern.to_owned()] };
@@ -88,7 +88,6 @@ fn texts<'a>(table: &'a toml::Table, key: &str) -> impl Iterator<Item = &'a str>
     list.into_iter().flatten().filter_map(toml::Value::as_str)
 }
 
-/// Applies one table.
 fn apply(table: &toml::Table, settings: &mut Option<VerifierSettings>) {
     let plugin = format!("{PLUGIN_TYPE}.{PLUGIN_ID}");
     if texts(table, "disabled_plugins").any(|disabled| disabled == plugin) {
@@ -111,15 +110,16 @@ fn apply(table: &toml::Table, settings: &mut Option<VerifierSettings>) {
 /// What the programs decide about an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judgement {
-    /// No program refuses it. Which program said what; empty without a program.
+    /// No program refuses it. Has the programs' answers; empty without a program.
     Accepted(String),
-    /// Which program refuses it, or could not be run, and why.
+    /// The program that refuses it or could not be run, and why.
     Refused(String),
 }
 
-/// Asks the programs about an image by its name and what the name refers to.
+/// Asks the programs about an image, by its name and descriptor.
 ///
 /// # Errors
+///
 /// The directory cannot be read.
 pub async fn judge(settings: &VerifierSettings, name: &str, digest: &str, descriptor: &Value) -> io::Result<Judgement> {
     let programs = programs(settings.directory.clone()).await?;
@@ -151,7 +151,7 @@ pub async fn judge(settings: &VerifierSettings, name: &str, digest: &str, descri
     Ok(Judgement::Accepted(answers.join(", ")))
 }
 
-/// Every entry of the directory by name, as containerd runs them; none without the directory.
+/// Every entry of the directory by name, as containerd runs them; none if the directory does not exist.
 async fn programs(directory: PathBuf) -> io::Result<Vec<PathBuf>> {
     let listed = blocking::run(directory.clone(), DEADLINE, move |_| {
         let mut entries: Vec<PathBuf> =

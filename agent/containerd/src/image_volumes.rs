@@ -1,5 +1,5 @@
-//! The volumes that an image declares (`VOLUME`), as containerd's CRI has them: each container gets a directory for each, which
-//! begins with what the image has at that path.
+//! The volumes that an image declares (`VOLUME`), as in containerd's CRI plugin: each container gets a directory per
+//! volume, which initially has the image's content at that path.
 
 mod copy;
 
@@ -18,31 +18,34 @@ use rustix::io::Errno;
 use crate::snapshot_mount::SnapshotMount;
 use crate::snapshot_mount::private::with_mounted;
 
-/// Volumes of one image: each is a directory and a mount.
+/// The most volumes of one image: each is a directory and a mount.
 const MAX_VOLUMES: usize = 128;
 
-/// The paths of the volumes that the image declares, without those at which the container mounts one of its own. The root is
-/// none.
+/// The paths of the volumes that the image declares, except the root and those at which the container mounts its own
+/// volumes.
 ///
 /// # Errors
+///
 /// The image declares too many.
 pub fn declared(image: &LocalImage, container: &Container) -> Result<Vec<PathBuf>, String> {
     let volumes = image.config.config().as_ref().and_then(|config| config.volumes().as_deref());
-    let own: BTreeSet<PathBuf> =
+    let mounted: BTreeSet<PathBuf> =
         container.volume_mounts.iter().flatten().map(|mount| absolute(&mount.mount_path)).collect();
     let paths: BTreeSet<PathBuf> = volumes.unwrap_or_default().iter().map(|path| absolute(path)).collect();
-    let paths: Vec<PathBuf> = paths.into_iter().filter(|path| path.parent().is_some() && !own.contains(path)).collect();
+    let paths: Vec<PathBuf> =
+        paths.into_iter().filter(|path| path.parent().is_some() && !mounted.contains(path)).collect();
     match paths.len() {
         0..=MAX_VOLUMES => Ok(paths),
         count => Err(format!("image {} declares {count} volumes; at most {MAX_VOLUMES} are possible", image.name)),
     }
 }
 
-/// Fills each directory with what the image, whose snapshot this is, has at the path beside it. One that the image does not
-/// have stays as it is. Blocks; needs `CAP_SYS_ADMIN`.
+/// Fills each directory with the content at the paired path of the image's snapshot. A directory stays empty if the
+/// image does not have the path. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// The snapshot cannot be mounted, what is at a path is no directory, or a copy fails: the error names it.
+///
+/// The snapshot cannot be mounted, a path is not a directory, or a copy fails; the error names it.
 pub fn fill(mounts: &[SnapshotMount], volumes: &[(&Path, &Path)], progress: &Progress) -> io::Result<()> {
     with_mounted(mounts, "image-volumes", |root| {
         volumes.iter().try_for_each(|(path, directory)| {

@@ -1,4 +1,5 @@
-//! The leases of starts: each protects a container's snapshot from garbage collection until the container refers to it.
+//! The leases of starts: each protects a container's snapshot from garbage collection until the container refers to
+//! it.
 
 use std::collections::HashMap;
 
@@ -13,9 +14,9 @@ use super::record;
 use limpet_model::container::ContainerId;
 
 impl Containers {
-    /// Creates a lease that protects a start's resources until the container refers to them. It has no expiry, since a clock
-    /// change must not end it; [`Self::sweep_leases`] removes orphans of a crash. Those of earlier starts of the container are
-    /// released first.
+    /// Creates a lease that protects a start's resources until the container refers to them. It never expires,
+    /// because a clock change must not end it; [`Self::sweep_leases`] removes orphans of a crash. Leases of earlier
+    /// starts of the container are released first.
     pub async fn lease(&self, id: &ContainerId) -> Result<String, RuntimeError> {
         self.release_orphans_of(id).await?;
         let lease = self.leases.begin(id);
@@ -27,17 +28,17 @@ impl Containers {
             Ok(_) => Ok(lease),
             Err(status) if status.code() == Code::AlreadyExists => Ok(lease),
             Err(status) => {
-                // It exists if only the answer was lost.
+                // The lease exists if only the answer was lost.
                 self.leases.end(&lease);
-                Err(RuntimeError::of("Leases.Create", id.as_str(), status))
+                Err(RuntimeError::from_status("Leases.Create", id.as_str(), status))
             }
         }
     }
 
-    /// Removes everything that interrupted starts of the container have created, their leases included. Its process may run: the
-    /// start's last answer was lost.
+    /// Removes everything that interrupted starts of the container have created, leases included. Its process may be
+    /// running if the answer to the start was lost.
     pub async fn remove_failed_attempt(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        // containerd deletes no task that runs.
+        // containerd does not delete a running task.
         if self.kill(id, Signal::KILL.as_raw() as u32, true).await? {
             self.wait(id).await?;
         }
@@ -52,18 +53,18 @@ impl Containers {
         Ok(())
     }
 
-    /// Releases a lease. One for which this fails is an orphan: see [`Self::release_orphaned_leases`].
+    /// Releases a lease. If this fails it is an orphan: see [`Self::release_orphaned_leases`].
     pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
         self.leases.end(lease);
         let request = self.client.call("Leases.Delete", DeleteRequest { id: lease.to_owned(), sync: false });
         found(LeasesClient::new(self.client.channel()).delete(request).await)
-            .map_err(|status| RuntimeError::of("Leases.Delete", lease, status))?;
+            .map_err(|status| RuntimeError::from_status("Leases.Delete", lease, status))?;
         self.leases.deleted(lease);
         Ok(())
     }
 
-    /// Releases the leases of ended starts whose release has failed. Called after each reconnection. After a failure the others
-    /// are left to the next call, too.
+    /// Releases the leases of ended starts whose release has failed. Called after each reconnection. A failure leaves
+    /// the rest to the next call.
     pub async fn release_orphaned_leases(&self) {
         for lease in self.leases.orphans(None) {
             if let Err(error) = self.release(&lease).await {
@@ -79,7 +80,7 @@ impl Containers {
         let leases = LeasesClient::new(self.client.channel())
             .list(request)
             .await
-            .map_err(|status| RuntimeError::of("Leases.List", "the node", status))?;
+            .map_err(|status| RuntimeError::from_status("Leases.List", "the node", status))?;
         for lease in leases.into_inner().leases {
             self.release(&lease.id).await?;
         }

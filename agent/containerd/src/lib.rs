@@ -1,6 +1,7 @@
-//! containerd, driven through its native API: images, snapshots, OCI specs, containers, exec, logs, events.
+//! Uses containerd through its native API: images, snapshots, OCI specs, containers, exec, logs, events.
 //!
-//! Without policy: the worker decides, this crate executes. Calls, their order and their pitfalls: `docs/containerd.md`.
+//! This crate has no policy: the worker decides, and this crate executes. `docs/containerd.md` describes calls, their
+//! order and their pitfalls.
 
 pub mod attach;
 pub mod client;

@@ -1,8 +1,8 @@
-//! Container logs: paths, reader, and the loggers' replacement.
+//! Container logs: paths, the reader, and the replacement of loggers.
 //!
-//! They are written by another process ([`limpet_log::writer`]): limpet's shim, or a logger beside each container of
-//! containerd's runc shim. The agent only reads, and only on request. Both use kubelet's layout and the CRI line format, so
-//! log collectors for kubelet find and read them.
+//! Another process writes them ([`limpet_log::writer`]): limpet's shim, or a logger beside each container of
+//! containerd's runc shim. The agent only reads, and only on request. Both use kubelet's layout and the CRI line
+//! format, so log collectors for kubelet can read them.
 
 mod entry;
 pub mod follow;

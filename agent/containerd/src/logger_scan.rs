@@ -1,5 +1,5 @@
-//! One look at all processes, for the loggers of many containers: those that have replaced another one are no children of
-//! their container's shim. An agent that adopts its pods asks for each container at one moment.
+//! Scans all processes once for the loggers of many containers: a replacement logger is not a child of its
+//! container's shim. An agent that adopts its pods looks for all of them at the same moment.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 use limpet_log::writer::Invocation;
 use limpet_model::container::ContainerId;
 
-/// How long a look counts for others. What starts meanwhile is followed by whoever started it.
+/// How long a scan is reused. Whoever starts a logger later follows it from its start.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Processes by the container that they say they log for.
+/// Processes by the container for which they claim to log.
 type Loggers = HashMap<String, Vec<u32>>;
 
-/// The last look, which those share that ask at the same time.
+/// The last scan, which concurrent searches share.
 #[derive(Debug, Default)]
 pub(crate) struct LoggerScan(Mutex<Option<(Instant, Loggers)>>);
 
 impl LoggerScan {
-    /// The processes that say that they log for the container. Blocks.
+    /// The processes that claim to log for the container. Blocks.
     pub(crate) fn candidates(&self, id: &ContainerId) -> Vec<u32> {
         self.candidates_by(id, Instant::now, look)
     }
 
-    /// Whoever finds no fresh look takes one, for which the others wait.
+    /// The same with another scan function. The first caller without a fresh scan performs one while the others wait.
     fn candidates_by(
         &self,
         id: &ContainerId,
@@ -37,9 +37,9 @@ impl LoggerScan {
         let now = now();
         let fresh = last.take().filter(|(taken, _)| now.saturating_duration_since(*taken) < FRESH);
         let (taken, loggers) = fresh.unwrap_or_else(|| (now, look()));
-        let found = loggers.get(id.as_str()).cloned().unwrap_or_default();
+        let pids = loggers.get(id.as_str()).cloned().unwrap_or_default();
         *last = Some((taken, loggers));
-        found
+        pids
     }
 }
 
@@ -53,7 +53,7 @@ fn look() -> Loggers {
     loggers
 }
 
-/// The container that a process logs for, by its own words.
+/// The container for which a process claims to log.
 fn container_of(pid: u32) -> Option<String> {
     let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let arguments = arguments.strip_suffix(b"\0")?.split(|byte| *byte == 0);

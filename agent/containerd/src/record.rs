@@ -1,8 +1,8 @@
 //! The metadata that limpet stores on each container in containerd, so that a restarted agent needs no database.
 //!
-//! Labels hold the short keys that other tools read; extensions hold the rest: the pod's manifest, the container's
-//! identity, its state, and the results of its probes. The last two change, each with its own writer: the state is
-//! written before the task is deleted. Manifest and identity change together, when the container is resized.
+//! Labels hold the short keys that other tools read. Extensions hold the rest: the pod's manifest, the container's
+//! identity, its state, and its probe results. The last two change and have separate writers; the state is written
+//! before the task is deleted. Manifest and identity change together when the container is resized.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use limpet_model::probe::ProbeRecord;
 
 /// Label that marks a container as limpet's.
 pub const LABEL_MANAGED: &str = "io.limpet.managed";
-/// The pod's name; like the following, kubelet's label, which other node tools read.
+/// The pod's name. Like the following labels it is kubelet's, which other node tools read.
 pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
 /// The pod's namespace.
 pub const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -24,17 +24,16 @@ pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 /// The container's name in the pod.
 pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// The extension that holds the pod's manifest.
+/// The pod's manifest.
 pub const EXTENSION_MANIFEST: &str = "io.limpet.manifest";
-/// The extension that holds the container's identity.
+/// The container's identity.
 pub const EXTENSION_IDENTITY: &str = "io.limpet.identity";
-/// The extension that changes during a container's life.
+/// The container's state, which changes during its life.
 pub const EXTENSION_STATE: &str = "io.limpet.state";
 
-/// The extension that changes when a probe's result does; a container without such a change has none.
+/// Probe results. A container without a changed result has none.
 pub const EXTENSION_PROBES: &str = "io.limpet.probes";
 
-/// The labels of a container.
 pub fn labels(identity: &ContainerIdentity) -> HashMap<String, String> {
     [
         (LABEL_MANAGED, "container"),
@@ -48,14 +47,13 @@ pub fn labels(identity: &ContainerIdentity) -> HashMap<String, String> {
     .collect()
 }
 
-/// The extensions of a new container.
 pub fn extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<String, Any> {
     let mut extensions = version_extensions(identity, manifest);
     extensions.insert(EXTENSION_STATE.to_owned(), state_extension(&ContainerState::default()));
     extensions
 }
 
-/// The extensions with the version of the pod that a container belongs to.
+/// The extensions for the version of the pod that a container belongs to.
 pub fn version_extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<String, Any> {
     HashMap::from([
         (EXTENSION_MANIFEST.to_owned(), any(EXTENSION_MANIFEST, manifest.to_vec())),
@@ -63,17 +61,15 @@ pub fn version_extensions(identity: &ContainerIdentity, manifest: &[u8]) -> Hash
     ])
 }
 
-/// The extension that carries `state`.
 pub fn state_extension(state: &ContainerState) -> Any {
     any(EXTENSION_STATE, json(state))
 }
 
-/// The extension that carries `probes`.
 pub fn probes_extension(probes: &ProbeRecord) -> Any {
     any(EXTENSION_PROBES, json(probes))
 }
 
-/// Parses the extensions; the error names the one that is missing or unreadable.
+/// Parses the extensions. The error names the missing or unreadable one.
 pub fn recorded(extensions: &HashMap<String, Any>) -> Result<Recorded, String> {
     let bytes = |key: &str| {
         extensions.get(key).map(|any| any.value.as_slice()).ok_or_else(|| format!("extension {key} is missing"))
@@ -94,7 +90,7 @@ fn any(type_url: &str, value: Vec<u8>) -> Any {
 }
 
 fn json<T: Serialize>(value: &T) -> Vec<u8> {
-    // Plain structs of strings and numbers always serialise.
+    // Plain structs of strings and numbers always serialize.
     serde_json::to_vec(value).unwrap_or_default()
 }
 

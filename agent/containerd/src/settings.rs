@@ -1,4 +1,4 @@
-//! What is configured of containerd, its images, its containers and their logs.
+//! The settings of containerd, its images, its containers and their logs.
 
 mod shim;
 
@@ -14,14 +14,14 @@ pub use crate::image::ImageSettings;
 use crate::spec::ShimGroup;
 pub use shim::Shim;
 
-/// How containerd is reached, and which of its parts run pods.
+/// How to reach containerd, and which of its parts run pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeSettings {
     /// `containerRuntimeEndpoint`: containerd's socket, without `unix://`.
     pub endpoint: PathBuf,
     /// `runtimeRequestTimeout`.
     pub request_timeout: Duration,
-    /// `containerdConfigFile`: where containerd's image verifiers are configured.
+    /// `containerdConfigFile`, in which containerd's image verifiers are configured.
     pub containerd_config: PathBuf,
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
@@ -48,7 +48,7 @@ impl Default for RuntimeSettings {
     }
 }
 
-/// What every container has that its Pod does not say.
+/// Settings of every container that its Pod does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerSettings {
     pub seccomp_default: bool,

@@ -1,4 +1,4 @@
-//! Mounts a snapshot on the host, read-only, whatever its snapshotter makes of it.
+//! Mounts a snapshot on the host, read-only, for each type of snapshotter.
 
 pub(crate) mod private;
 
@@ -30,11 +30,12 @@ impl From<&containerd_client::types::Mount> for SnapshotMount {
 }
 
 impl SnapshotMount {
-    /// The directory of which `<number>/fs` are the layers, as the overlayfs snapshotter has them: of a container's root file
-    /// system, or of an image.
+    /// The directory with the overlayfs snapshotter's layers, `<number>/fs`, of a container's root file system or an
+    /// image.
     ///
     /// # Errors
-    /// When it is the mount of another snapshotter, which has no layers to map one by one.
+    ///
+    /// The mount is another snapshotter's, which has no separate layers to map.
     pub fn layers_directory(&self) -> io::Result<&Path> {
         let layer = match self.fs_type.as_str() {
             "bind" => Some(self.source.as_str()),
@@ -57,7 +58,7 @@ impl SnapshotMount {
         self.options.iter().find_map(|option| option.strip_prefix(name))
     }
 
-    /// The same with every layer that is only read below `copy` instead of `directory`.
+    /// The same mount with every read-only layer below `copy` instead of `directory`.
     #[must_use]
     pub fn moved(&self, directory: &Path, copy: &Path) -> Self {
         let moved = |layer: &str| match Path::new(layer).strip_prefix(directory) {
@@ -73,24 +74,24 @@ impl SnapshotMount {
     }
 }
 
-/// The mounts of a container's root file system with the SELinux label for all its files, as containerd's client
-/// adds it.
+/// Adds the SELinux label of all files to the mounts of a container's root file system, as containerd's client does.
 #[must_use]
 pub fn labelled(mut mounts: Vec<containerd_client::types::Mount>, label: &str) -> Vec<containerd_client::types::Mount> {
     for mount in &mut mounts {
-        // In quotes: a level may hold a comma.
+        // Quoted, because a level may contain a comma.
         mount.options.push(format!("context=\"{label}\""));
     }
     mounts
 }
 
-/// Mounts a snapshot at `target`, a directory. Blocks; needs `CAP_SYS_ADMIN`.
+/// Mounts a snapshot at the directory `target`. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// When the snapshot is of a kind that is not known here, or the kernel refuses.
+///
+/// The kind of snapshot is unknown, or the kernel refuses.
 pub fn mount_read_only(mounts: &[SnapshotMount], target: &Path) -> io::Result<()> {
-    let (root, target) = (Root::of(mounts)?, target.to_owned());
-    // A thread of its own: its working directory is changed.
+    let (root, target) = (Root::from_mounts(mounts)?, target.to_owned());
+    // Runs on a separate thread, because it changes its working directory.
     let work = move || {
         // SAFETY: only root and working directory are unshared, not the table of file descriptors, and this thread exits
         // with this function.
@@ -104,24 +105,24 @@ pub fn mount_read_only(mounts: &[SnapshotMount], target: &Path) -> io::Result<()
     mounting.join().map_err(|_| io::Error::other("the thread mounting the image panicked"))?
 }
 
-/// What a snapshot is made of.
+/// The root of a snapshot.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Root {
-    /// Directories, topmost first (overlayfs, native). They are only read, so an upper layer is treated as one more layer.
+    /// Directories, topmost first (overlayfs, native). They are only read, so an upper layer counts as another layer.
     Layers(Vec<PathBuf>),
-    /// A file system of its own (btrfs, zfs, devmapper).
+    /// A separate file system (btrfs, zfs, devmapper).
     FileSystem {
         fs_type: String,
         source: String,
-        /// Of the superblock as well: another mount of the device must agree on whether it is read-only.
+        /// These flags also apply to the superblock: mounts of a device must agree on whether it is read-only.
         flags: MountFlags,
         data: CString,
     },
 }
 
 impl Root {
-    /// Reads containerd's description of a snapshot.
-    pub(crate) fn of(mounts: &[SnapshotMount]) -> io::Result<Self> {
+    /// Interprets containerd's description of a snapshot.
+    pub(crate) fn from_mounts(mounts: &[SnapshotMount]) -> io::Result<Self> {
         let [mount] = mounts else {
             return Err(unsupported(&format!("{} mounts instead of one", mounts.len())));
         };
@@ -162,7 +163,7 @@ impl fmt::Display for Root {
     }
 }
 
-/// A file system on a device: options that the kernel takes as flags, and the others as text.
+/// A file system on a device: options that are kernel flags, and the others as text.
 fn file_system(mount: &SnapshotMount) -> io::Result<Root> {
     let (mut flags, mut data) = (MountFlags::empty(), Vec::new());
     for option in &mount.options {
@@ -185,7 +186,7 @@ fn file_system(mount: &SnapshotMount) -> io::Result<Root> {
     Ok(Root::FileSystem { fs_type, source, flags, data })
 }
 
-/// A snapshotter that limpet cannot mount.
+/// The error for a snapshotter that limpet cannot mount.
 fn unsupported(what: &str) -> io::Error {
     let message = format!(
         "containerd's snapshotter uses {what}, which limpet does not mount; set snapshotter in the LimpetConfiguration \
@@ -198,7 +199,7 @@ fn unsupported(what: &str) -> io::Error {
 fn mount_layers(layers: &[PathBuf], target: &Path, flags: MountFlags) -> io::Result<()> {
     if let [only] = layers {
         mount_bind(only, target)?;
-        // Flags of a bind mount are only set by a remount.
+        // A bind mount's flags can only be set by a remount.
         return Ok(mount_remount(target, MountFlags::BIND | flags, c"")?);
     }
     let (directory, options) = overlay_options(layers)?;

@@ -1,4 +1,4 @@
-//! Whether containerd has the configured snapshotter, by the list of its plugins.
+//! Checks that containerd has the configured snapshotter, by its list of plugins.
 
 use containerd_client::services::v1::introspection_client::IntrospectionClient;
 use containerd_client::services::v1::{Plugin, PluginsRequest};
@@ -8,42 +8,42 @@ use crate::client::Client;
 
 const KIND: &str = "io.containerd.snapshotter.v1";
 
-/// Why containerd makes no snapshots for limpet.
+/// Why containerd cannot create snapshots for limpet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{snapshotter}: {why}")]
 pub struct SnapshotterFault {
-    /// As configured.
+    /// The configured name.
     pub snapshotter: String,
-    /// containerd's message.
     pub why: String,
-    /// Those that work.
+    /// The snapshotters that work.
     pub usable: Vec<String>,
 }
 
 impl SnapshotterFault {
-    /// What to do.
     pub fn remedy(&self) -> String {
         format!("Set snapshotter to one of: {}", self.usable.join(" "))
     }
 }
 
-/// containerd's plugins.
+/// Lists containerd's plugins.
 ///
 /// # Errors
+///
 /// containerd does not list them.
 pub async fn plugins(client: &Client) -> Result<Vec<Plugin>, Status> {
     let request = client.call("Introspection.Plugins", PluginsRequest::default());
     Ok(IntrospectionClient::new(client.channel()).plugins(request).await?.into_inner().plugins)
 }
 
-/// Whether `wanted` is among `plugins` and has started.
+/// Checks that `wanted` is among `plugins` and has started.
 ///
 /// # Errors
-/// It is not, or it failed when containerd started.
+///
+/// It is missing, or failed when containerd started.
 pub fn judge(plugins: &[Plugin], wanted: &str) -> Result<(), SnapshotterFault> {
     let all = || plugins.iter().filter(|plugin| plugin.r#type == KIND);
-    let found = all().find(|plugin| plugin.id == wanted);
-    let why = match found.map(|plugin| &plugin.init_err) {
+    let plugin = all().find(|plugin| plugin.id == wanted);
+    let why = match plugin.map(|plugin| &plugin.init_err) {
         Some(None) => return Ok(()),
         Some(Some(error)) => error.message.clone(),
         None => "not in this containerd".to_owned(),

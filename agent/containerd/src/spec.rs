@@ -1,7 +1,7 @@
 //! The OCI runtime spec of one container, a pure function of its inputs.
 //!
-//! [`assemble`] is that function; its result is that of kubelet and containerd's CRI plugin together. [`build`] first
-//! reads the few facts of the host that only some containers need. The rules are in the submodules, one subject each.
+//! [`assemble`] is that function; it combines the results of kubelet and containerd's CRI plugin. [`build`] first
+//! reads the few facts of the host that some containers need. The submodules have the rules, one subject each.
 
 mod apparmor;
 mod capabilities;
@@ -77,19 +77,19 @@ pub struct SpecInput<'a> {
     pub node: &'a NodeFacts,
     /// The directory of the pod's own volumes, with the files of `fileKeyRef`.
     pub pod_dir: &'a Path,
-    /// The ConfigMaps and Secrets the pod refers to, as they are now.
+    /// The current ConfigMaps and Secrets to which the pod refers.
     pub objects: &'a PodObjects,
-    /// The CDI devices of its pod's runtime class, by their qualified names.
+    /// The CDI devices of its pod's runtime class, by qualified name.
     pub class_devices: &'a [String],
-    /// What device plugins have given it.
+    /// The devices that device plugins have assigned to it.
     pub given: &'a [DeviceAllocation],
-    /// `None`: it may run on all processors.
+    /// `None` if it may run on all processors.
     pub cpus: Option<&'a ContainerCpus>,
     /// The block devices of its volumes.
     pub block_devices: &'a [BlockDevice],
-    /// Its labels of SELinux; `None`: nothing is labelled.
+    /// Its SELinux labels; `None` if nothing is labelled.
     pub labels: Option<&'a ContainerLabels>,
-    /// Which containers its shim serves.
+    /// Which containers share a shim.
     pub shim_group: ShimGroup,
 }
 
@@ -131,19 +131,14 @@ pub enum SpecError {
         /// The path as written.
         path: String,
     },
-    /// A variable refers to an address that is not there yet.
+    /// A variable refers to an address that does not exist yet.
     #[error("env {variable:?}: {field} is not known yet")]
-    NoAddress {
-        variable: String,
-        /// The field it refers to.
-        field: String,
-    },
+    NoAddress { variable: String, field: String },
     /// A variable comes from an object that does not exist; kubelet's message.
     #[error("{} {name:?} not found", kind.resource())]
     NoObject {
         /// ConfigMap or Secret.
         kind: ObjectKind,
-        /// The object's name.
         name: String,
     },
     /// A variable comes from a key the object does not have; kubelet's message.
@@ -163,13 +158,12 @@ pub enum SpecError {
         path: String,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
         reason: &'static str,
     },
     /// A variable comes from a file of a volume that does not have its key.
     #[error("env {variable:?}: file {path:?} of volume {volume:?} has no key {key:?}")]
     NoEnvFileKey { variable: String, volume: String, path: String, key: String },
-    /// A `subPathExpr` refers to variables that have no value; kubelet's message.
+    /// A `subPathExpr` refers to variables without a value; kubelet's message.
     #[error("failed to expand subPathExpr {expression:?} of mount {mount_path}: missing value for {variables}")]
     SubPathVariables {
         expression: String,
@@ -177,7 +171,7 @@ pub enum SpecError {
         mount_path: String,
         variables: String,
     },
-    /// A `subPathExpr` is an absolute path, or leads upwards.
+    /// A `subPathExpr` is an absolute path, or leads upward.
     #[error(
         "subPathExpr {expression:?} of mount {mount_path} expands to {path:?}, which must be a relative path without \"..\""
     )]
@@ -195,19 +189,14 @@ pub enum SpecError {
     ProfileName(String),
     /// A seccomp profile is not an OCI JSON document.
     #[error("parse seccomp profile {path}: {source}")]
-    Profile {
-        /// The profile's file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
+    Profile { path: PathBuf, source: serde_json::Error },
     /// A file of the host cannot be read.
     #[error("read {path}: {source}")]
     Read { path: PathBuf, source: io::Error },
-    /// The container's AppArmor profile is not there.
+    /// The container's AppArmor profile does not exist.
     #[error("{0}")]
     AppArmor(String),
-    /// A CDI device that a device plugin names cannot be had.
+    /// A CDI device that a device plugin names is unavailable.
     #[error("failed to inject CDI devices: {0}")]
     Cdi(String),
     /// A part of the document cannot be built.
@@ -220,7 +209,7 @@ impl SpecError {
         Self::Read { path: path.to_owned(), source }
     }
 
-    /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
+    /// Whether a retry may succeed after a change on the node, without an edit of the manifest.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -231,21 +220,23 @@ impl SpecError {
 
 /// Builds the spec of a container on this host.
 ///
-/// Reads a few small files below `/proc` and `/sys`; `/dev` only for a privileged container, and a seccomp profile
-/// only for one that names it.
+/// Reads a few small files below `/proc` and `/sys`, `/dev` only for a privileged container, and a seccomp profile
+/// only for a container that names one.
 ///
 /// # Errors
-/// When the manifest requires something impossible, or the host cannot be read.
+///
+/// The manifest requires something impossible, or the host cannot be read.
 pub fn build(input: &SpecInput<'_>) -> Result<Spec, SpecError> {
     assemble(input, &HostInput::read(input)?)
 }
 
-/// Builds the spec of a container from its inputs alone: the same inputs always give the same spec.
+/// Builds the spec of a container from its inputs only: the same inputs always give the same spec.
 ///
-/// The hostname is not set: it belongs to the UTS namespace that the container joins.
+/// The hostname is not set, because it belongs to the UTS namespace that the container joins.
 ///
 /// # Errors
-/// When the manifest requires something impossible.
+///
+/// The manifest requires something impossible.
 pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecError> {
     let context = input.container.security_context.as_ref();
     let granted = capabilities::granted(context, &host.capabilities)?;
@@ -296,7 +287,7 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
     linux
 }
 
-/// The ids of the pod's user namespace, which exists: the runtime and the shim need the host's id of root.
+/// The ids of the pod's user namespace, which already exists: the runtime and the shim need the host's id for root.
 fn id_mappings(input: &SpecInput<'_>) -> Result<Option<Vec<LinuxIdMapping>>, SpecError> {
     let Some(ids) = input.sandbox.ids else { return Ok(None) };
     let mapping = LinuxIdMappingBuilder::default().container_id(0_u32).host_id(ids.first).size(ids.length).build();
@@ -315,8 +306,8 @@ fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
     (privileged || !devices.is_empty()).then_some(devices)
 }
 
-/// The container's cgroup. It allows only the devices that every runtime creates and those that the container requests, or
-/// all for a privileged container.
+/// The container's cgroup. It allows the devices that every runtime creates and those that the container requests, or
+/// all devices for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     let mut resources =
         resources::container_resources(input.pod.spec(), input.container, input.node, host.swap_limit, input.cpus);
@@ -333,17 +324,17 @@ fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     resources
 }
 
-/// Namespaces of its own (PID unless the pod shares one, mount, cgroup on v2) and the pod's, joined by path; absent
-/// ones are the host's.
+/// The container's own namespaces (PID unless the pod shares one, mount, cgroup on v2) and the pod's, joined by path.
+/// For a missing namespace, the host's applies.
 fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
-    let own = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
+    let new = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
     let joined = |kind: LinuxNamespaceType, path: &Option<PathBuf>| path.clone().map(|path| (kind, Some(path)));
     let pod = &input.sandbox.namespaces;
     [
-        own(LinuxNamespaceType::Mount, true),
-        own(LinuxNamespaceType::Pid, pod.pid.is_none() && input.pod.spec().host_pid != Some(true)),
-        // Hides the host's cgroups; a privileged container may see them.
-        own(LinuxNamespaceType::Cgroup, input.node.cgroup_v2 && !is_privileged(input.container)),
+        new(LinuxNamespaceType::Mount, true),
+        new(LinuxNamespaceType::Pid, pod.pid.is_none() && input.pod.spec().host_pid != Some(true)),
+        // Hides the host's cgroups, which a privileged container may see.
+        new(LinuxNamespaceType::Cgroup, input.node.cgroup_v2 && !is_privileged(input.container)),
         joined(LinuxNamespaceType::Pid, &pod.pid),
         joined(LinuxNamespaceType::Network, &pod.network),
         joined(LinuxNamespaceType::Ipc, &pod.ipc),

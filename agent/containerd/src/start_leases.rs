@@ -1,24 +1,24 @@
-//! Remembers the leases of starts that may exist, so that one whose deletion failed is deleted later.
+//! Tracks the leases of starts that may exist, so that a lease whose deletion failed is deleted later.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use limpet_model::container::ContainerId;
 
-/// The leases that may exist. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StartLeases(Arc<Mutex<Leases>>);
 
 #[derive(Debug, Default)]
 struct Leases {
-    /// How many starts there have been: each has a lease of its own, so that the deletion of an earlier one never meets it.
+    /// Counts starts, which makes each lease's id unique, so that deleting an earlier lease never affects a later
+    /// one.
     starts: u64,
-    /// The container of each lease, and whether its start needs the lease.
+    /// The container of each lease, and whether its start still needs the lease.
     known: BTreeMap<String, (ContainerId, bool)>,
 }
 
 impl StartLeases {
-    /// The lease of a start of the container, which is about to be created.
+    /// The id of a new lease for a start of the container.
     pub(crate) fn begin(&self, id: &ContainerId) -> String {
         let mut leases = self.lock();
         leases.starts += 1;
@@ -27,19 +27,19 @@ impl StartLeases {
         lease
     }
 
-    /// Notes that the start of a lease does not need it any more.
+    /// Records that the start no longer needs the lease.
     pub(crate) fn end(&self, lease: &str) {
         if let Some((_, needed)) = self.lock().known.get_mut(lease) {
             *needed = false;
         }
     }
 
-    /// Notes that a lease does not exist any more.
+    /// Records that the lease no longer exists.
     pub(crate) fn deleted(&self, lease: &str) {
         self.lock().known.remove(lease);
     }
 
-    /// Those that no start needs; with `id` those of that container alone.
+    /// The leases that no start needs; with `id`, only those of that container.
     pub(crate) fn orphans(&self, id: Option<&ContainerId>) -> Vec<String> {
         let is_one = |owner: &ContainerId, needed: bool| !needed && id.is_none_or(|id| id == owner);
         let leases = self.lock();

@@ -1,9 +1,10 @@
-//! The standard input of a container without a terminal: the OCI runtime, called with the container's FIFO as its own input.
+//! The standard input of a container without a terminal: calls the OCI runtime with the container's FIFO as its own
+//! input.
 //!
-//! containerd's shim gives a process whose output goes to a logger no input. So for a container with `stdin` the shim's
-//! runtime is a symbolic link to limpet's executable in the container's [`AttachPoint`]. It opens the FIFO, which is next to
-//! the link, and executes the real runtime; runc passes its own input to the process that it creates. The shim holds the
-//! FIFO's other end open, as of one with a terminal, so neither agent nor containerd is needed to keep it.
+//! containerd's shim gives a process whose output goes to a logger no input. So for a container with `stdin`, the
+//! shim's runtime is a symbolic link to limpet's executable in the container's [`AttachPoint`]. It opens the FIFO
+//! beside the link and executes the real runtime; runc passes its own input on to the process that it creates. As
+//! with a terminal, the shim holds the FIFO's other end open, so neither agent nor containerd is needed to keep it.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,7 +19,8 @@ use crate::attach::{AttachPoint, RUNTIME_WITH_STDIN};
 /// The subcommand of an OCI runtime that starts the process.
 const CREATE: &str = "create";
 
-/// The container's directory, if this process was started as a runtime. Call it early in `main`: the shim waits.
+/// The container's directory, if this process was started as a runtime. Call it early in `main`, because the shim is
+/// waiting.
 pub fn invoked() -> Option<PathBuf> {
     directory_of(std::env::args_os().next()?)
 }
@@ -35,13 +37,13 @@ pub fn main(directory: &Path) -> ExitCode {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    // The shim makes it the message of the call that has failed.
+    // The shim puts it into the error message of the failed call.
     eprintln!("start the OCI runtime for {}: {failed}", directory.display());
     ExitCode::FAILURE
 }
 
 fn execute(directory: &Path) -> io::Result<std::convert::Infallible> {
-    let point = AttachPoint::of(directory);
+    let point = AttachPoint::at(directory);
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let runtime = point.runtime()?;
     if arguments.iter().any(|argument| argument == CREATE) {

@@ -27,7 +27,8 @@ pub struct UserRequest {
     pub strict_groups: bool,
 }
 
-/// Why a container's user cannot be resolved. The caller names pod and container. All are permanent without an edit.
+/// Why a container's user cannot be resolved. The caller names pod and container. None of these errors is fixed
+/// without an edit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
     /// `runAsNonRoot` with `runAsUser: 0`.
@@ -45,7 +46,7 @@ pub enum UserError {
     /// Not a user or group id.
     #[error("{field} {value} is not between 0 and 2147483647")]
     Range {
-        /// The Pod's field, or what it is of the image.
+        /// The Pod's field, or the image's.
         field: &'static str,
         value: i64,
     },
@@ -72,12 +73,13 @@ impl UserRequest {
 
 /// Resolves the user from the request and the image's account files, `None` for a missing file.
 ///
-/// The Pod's user wins over the image's. A user name must be in `/etc/passwd`; a number need not, and has group 0 then.
-/// A group name of the image that is not in `/etc/group` is ignored.
-/// The groups include the primary one and are sorted.
+/// The Pod's user takes precedence over the image's. A user name must be in `/etc/passwd`; a number need not, and
+/// then has group 0. A group name of the image that is not in `/etc/group` is ignored. The groups include the primary
+/// one and are sorted.
 ///
 /// # Errors
-/// When `runAsNonRoot` is violated or cannot be verified, or a name is unknown.
+///
+/// `runAsNonRoot` is violated or cannot be verified, or a name is unknown.
 pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>) -> Result<ProcessUser, UserError> {
     let (image_user, image_group) = match request.image_user.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
@@ -87,7 +89,7 @@ pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>)
 
     let (wanted, image_group) = match request.run_as_user {
         Some(uid) => (User::Id(id("runAsUser", uid)?), None),
-        None => (User::of(image_user), image_group),
+        None => (User::parse(image_user), image_group),
     };
     let entry = passwd_entries(passwd).find(|entry| wanted.is(entry));
     let uid = match (&entry, wanted) {
@@ -121,7 +123,7 @@ pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>)
 
 /// kubelet's check, with kubelet's messages.
 fn verify_non_root(request: &UserRequest, image_user: &str) -> Result<(), UserError> {
-    match (request.run_as_non_root, request.run_as_user, User::of(image_user)) {
+    match (request.run_as_non_root, request.run_as_user, User::parse(image_user)) {
         (true, Some(0), _) => Err(UserError::RootWanted),
         (true, None, User::Id(0)) => Err(UserError::ImageIsRoot),
         (true, None, User::Name(name)) => Err(UserError::ImageIsName(name.to_owned())),
@@ -138,7 +140,7 @@ enum User<'a> {
 
 impl<'a> User<'a> {
     /// An empty text is root.
-    fn of(text: &'a str) -> Self {
+    fn parse(text: &'a str) -> Self {
         if text.is_empty() {
             return Self::Id(0);
         }
@@ -154,7 +156,8 @@ impl<'a> User<'a> {
 }
 
 fn id(field: &'static str, value: i64) -> Result<u32, UserError> {
-    // Kubernetes' and runc's limit: some APIs use signed ids, and for the system calls the highest number is "do not change".
+    // Kubernetes' and runc's limit: some APIs use signed ids, and system calls reserve the highest number for "do not
+    // change".
     i32::try_from(value).ok().and_then(|value| u32::try_from(value).ok()).ok_or(UserError::Range { field, value })
 }
 

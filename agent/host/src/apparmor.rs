@@ -1,6 +1,6 @@
-//! AppArmor on this host: whether it confines, which profiles are loaded, and containerd's default profile.
+//! AppArmor on this host: whether it is enabled, which profiles are loaded, and containerd's default profile.
 //!
-//! The default profile has containerd's name and rules, so that the one which containerd may have loaded serves as well.
+//! The default profile has containerd's name and rules, so one that containerd has loaded serves as well.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,22 +9,22 @@ use std::process::{Command, Stdio};
 /// containerd's name of the default profile.
 pub const DEFAULT_PROFILE: &str = "cri-containerd.apparmor.d";
 
-/// Whether AppArmor is on.
+/// Tells whether AppArmor is enabled.
 const ENABLED: &str = "/sys/module/apparmor/parameters/enabled";
 /// The loaded profiles: `name (mode)`, one a line.
 const PROFILES: &str = "/sys/kernel/security/apparmor/profiles";
-/// Where distributions keep what profiles include.
+/// Where distributions keep the files that profiles include.
 const INCLUDES: &str = "/etc/apparmor.d";
-/// Where the program that loads profiles may be.
+/// The paths of the program that loads profiles.
 const PARSERS: [&str; 3] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser", "/usr/bin/apparmor_parser"];
 
-/// Why a profile is not there.
+/// Why a profile is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum AppArmorError {
     /// The list of profiles cannot be read.
     #[error("read {PROFILES}: {0}")]
     Profiles(io::Error),
-    /// There is nothing that could load the default profile.
+    /// No program can load the default profile.
     #[error("the profile {DEFAULT_PROFILE} is not loaded, and there is no apparmor_parser to load it")]
     NoParser,
     /// The program that loads profiles failed.
@@ -40,6 +40,7 @@ pub fn is_enabled() -> bool {
 /// Whether the profile `name` is loaded.
 ///
 /// # Errors
+///
 /// The kernel does not report it.
 pub fn is_loaded(name: &str) -> Result<bool, AppArmorError> {
     Ok(loaded()?.iter().any(|loaded| loaded == name))
@@ -54,15 +55,16 @@ pub fn loaded() -> Result<Vec<String>, AppArmorError> {
     Ok(names(&profiles).map(str::to_owned).collect())
 }
 
-/// The names in the kernel's list of profiles. A name may hold blanks, and the mode follows the last one.
+/// The names in the kernel's list of profiles. A name may contain spaces; the mode follows the last one.
 fn names(profiles: &str) -> impl Iterator<Item = &str> {
     profiles.lines().filter_map(|line| Some(line.rsplit_once(" (")?.0))
 }
 
-/// Makes sure that the default profile is loaded. Blocks for as long as apparmor_parser takes.
+/// Loads the default profile unless it is loaded. Blocks while apparmor_parser runs.
 ///
 /// # Errors
-/// It is not, and cannot be loaded.
+///
+/// The profile cannot be loaded.
 pub fn ensure_default() -> Result<(), AppArmorError> {
     if is_loaded(DEFAULT_PROFILE)? {
         return Ok(());
@@ -77,7 +79,7 @@ pub fn parser() -> Option<&'static Path> {
 
 fn load(parser: &Path, profile: &str) -> Result<(), AppArmorError> {
     let failed = |source: io::Error| AppArmorError::Load(source.to_string());
-    // Replaces one that was loaded meanwhile, and keeps no cache on disk.
+    // Replaces a profile that was loaded meanwhile, and keeps no cache on disk.
     let mut command = Command::new(parser);
     command.args(["--replace", "--skip-cache"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
@@ -92,10 +94,9 @@ fn load(parser: &Path, profile: &str) -> Result<(), AppArmorError> {
     Err(AppArmorError::Load(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// What the distribution has for profiles to include.
+/// The distribution's files that profiles may include.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Includes {
-    /// Where.
     directory: PathBuf,
     tunables: bool,
     base: bool,
@@ -114,8 +115,8 @@ impl Includes {
     }
 }
 
-/// What a container may not do. AppArmor has no exceptions to a rule, so names are spelled out letter by letter: all of
-/// `/sys` but cgroups, all of `/proc` but processes and `sys/kernel/shm*`.
+/// Paths that containers may not write. AppArmor rules have no exceptions, so names are spelled out letter by letter:
+/// all of `/sys` except cgroups, all of `/proc` except processes and `sys/kernel/shm*`.
 const DENIED_PATHS: [&str; 17] = [
     "@{PROC}/* w",
     "@{PROC}/{[^1-9],[^1-9][^0-9],[^1-9s][^0-9y][^0-9s],[^1-9][^0-9][^0-9][^0-9]*}/** w",
@@ -158,7 +159,7 @@ fn default_profile(includes: &Includes) -> String {
     for allowed in ["network", "capability", "file", "umount"] {
         line(format!("  {allowed},"));
     }
-    // The host, and the runtimes that stop containers.
+    // The peers are the host, and the runtimes that stop containers.
     for peer in ["unconfined", "runc", "crun"] {
         line(format!("  signal (receive) peer={peer},"));
     }
@@ -177,8 +178,8 @@ mod tests {
     #[test]
     fn loaded_profiles_are_known_by_their_whole_name() {
         let profiles = "cri-containerd.apparmor.d (enforce)\nmy profile (complain)\n/usr/sbin/named//child (enforce)\n";
-        let found: Vec<&str> = names(profiles).collect();
-        assert_eq!(found, ["cri-containerd.apparmor.d", "my profile", "/usr/sbin/named//child"]);
+        let loaded: Vec<&str> = names(profiles).collect();
+        assert_eq!(loaded, ["cri-containerd.apparmor.d", "my profile", "/usr/sbin/named//child"]);
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! Calls that may hang: below a dead network mount, on a FUSE server that does not answer, on a failing disk.
+//! Runs calls that may hang: below a dead network mount, on an unresponsive FUSE server, on a failing disk.
 //!
-//! [`run`] performs them on tokio's blocking threads, so the agent's one runtime thread waits for no file system. The
-//! kernel cannot cancel such a call. When it makes no progress for its deadline the caller gets an error that names the
-//! path, and the thread is left behind and counted by [`hung`] until the kernel answers.
+//! [`run`] performs them on tokio's blocking threads, so the agent's single runtime thread never waits for a file
+//! system. The kernel cannot cancel such a call. When it makes no progress for its deadline, the caller gets an error
+//! that names the path, and the thread is left behind and counted by [`hung`] until the kernel answers.
 //!
-//! Calls on one subject (a pod's volumes, a pod's logs, the manifest directory) run one at a time, so that a subject that
-//! hangs occupies one thread however often it is tried again, and two tries never work on the same files at once.
+//! Calls on one subject (a pod's volumes, a pod's logs, the manifest directory) run one at a time. So a subject that
+//! hangs occupies only one thread however often it is retried, and two attempts never work on the same files at once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 
-/// How long a call may make no progress before its caller gets an error. A busy SD card takes seconds for one write.
+/// How long a call may make no progress before its caller gets an error. A busy SD card takes seconds for a single
+/// write.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// How many calls run at once, over all subjects: half of tokio's 512 threads; the others are for calls from elsewhere.
+/// The most concurrent calls over all subjects: half of tokio's 512 threads, so that the rest is free for other
+/// calls.
 const MAX_CALLS: usize = 256;
 
 static CALL_PERMITS: Semaphore = Semaphore::const_new(MAX_CALLS);
 static HUNG_CALLS: AtomicUsize = AtomicUsize::new(0);
 static SUBJECTS: Mutex<BTreeMap<PathBuf, Weak<Subject>>> = Mutex::new(BTreeMap::new());
 
-/// How many calls have missed their deadline and still hold a thread.
+/// The number of calls that have missed their deadline and still hold a thread.
 pub fn hung() -> usize {
     HUNG_CALLS.load(Ordering::Relaxed)
 }
@@ -35,13 +37,13 @@ pub fn hung() -> usize {
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from the file system of {} for {} s", path.display(), waited.as_secs())]
 pub struct NoAnswer {
-    /// What the call was accessing.
+    /// The path that the call was accessing.
     pub path: PathBuf,
     /// The deadline it missed.
     pub waited: Duration,
 }
 
-/// The progress of a call, which reports here what it accesses.
+/// The progress of a call, which reports the path that it is accessing.
 #[derive(Debug)]
 pub struct Progress(Mutex<State>);
 
@@ -54,12 +56,12 @@ struct State {
 }
 
 impl Progress {
-    /// Of a call that begins at `path`.
+    /// The progress of a call that begins at `path`.
     pub fn new(path: &Path) -> Self {
         Self(Mutex::new(State { path: path.to_owned(), since: Instant::now(), running: false, hung: false }))
     }
 
-    /// The call accesses `path` from now on; its deadline begins again.
+    /// Records that the call accesses `path` from now on, and restarts its deadline.
     pub fn at(&self, path: &Path) {
         let mut state = self.state();
         state.path = path.to_owned();
@@ -84,7 +86,7 @@ impl Progress {
         }
     }
 
-    /// The call is given up by its caller.
+    /// Records that the caller has given up.
     fn abandon(&self, waited: Duration) -> io::Error {
         let mut state = self.state();
         if state.running && !std::mem::replace(&mut state.hung, true) {
@@ -95,7 +97,7 @@ impl Progress {
     }
 }
 
-/// The object of calls that run one at a time; it exists while one runs or waits.
+/// The subject of calls that run one at a time. It exists while a call runs or waits.
 #[derive(Debug)]
 struct Subject {
     path: PathBuf,
@@ -118,7 +120,7 @@ impl Subject {
 impl Drop for Subject {
     fn drop(&mut self) {
         let mut subjects = subjects();
-        // Another of the same path may have replaced it.
+        // Another subject with the same path may have replaced it.
         if subjects.get(&self.path).is_some_and(|known| known.strong_count() == 0) {
             subjects.remove(&self.path);
         }
@@ -129,7 +131,7 @@ fn subjects() -> MutexGuard<'static, BTreeMap<PathBuf, Weak<Subject>>> {
     SUBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call on its thread; dropped when the kernel has answered, which may be long after the caller has gone.
+/// A call on its thread. It is dropped when the kernel has answered, which may be long after the caller has gone.
 #[derive(Debug)]
 struct Running {
     subject: Arc<Subject>,
@@ -144,24 +146,25 @@ impl Drop for Running {
     }
 }
 
-/// Runs `work` on a blocking thread once no other call on `subject` runs. When the caller is dropped the work is still
+/// Runs `work` on a blocking thread once no other call on `subject` runs. If the caller is dropped, the work is still
 /// finished.
 ///
 /// # Errors
-/// `TimedOut` with [`NoAnswer`]: there was no progress for `deadline`, by this call or by the one before it on the
-/// subject. Any other kind: the work panicked, or the agent stops.
+///
+/// `TimedOut` with [`NoAnswer`]: this call, or the one before it on the subject, made no progress for `deadline`. Any
+/// other kind: the work panicked, or the agent is stopping.
 pub async fn run<T: Send + 'static>(
     subject: PathBuf,
     deadline: Duration,
     work: impl FnOnce(&Progress) -> T + Send + 'static,
 ) -> io::Result<T> {
     let subject = Subject::of(subject);
-    let own = Arc::clone(&subject);
+    let waiting = Arc::clone(&subject);
     let mut call = std::pin::pin!(async move {
-        let turn = Arc::clone(&own.turn).lock_owned().await;
+        let turn = Arc::clone(&waiting.turn).lock_owned().await;
         let permit = CALL_PERMITS.acquire().await.ok();
-        own.progress.begin(&own.path);
-        let running = Running { subject: own, _turn: turn, _permit: permit };
+        waiting.progress.begin(&waiting.path);
+        let running = Running { subject: waiting, _turn: turn, _permit: permit };
         tokio::task::spawn_blocking(move || work(&running.subject.progress)).await
     });
     let began = Instant::now();
@@ -179,7 +182,7 @@ pub fn is_busy(subject: &Path) -> bool {
     subjects().get(subject).and_then(Weak::upgrade).is_some_and(|subject| subject.turn.try_lock().is_err())
 }
 
-/// Resolves when no call on `subject` runs: at once, or when the file system answers that it waits for.
+/// Resolves when no call on `subject` runs: immediately, or when its file system answers.
 pub async fn answered(subject: &Path) {
     let turn = Arc::clone(&Subject::of(subject.to_owned()).turn);
     drop(turn.lock().await);
@@ -224,7 +227,7 @@ mod tests {
         let path = fifo(directory.path());
         let subject = directory.path().join("pod");
         is_no_answer(run(subject.clone(), SHORT, read(path.clone())).await, &path);
-        // A second try waits for the first, whose path is the one that hangs.
+        // The second attempt waits for the first, whose path is the one that hangs.
         is_no_answer(run(subject.clone(), SHORT, |_| String::new()).await, &path);
         assert_eq!(hung(), 1);
         assert_eq!(run(directory.path().join("other"), DEADLINE, |_| 7).await.unwrap(), 7);

@@ -1,8 +1,8 @@
-//! The pods' cgroups in kubelet's layout: a node level, a level for burstable and one for best-effort pods, a cgroup for
-//! each pod; the OCI runtime creates those of containers.
+//! The pods' cgroups in kubelet's layout: a node level, levels for burstable and best-effort pods, and a cgroup for
+//! each pod. The OCI runtime creates those of containers.
 //!
-//! Both versions and both drivers: with `cgroupfs` this module creates directories, in every v1 hierarchy or in the v2
-//! one; with `systemd` it has systemd create slices, and reads them as directories all the same.
+//! Supports both cgroup versions and both drivers. With `cgroupfs`, this module creates directories, in every v1
+//! hierarchy or in the v2 one; with `systemd`, it asks systemd for slices and reads them as directories.
 
 mod all_pods;
 mod error;
@@ -45,7 +45,7 @@ pub enum CgroupDriver {
     Systemd,
 }
 
-/// How the cgroups of pods are made, and what all of them have in common.
+/// How pods' cgroups are created, and their common settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CgroupSettings {
     pub driver: CgroupDriver,
@@ -80,16 +80,16 @@ pub fn limits_huge_pages() -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupOwner {
     pub pod: PodUid,
-    /// The container's id in containerd, for a group of one or below.
+    /// The container's id in containerd, for a container's cgroup or one below it.
     pub container: Option<String>,
 }
 
-/// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy; `root`: `cgroupRoot`.
+/// The owner of the cgroup that is or contains `path`, from the root of a hierarchy. `root` is `cgroupRoot`.
 pub fn owner(root: &Path, path: &str) -> Option<CgroupOwner> {
     Layout::new(CgroupDriver::default(), root).owner(path)
 }
 
-/// What a pod adds to the levels above it.
+/// A pod's contribution to the levels above it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Requested {
     /// Millicores of a burstable pod.
@@ -130,20 +130,21 @@ struct Shared {
     pod_pids_limit: Option<i64>,
     cpu_quotas: CpuQuotas,
     memory_qos: MemoryQos,
-    /// The sizes of huge pages whose use is limited; none where the kernel cannot limit them.
+    /// The huge page sizes that can be limited; empty if the kernel cannot limit them.
     huge_page_sizes: Vec<u64>,
     systemd: Option<systemd::Manager>,
-    /// What each pod requests: together what their levels have.
+    /// Each pod's requests, whose sum the levels get.
     requested: Mutex<BTreeMap<PodUid, (QosClass, Requested)>>,
-    /// For each pod: the OOM kills in containers that have exited, as far as they are known.
+    /// The known OOM kills in exited containers of each pod.
     exited_oom_kills: Mutex<BTreeMap<PodUid, u64>>,
 }
 
 impl Cgroups {
-    /// Detects how cgroups are mounted and creates the levels above the pods below `root` (kubelet's `cgroupRoot`).
+    /// Detects how cgroups are mounted, and creates the levels above the pods below `root` (kubelet's `cgroupRoot`).
     ///
     /// # Errors
-    /// When no cgroups are mounted, or the levels cannot be created.
+    ///
+    /// No cgroups are mounted, or the levels cannot be created.
     pub async fn open(settings: &CgroupSettings) -> Result<Self, CgroupError> {
         let &CgroupSettings { driver, ref root, pod_pids_limit, cpu_quotas, memory_qos } = settings;
         let hierarchies = blocking(Hierarchies::find).await?;
@@ -170,7 +171,8 @@ impl Cgroups {
         let shared = &cgroups.shared;
         let cpus = i64::from(proc_files::online_cpus());
         let best_effort = shared.layout.level(QosClass::BestEffort);
-        // The burstable level keeps its weight until its pods are known: a restart must not starve running pods.
+        // The burstable level keeps its weight until its pods are known, because a restart must not starve running
+        // pods.
         let burstable = shared.layout.level(QosClass::Burstable);
         cgroups
             .apply(vec![
@@ -198,12 +200,12 @@ impl Cgroups {
         self.is_v2().then(|| self.shared.hierarchies.all_paths(&level).into_iter().next())?
     }
 
-    /// Whether the unified hierarchy (v2) alone is mounted.
+    /// Whether only the unified hierarchy (v2) is mounted.
     pub fn is_v2(&self) -> bool {
         self.shared.hierarchies.is_v2()
     }
 
-    /// Controllers that pods may need and the kernel does not offer.
+    /// Controllers that pods may need and the kernel lacks.
     pub fn missing_controllers(&self) -> Vec<&'static str> {
         let there = self.shared.hierarchies.controllers();
         REQUIRED_CONTROLLERS.into_iter().filter(|controller| !there.contains(*controller)).collect()
@@ -212,16 +214,18 @@ impl Cgroups {
     /// Creates the pod's cgroup and the levels above it, and sets their limits. Idempotent.
     ///
     /// # Errors
-    /// When a cgroup cannot be created, or a limit cannot be set.
+    ///
+    /// A cgroup cannot be created, or a limit cannot be set.
     pub async fn ensure_pod(&self, pod: &PodRecord) -> Result<(), CgroupError> {
         self.update_pod(pod, &pod_limits(pod.spec())).await
     }
 
-    /// The same with these limits instead of the pod's own. What runs in the cgroup keeps running; the kernel refuses a CPU
-    /// quota below that of a cgroup in it (v1).
+    /// The same with these limits instead of the pod's own. Processes in the cgroup keep running. The kernel refuses
+    /// a CPU quota below that of a child cgroup (v1).
     ///
     /// # Errors
-    /// When a cgroup cannot be created, or a limit cannot be set.
+    ///
+    /// A cgroup cannot be created, or a limit cannot be set.
     pub async fn update_pod(&self, pod: &PodRecord, limits: &CgroupLimits) -> Result<(), CgroupError> {
         let spec = pod.spec();
         let class = qos_class(spec);
@@ -229,23 +233,23 @@ impl Cgroups {
         let of_all = self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
         let mut groups = self.levels(class, of_all);
         let requested = requests(spec);
-        // As in kubelet, a pod has no huge pages of sizes that it does not request.
+        // As in kubelet, a pod gets no huge pages of sizes that it does not request.
         let huge_pages = self.shared.huge_page_sizes.iter().map(|size| {
             let bytes = requested.get(size).map_or(0, |amount| u64::try_from(amount.units()).unwrap_or(0));
             (*size, bytes)
         });
-        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit)
+        let pod_limits = GroupLimits::of_pod(limits, self.shared.pod_pids_limit)
             .with_cpu_quotas(self.shared.cpu_quotas)
             .with_memory_qos(self.shared.memory_qos.of_pod(spec, rustix::param::page_size() as u64))
             .with_huge_pages(huge_pages.collect());
-        groups.push((layout.pod(class, &pod.uid), own));
+        groups.push((layout.pod(class, &pod.uid), pod_limits));
         self.apply(groups).await?;
         self.begin_oom_account(&pod.uid);
         Ok(())
     }
 
-    /// Counts a pod that was found running: its OOM kills from now on, and its part of its level's weight. The level keeps the
-    /// weight that it has until a pod's limits are set.
+    /// Registers a pod that was already running: counts its OOM kills from now on, and its part of its level's
+    /// weight. The level keeps its current weight until a pod's limits are set.
     pub fn adopt_pod(&self, pod: &PodRecord) {
         let class = qos_class(pod.spec());
         self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
@@ -258,15 +262,16 @@ impl Cgroups {
         format!("/{}", self.shared.layout.directory(&group).display())
     }
 
-    /// `linux.cgroupsPath` of a container in the driver's form.
+    /// `linux.cgroupsPath` of a container in the driver's format.
     pub fn container_path(&self, pod: &PodRecord, container_id: &str) -> String {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)
     }
 
-    /// Puts the init of the pod's shared PID namespace into its own cgroup within the pod's, which exists.
+    /// Moves the init of the pod's shared PID namespace into its own cgroup within the pod's, which has to exist.
     ///
     /// # Errors
-    /// When the cgroup cannot be made, or the process has ended.
+    ///
+    /// The cgroup cannot be created, or the process has ended.
     pub async fn place_init(&self, pod: &PodRecord, pid: u32) -> Result<(), CgroupError> {
         let class = qos_class(pod.spec());
         let (unit, directory) = self.shared.layout.init(class, &pod.uid);
@@ -281,16 +286,17 @@ impl Cgroups {
         .await
     }
 
-    /// Removes the pod's cgroups, of every QoS class and in every hierarchy. Idempotent.
+    /// Removes the pod's cgroups, for every QoS class and in every hierarchy. Idempotent.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`] when processes still run in one of them; the others are removed then.
+    ///
+    /// [`CgroupError::Busy`] if processes still run in one of them; the others are removed.
     pub async fn remove_pod(&self, uid: &PodUid) -> Result<(), CgroupError> {
         let groups = CLASSES.map(|class| self.shared.layout.pod(class, uid));
         let shared = self.shared.clone();
         if let Some(systemd) = &shared.systemd {
             for group in &groups {
-                // systemd would kill the processes in a slice it stops; that is the caller's decision.
+                // systemd would kill the processes in a slice that it stops, which is the caller's decision.
                 if self.exists_idle(group).await? {
                     systemd.stop(&group.slice()).await?;
                 }
@@ -317,10 +323,11 @@ impl Cgroups {
         }
     }
 
-    /// Kills the processes in a container's cgroups and removes these: for a container whose OCI runtime was killed before
-    /// it could do so.
+    /// Kills the processes in a container's cgroups and removes the cgroups, for a container whose OCI runtime was
+    /// killed before it could do so.
     ///
     /// # Errors
+    ///
     /// [`CgroupError::Busy`] while killed processes still exist.
     pub async fn clear_container(&self, uid: &PodUid, container_id: &str) -> Result<(), CgroupError> {
         let layout = &self.shared.layout;
@@ -336,33 +343,36 @@ impl Cgroups {
         .await
     }
 
-    /// The first process of a container, or another one in its cgroups; `None`: none is there. Reads small files.
+    /// The first process of a container, or else another one in its cgroups; `None` if there is none. Reads small
+    /// files.
     pub fn process_of(&self, uid: &PodUid, container_id: &str) -> Option<u32> {
         let groups = CLASSES.map(|class| self.shared.layout.container_directory(class, uid, container_id));
         let paths = groups.iter().flat_map(|group| self.shared.hierarchies.all_paths(group));
-        let found = paths.filter_map(|path| files::processes(&path).ok()).find(|found| !found.is_empty())?;
-        let pids = || found.iter().filter_map(|pid| u32::try_from(*pid).ok());
+        let pids_of_group =
+            paths.filter_map(|path| files::processes(&path).ok()).find(|pids_of_group| !pids_of_group.is_empty())?;
+        let pids = || pids_of_group.iter().filter_map(|pid| u32::try_from(*pid).ok());
         pids().find(|pid| process::is_init(*pid)).or_else(|| pids().min())
     }
 
-    /// The pods that have a cgroup in any hierarchy, orphans of an earlier run included.
+    /// The pods that have a cgroup in any hierarchy, including orphans of an earlier run.
     ///
     /// # Errors
-    /// When a directory exists and cannot be read.
+    ///
+    /// A directory exists and cannot be read.
     pub async fn pods(&self) -> Result<Vec<PodUid>, CgroupError> {
         let shared = self.shared.clone();
-        let found = blocking(move || {
-            let mut found = BTreeSet::new();
+        let uids = blocking(move || {
+            let mut uids = BTreeSet::new();
             for class in CLASSES {
                 let level = shared.layout.level(class);
                 for path in shared.hierarchies.all_paths(&shared.layout.directory(&level)) {
                     let names = files::subdirectories(&path)?;
-                    found.extend(names.iter().filter_map(|name| shared.layout.pod_named(class, name)));
+                    uids.extend(names.iter().filter_map(|name| shared.layout.pod_named(class, name)));
                 }
             }
-            Ok(found)
+            Ok(uids)
         });
-        Ok(found.await?.into_iter().collect())
+        Ok(uids.await?.into_iter().collect())
     }
 
     /// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy.
@@ -370,7 +380,7 @@ impl Cgroups {
         self.shared.layout.owner(path)
     }
 
-    /// Changes the known pods and returns what they request together.
+    /// Changes the known pods' requests and returns their sum.
     fn requested(&self, change: impl FnOnce(&mut BTreeMap<PodUid, (QosClass, Requested)>)) -> Requested {
         let mut pods = self.shared.requested.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut pods);
@@ -381,7 +391,7 @@ impl Cgroups {
         self.shared.memory_qos.keeps_requests && self.is_v2()
     }
 
-    /// What changes of the levels above a pod of that class, when all pods request so much.
+    /// The settings of the levels above a pod of this class, given the sum of all requests.
     fn levels(&self, class: QosClass, requested: Requested) -> Vec<(GroupName, GroupLimits)> {
         let kept = |files: MemoryFiles| if self.keeps_memory() { files } else { MemoryFiles::default() };
         let all = GroupLimits::default().with_memory_qos(kept(requested.memory.of_all_pods()));
@@ -398,7 +408,8 @@ impl Cgroups {
         all.into_iter().chain(level.map(|level| (layout.level(class), level))).collect()
     }
 
-    /// Levels keep no memory that an agent with another configuration has had them keep. Nothing is written where they do not.
+    /// Removes memory protection from levels that an agent with another configuration has set. Writes nothing if
+    /// there is none.
     async fn keep_nothing_that_is_not_configured(&self) -> Result<(), CgroupError> {
         if self.shared.memory_qos.keeps_requests || !self.is_v2() {
             return Ok(());
@@ -423,7 +434,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Creates groups, each after its parent, and sets their limits.
+    /// Creates groups after their parents, and sets their limits.
     async fn apply(&self, groups: Vec<(GroupName, GroupLimits)>) -> Result<(), CgroupError> {
         if let Some(systemd) = &self.shared.systemd {
             for (group, limits) in &groups {
@@ -444,7 +455,8 @@ impl Cgroups {
         .await
     }
 
-    /// Limits the huge pages of slices, by their files: systemd neither supports the controller nor enables it for children.
+    /// Limits huge pages of slices by writing their files: systemd neither supports the controller nor enables it for
+    /// children.
     async fn limit_huge_pages(&self, groups: Vec<(GroupName, GroupLimits)>) -> Result<(), CgroupError> {
         let shared = self.shared.clone();
         let v2 = self.is_v2();
@@ -464,7 +476,7 @@ impl Cgroups {
         .await
     }
 
-    /// Whether a group exists, with no process in it or below.
+    /// Whether a group exists without any process in it or below.
     async fn exists_idle(&self, group: &GroupName) -> Result<bool, CgroupError> {
         let (shared, directory) = (self.shared.clone(), self.shared.layout.directory(group));
         blocking(move || {
@@ -484,7 +496,8 @@ impl Cgroups {
     }
 }
 
-/// Runs blocking file operations on tokio's blocking threads. No deadline: the cgroup file system waits for no device.
+/// Runs blocking file operations on tokio's blocking threads, without a deadline because the cgroup file system waits
+/// for no device.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CgroupError> + Send + 'static,
 ) -> Result<T, CgroupError> {

@@ -1,10 +1,10 @@
-//! The time that decisions are made with, and waiting for it.
+//! The current time for decisions, and waiting for a point in time.
 
 use jiff::Timestamp;
 use limpet_model::clock::Now;
 use tokio::time::Instant;
 
-/// This moment. The monotonic part is tokio's clock, which tests pause.
+/// The current time. The monotonic part is tokio's clock, which tests pause.
 pub fn now() -> Now {
     Now { mono: Instant::now().into_std(), wall: Timestamp::now() }
 }

@@ -1,8 +1,9 @@
-//! Opens a path below a directory whose content may be anybody's, so that it leads nowhere else, whatever is changed in it
+//! Opens a path below a directory whose content is untrusted, so that it cannot lead elsewhere even if it is changed
 //! meanwhile.
 //!
-//! The kernel does that with openat2 (Linux 5.6). Before that, and where a seccomp profile refuses it, the path is walked name
-//! by name, each opened without following it and each symlink read as text, with the same result.
+//! The kernel does this with openat2 (Linux 5.6). Before that, and where a seccomp profile refuses openat2, the path
+//! is walked component by component, each opened without following it and each symlink read as text, with the same
+//! result.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -16,31 +17,32 @@ use rustix::io::Errno;
 /// The kernel's limit of symlinks in one path.
 const MAX_LINKS: usize = 40;
 
-/// How often the kernel is asked about a path with `..` while something renames files all the time.
+/// How often to retry a path with `..` while files are being renamed.
 const MAX_TRIES: usize = 64;
 
-/// How a path stays below its directory.
+/// How a path is confined to its directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Confinement {
-    /// The directory is the root: `/` and `..` at the top lead to it. Otherwise what leads out is `EXDEV`.
+    /// Whether the directory acts as the root, to which `/` and `..` at the top lead. Otherwise a path that leads out
+    /// fails with `EXDEV`.
     is_root: bool,
     symlinks: bool,
     mounts: bool,
 }
 
 impl Confinement {
-    /// What leads out of the directory fails with `EXDEV`: an absolute symlink, too.
+    /// Whatever leads out of the directory fails with `EXDEV`, even an absolute symlink.
     pub const BENEATH: Self = Self { is_root: false, symlinks: true, mounts: true };
-    /// The directory is the root of every symlink, as of a container.
+    /// The directory is the root for every symlink, as in a container.
     pub const IN_ROOT: Self = Self { is_root: true, symlinks: true, mounts: true };
 
-    /// A symlink on the way fails with `ELOOP`.
+    /// A symlink in the path fails with `ELOOP`.
     #[must_use]
     pub const fn without_symlinks(self) -> Self {
         Self { symlinks: false, ..self }
     }
 
-    /// Another mount on the way fails with `EXDEV`. Before Linux 5.6 that is another file system.
+    /// Another mount in the path fails with `EXDEV`. Before Linux 5.6 this detects other file systems only.
     #[must_use]
     pub const fn without_mounts(self) -> Self {
         Self { mounts: false, ..self }
@@ -54,10 +56,11 @@ impl Confinement {
     }
 }
 
-/// Opens `path` below `directory`, which exists, with these flags; nothing is created. Blocks.
+/// Opens `path` below `directory`, which exists, with these flags; creates nothing. Blocks.
 ///
 /// # Errors
-/// It does not exist, leads out, or may not be opened.
+///
+/// The path does not exist, leads out, or may not be opened.
 pub fn open(
     directory: impl AsFd,
     path: impl AsRef<Path>,
@@ -67,7 +70,7 @@ pub fn open(
     let (path, flags) = (path.as_ref(), flags | OFlags::CLOEXEC);
     for _ in 0..MAX_TRIES {
         match rustix::fs::openat2(&directory, path, flags, Mode::empty(), confinement.flags()) {
-            // A rename or a mount anywhere came in between.
+            // A concurrent rename or mount interfered.
             Err(Errno::AGAIN) => {}
             Err(Errno::NOSYS | Errno::PERM) => break,
             opened => return opened,
@@ -88,14 +91,14 @@ fn walk(directory: impl AsFd, path: &Path, flags: OFlags, confinement: Confineme
     walk.open(flags)
 }
 
-/// A directory as a path alone.
+/// Opens a directory with `O_PATH`.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Anything as a path alone, a symlink itself included.
+/// Opens anything with `O_PATH`, even a symlink itself.
 const NAME: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 struct Walk {
     top: OwnedFd,
-    /// The directories that were entered below it, so that `..` never asks the file system what is above.
+    /// The directories that were entered, so that `..` never asks the file system for a parent.
     below: Vec<OwnedFd>,
     /// The names that are left.
     left: VecDeque<CString>,
@@ -105,7 +108,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Has the path lead on from where it is; `.` at its end stands for a slash there.
+    /// Continues with `path` from the current directory; `.` at its end stands for a trailing slash.
     fn lead(&mut self, path: &OsStr) -> Result<(), Errno> {
         let bytes = path.as_bytes();
         if bytes.starts_with(b"/") {
@@ -147,7 +150,7 @@ impl Walk {
         self.below.last().unwrap_or(&self.top)
     }
 
-    /// Enters the directory of that name, or follows the symlink; the file that is opened if it is the path's end.
+    /// Enters the directory with this name, or follows the symlink. Returns the opened file at the end of the path.
     fn enter(&mut self, name: &CStr, flags: OFlags) -> Result<Option<OwnedFd>, Errno> {
         let entry = rustix::fs::openat(self.here(), name, NAME, Mode::empty())?;
         let stat = rustix::fs::fstat(&entry)?;
@@ -164,13 +167,13 @@ impl Walk {
             }
             _ if !is_last => Err(Errno::NOTDIR),
             _ if flags.contains(OFlags::PATH | OFlags::DIRECTORY) => Err(Errno::NOTDIR),
-            // What may replace it meanwhile, a symlink, say, is not opened.
+            // A replacement that appears meanwhile, such as a symlink, is not opened.
             _ if flags.contains(OFlags::PATH) => Ok(Some(entry)),
             _ => rustix::fs::openat(self.here(), name, flags | OFlags::NOFOLLOW, Mode::empty()).map(Some),
         }
     }
 
-    /// A link of `/proc` that the kernel follows by itself is text as well here, so it leads no further than others.
+    /// A magic link of `/proc` is read as text here too, so it leads no further than other links.
     fn follow(&mut self, link: &OwnedFd) -> Result<(), Errno> {
         self.links += 1;
         if !self.confinement.symlinks || self.links > MAX_LINKS {
@@ -180,7 +183,7 @@ impl Walk {
         self.lead(OsStr::from_bytes(target.as_bytes()))
     }
 
-    /// Of directories alone: an overlay may report other devices for the files in it.
+    /// Checks directories only, because an overlay may report other devices for their files.
     fn check_device(&self, stat: &Stat) -> Result<(), Errno> {
         if self.confinement.mounts || stat.st_dev == self.device { Ok(()) } else { Err(Errno::XDEV) }
     }

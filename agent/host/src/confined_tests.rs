@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! The walk against the kernel's own answers.
+//! Compares the walk with the kernel's own answers.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -8,7 +8,7 @@ use rustix::fs::CWD;
 
 use super::*;
 
-/// A directory with everything that a path may meet, inside of another one.
+/// A directory inside another one, with everything that a path may meet.
 fn tree() -> tempfile::TempDir {
     let base = tempfile::tempdir().unwrap();
     let root = base.path().join("root");

@@ -1,4 +1,4 @@
-//! The identity of directories, independent of their paths, and where paths lead to.
+//! The identity of directories, independent of their paths.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -14,8 +14,8 @@ pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
     DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
 }
 
-/// Where a path leads to: a directory, and the mount that it was reached through. As long as both are the same, the directories
-/// above are the same, too, unless symlinks are on the way.
+/// The directory to which a path leads, and the mount through which it was reached. While both are the same, the
+/// parent directories are the same too, unless the path contains symlinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryIdentity {
     mount: u64,
@@ -24,13 +24,13 @@ pub struct DirectoryIdentity {
 }
 
 impl DirectoryIdentity {
-    /// Where `path` leads to. `None`: to no directory, or the kernel has no numbers of mounts (Linux before 5.8).
-    /// Blocks as long as a file system does.
-    pub fn of(path: &Path) -> Option<Self> {
+    /// The identity of `path`. `None` if it does not lead to a directory, or the kernel has no mount ids (Linux
+    /// before 5.8). Blocks as long as a file system does.
+    pub fn resolve(path: &Path) -> Option<Self> {
         Self::resolved(path, ResolveFlags::empty())
     }
 
-    /// The same without waiting for a disk or a server. `None` also if the kernel would have to wait, or cannot report that
+    /// The same without waiting for a disk or a server. `None` also if the kernel would have to wait, or cannot tell
     /// (Linux before 5.12).
     pub fn of_cached(path: &Path) -> Option<Self> {
         Self::resolved(path, ResolveFlags::CACHED)
@@ -40,11 +40,11 @@ impl DirectoryIdentity {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat2(CWD, path, flags, Mode::empty(), how).ok()?;
         let (flags, wanted) = (AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO | StatxFlags::MNT_ID);
-        let found = statx(directory, c"", flags, wanted).ok()?;
-        StatxFlags::from_bits_retain(found.stx_mask).contains(wanted).then_some(Self {
-            mount: found.stx_mnt_id,
-            device: (found.stx_dev_major, found.stx_dev_minor),
-            inode: found.stx_ino,
+        let attributes = statx(directory, c"", flags, wanted).ok()?;
+        StatxFlags::from_bits_retain(attributes.stx_mask).contains(wanted).then_some(Self {
+            mount: attributes.stx_mnt_id,
+            device: (attributes.stx_dev_major, attributes.stx_dev_minor),
+            inode: attributes.stx_ino,
         })
     }
 }

@@ -1,8 +1,8 @@
-//! How much a directory takes on its disk: what its file system has counted, or else a walk that stays on one file system and
-//! follows no symlink.
+//! The disk usage of a directory: from its file system's counters, or else by a walk that stays on one file system
+//! and follows no symlink.
 //!
-//! A pod decides what is in its directories. So the walk goes by descriptors, keeps no path, and is bounded in time, entries,
-//! open directories and memory, each checked at every entry.
+//! A pod controls what is in its directories. So the walk uses descriptors, stores no path, and is bounded in time,
+//! entries, open directories and memory, all checked at every entry.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,18 +15,18 @@ use rustix::io::Errno;
 
 use crate::project_quota;
 
-/// The size of a block of `stat`.
+/// The size of `stat`'s blocks in bytes.
 const BLOCK_SIZE: u64 = 512;
 
-/// What a walk may cost.
+/// The bounds of a walk.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     until: Instant,
-    /// Files and directories: each one costs a call.
+    /// The most files and directories, each of which costs a call.
     entries: u64,
-    /// Files with several hard links, whose numbers are kept: 5 MiB in all.
+    /// The most files with several hard links, whose inode numbers are stored: 5 MiB in all.
     linked: usize,
-    /// Directories that are open on the way down, and as many that wait to be walked because they are deeper than that.
+    /// The most directories that are open on the way down, and the most deeper ones that wait.
     open: usize,
 }
 
@@ -36,11 +36,11 @@ impl Limits {
     }
 }
 
-/// What is allocated on a disk.
+/// Allocated disk space.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     pub bytes: u64,
-    /// Files and directories.
+    /// The number of files and directories.
     pub inodes: u64,
 }
 
@@ -51,27 +51,28 @@ impl std::ops::AddAssign for DiskUsage {
     }
 }
 
-/// What a walk has found.
+/// The result of a walk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walk {
-    /// What was seen: never more than there is.
+    /// The usage seen, which never exceeds the actual usage.
     pub seen: DiskUsage,
-    /// Whether that is all: the walk was not cut short.
+    /// Whether the walk was not cut short.
     pub complete: bool,
 }
 
 impl Walk {
-    /// What there is, if all of it was seen.
+    /// The usage, if the walk was complete.
     pub fn whole(self) -> Option<DiskUsage> {
         self.complete.then_some(self.seen)
     }
 }
 
-/// What is allocated for `path` and all below it, or for what was seen of it by `until`. A missing one takes nothing, and
-/// what vanishes meanwhile neither.
+/// The usage of `path` and everything below it, as far as it was seen by `until`. Missing files count as nothing,
+/// even if they vanish meanwhile.
 ///
 /// # Errors
-/// It cannot be read.
+///
+/// `path` cannot be read.
 pub fn disk_usage(path: &Path, until: Instant) -> io::Result<Walk> {
     walk(path, Limits::until(until))
 }
@@ -93,7 +94,7 @@ fn walk(path: &Path, limits: Limits) -> io::Result<Walk> {
     Ok(Walk { seen: count.seen, complete })
 }
 
-/// NOFOLLOW: a container may put a symlink in the place of what was a directory.
+/// NOFOLLOW, because a container may replace a directory by a symlink.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn is_directory(found: &Stat) -> bool {
@@ -102,14 +103,14 @@ fn is_directory(found: &Stat) -> bool {
 
 struct Count {
     seen: DiskUsage,
-    /// The numbers of the files with several hard links that were seen.
+    /// The inode numbers of files with several hard links that were counted.
     linked: HashSet<u64>,
     device: u64,
     limits: Limits,
 }
 
 impl Count {
-    /// Counts all that is below a directory; whether that was all.
+    /// Counts everything below a directory. Returns whether that was complete.
     fn below(&mut self, top: OwnedFd) -> io::Result<bool> {
         let (mut whole, mut tops) = (true, vec![top]);
         while let Some(top) = tops.pop() {
@@ -153,7 +154,7 @@ impl Count {
             || Instant::now() >= self.limits.until
     }
 
-    /// Counts a file; whether it is one that was not counted, on the same file system.
+    /// Counts a file. Returns whether it is on the same file system and was not counted before.
     #[allow(clippy::useless_conversion)] // the types of a Stat differ between architectures
     fn add(&mut self, found: &Stat) -> bool {
         let is_new = || is_directory(found) || found.st_nlink <= 1;
@@ -213,8 +214,8 @@ mod tests {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&inner, "file", flags, Mode::RWXU).unwrap();
         std::io::Write::write_all(&mut std::fs::File::from(file), &vec![1; 1 << 20]).unwrap();
-        let found = walk(dir.path(), limits()).unwrap();
-        assert!(found.complete && found.seen.inodes == 302 && found.seen.bytes >= 1 << 20, "{found:?}");
+        let result = walk(dir.path(), limits()).unwrap();
+        assert!(result.complete && result.seen.inodes == 302 && result.seen.bytes >= 1 << 20, "{result:?}");
     }
 
     #[test]
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!((few.complete, few.seen.inodes), (false, 10));
         let linked = walk(dir.path(), Limits { linked: 20, ..limits() }).unwrap();
         assert!(!linked.complete && linked.seen.inodes < 203, "{linked:?}");
-        // With two directories open: those that are deeper wait, two at a time, and the others are left out.
+        // With two open directories, deeper ones wait, two at a time, and the rest is skipped.
         let deep = walk(dir.path(), Limits { open: 2, ..limits() }).unwrap();
         assert_eq!((deep.complete, deep.seen.inodes), (false, 103 + 4));
     }

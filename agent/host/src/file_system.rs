@@ -1,5 +1,5 @@
-//! File systems that change without inotify events: another host, a user-space program, or the layers below an overlay
-//! changes them.
+//! File systems that change without inotify events, because another host, a user-space program, or the layers below
+//! an overlay change them.
 
 use std::path::{Path, PathBuf};
 
@@ -25,32 +25,32 @@ const INODE_HIDING_FILE_SYSTEMS: [(u32, &str); 13] = [
     (0x7461_636f, "OCFS2"),
 ];
 
-/// The name of the file system at `path` if it hides changes; `None` for a missing path. Blocks.
+/// The name of the file system at `path` if it hides changes; `None` if the path does not exist. Blocks.
 pub fn hides_changes(path: &Path) -> Option<&'static str> {
     // The magic numbers have 32 bits; the field is wider on some architectures, and signed.
-    let found = statfs(path).ok()?.f_type as u32;
-    INODE_HIDING_FILE_SYSTEMS.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)
+    let magic = statfs(path).ok()?.f_type as u32;
+    INODE_HIDING_FILE_SYSTEMS.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
 }
 
 /// The space of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// All bytes.
+    /// The size in bytes.
     pub capacity: u64,
-    /// Bytes that can still be written without root's reserve.
+    /// The available bytes without root's reserve.
     pub available: u64,
-    /// Bytes that can still be written with it.
+    /// The available bytes with root's reserve.
     pub free: u64,
-    /// All inodes; zero where the file system makes them as needed.
+    /// The number of inodes; zero if the file system creates them on demand.
     pub inodes: u64,
-    /// Inodes that are not used.
+    /// The number of free inodes.
     pub inodes_free: u64,
-    /// Which file system it is: its device.
+    /// The device, which identifies the file system.
     pub device: u64,
 }
 
 impl Space {
-    /// What is taken of it.
+    /// The used part.
     pub fn used(&self) -> DiskUsage {
         DiskUsage {
             bytes: self.capacity.saturating_sub(self.free),
@@ -59,9 +59,10 @@ impl Space {
     }
 }
 
-/// The space of the file system at `path`, which may not answer.
+/// The space of the file system at `path`, which may not respond.
 ///
 /// # Errors
+///
 /// As [`space`], and `TimedOut` without an answer.
 pub async fn space_of(path: PathBuf) -> std::io::Result<Space> {
     blocking::run(path.clone(), DEADLINE, move |_| space(&path)).await?
@@ -72,13 +73,13 @@ pub async fn space_of(path: PathBuf) -> std::io::Result<Space> {
 /// # Errors
 /// The path does not exist, or its file system fails.
 pub fn space(path: &Path) -> std::io::Result<Space> {
-    let found = statvfs(path)?;
+    let statistics = statvfs(path)?;
     Ok(Space {
-        capacity: found.f_blocks * found.f_frsize,
-        available: found.f_bavail * found.f_frsize,
-        free: found.f_bfree * found.f_frsize,
-        inodes: found.f_files,
-        inodes_free: found.f_ffree,
+        capacity: statistics.f_blocks * statistics.f_frsize,
+        available: statistics.f_bavail * statistics.f_frsize,
+        free: statistics.f_bfree * statistics.f_frsize,
+        inodes: statistics.f_files,
+        inodes_free: statistics.f_ffree,
         device: stat(path)?.st_dev,
     })
 }

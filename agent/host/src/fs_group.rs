@@ -1,6 +1,6 @@
-//! `fsGroup` of volumes that outlive a pod: their files are given to the group, with kubelet's permissions.
+//! `fsGroup` of volumes that outlive a pod: gives their files to the group, with kubelet's permissions.
 //!
-//! The files may be of anybody: see [`crate::tree`].
+//! The files are untrusted: see [`crate::tree`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -11,17 +11,18 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat};
 
 use crate::tree::{self, MAX_DEPTH};
 
-/// How long giving the files of a volume to a group may take.
+/// The deadline for giving the files of a volume to a group.
 pub const DEADLINE: Duration = Duration::from_secs(600);
-/// What files get: the group may read and write.
+/// Permissions added to files: the group may read and write.
 const FILE_MODE: u32 = 0o660;
-/// What directories get: the group may search them too, and what is made in them belongs to it.
+/// Permissions added to directories: the group may also search them, and new files belong to the group.
 const DIRECTORY_MODE: u32 = 0o2770;
 
-/// Gives `path`, a directory, and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy:
-/// OnRootMismatch`) nothing is done where `path` itself has it already. Blocks.
+/// Gives the directory `path` and everything below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy:
+/// OnRootMismatch`), does nothing if `path` itself already has the group. Blocks.
 ///
 /// # Errors
+///
 /// A file cannot be changed, or the tree is deeper than 128 directories.
 pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
     let (top, found) = tree::file(path)?;
@@ -31,11 +32,11 @@ pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
     if !tree::visit_below(&top, &mut |file, found| set_group(file, found, group))? {
         return Err(io::Error::other(format!("the volume has more than {MAX_DEPTH} directories in one another")));
     }
-    // Last: a walk that was cut short is not taken for a whole one.
+    // Changed last, so that an interrupted walk is not taken for a complete one.
     set_group(&top, &found, group)
 }
 
-/// Changes one file: the group first, since that clears the set-group-id bit.
+/// Changes one file: the group first, because changing it clears the set-group-id bit.
 fn set_group(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
     let kind = FileType::from_raw_mode(found.st_mode);
     if found.st_gid != group {
@@ -48,7 +49,7 @@ fn set_group(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
     };
     let mode = found.st_mode & 0o7777 | added;
     if mode != found.st_mode & 0o7777 || found.st_gid != group {
-        // A descriptor that is a path alone has no fchmod.
+        // fchmod does not work on an `O_PATH` descriptor.
         let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         rustix::fs::chmod(itself, Mode::from_raw_mode(mode))?;
     }
@@ -77,22 +78,22 @@ mod tests {
             std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
         }
         symlink(&outside, volume.join("a/link")).unwrap();
-        let of = |path: &Path| {
-            let found = path.metadata().unwrap();
-            (found.gid(), found.mode() & 0o7777)
+        let attributes = |path: &Path| {
+            let metadata = path.metadata().unwrap();
+            (metadata.gid(), metadata.mode() & 0o7777)
         };
-        let before = of(&outside);
+        let before = attributes(&outside);
         set(&volume, 2000, false).unwrap();
-        assert_eq!(of(&volume.join("a/b/file")), (2000, 0o660));
-        assert_eq!(of(&volume.join("a/b")), (2000, 0o2775));
-        assert_eq!(of(&volume), (2000, 0o2775));
-        assert_eq!(of(&outside), before);
-        // Where the volume itself is right its files are not looked at.
+        assert_eq!(attributes(&volume.join("a/b/file")), (2000, 0o660));
+        assert_eq!(attributes(&volume.join("a/b")), (2000, 0o2775));
+        assert_eq!(attributes(&volume), (2000, 0o2775));
+        assert_eq!(attributes(&outside), before);
+        // If the volume itself has the group, its files are not checked.
         std::fs::write(volume.join("late"), "").unwrap();
         std::os::unix::fs::chown(volume.join("late"), None, Some(0)).unwrap();
         set(&volume, 2000, true).unwrap();
-        assert_eq!(of(&volume.join("late")).0, 0);
+        assert_eq!(attributes(&volume.join("late")).0, 0);
         set(&volume, 2000, false).unwrap();
-        assert_eq!(of(&volume.join("late")).0, 2000);
+        assert_eq!(attributes(&volume.join("late")).0, 2000);
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 /// A directory for each size.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// How many sizes are read: an architecture has a handful.
+/// The most sizes that are read; an architecture has a handful.
 const MAX_SIZES: usize = 64;
 
 /// The number of pages of each supported size, by the size in bytes; empty where the kernel has no huge pages.

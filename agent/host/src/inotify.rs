@@ -1,4 +1,4 @@
-//! One inotify instance: watches by descriptor, events drained whole.
+//! One inotify instance, with watches by descriptor. Its events are always read completely.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Bytes read at once: some 200 events with short names.
+/// The size of a read in bytes: some 200 events with short names.
 const BUFFER: usize = 8 << 10;
-/// Events read before other tasks have their turn: an endless writer must not block them.
+/// The most events that are read before other tasks run, because an endless writer must not block them.
 const MAX_EVENTS: usize = 4_096;
 
 /// A watch descriptor. The kernel never reuses one within an instance.
@@ -25,18 +25,18 @@ const MAX_EVENTS: usize = 4_096;
 pub struct Wd(i32);
 
 impl Wd {
-    /// No watch has this descriptor.
+    /// The descriptor of no watch.
     pub const NONE: Self = Self(-1);
 }
 
 /// One event as the kernel sent it.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// The watch it came by.
+    /// The watch that reported it.
     pub wd: Wd,
     /// What happened.
     pub flags: ReadFlags,
-    /// To which entry of the directory; `None`: to the directory itself.
+    /// The entry of the directory; `None` for the directory itself.
     pub name: Option<OsString>,
 }
 
@@ -47,28 +47,29 @@ pub fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<A
     unsafe { AsyncFd::register_with_interest(owner, interest) }.map_err(io::Error::from)
 }
 
-/// Types whose one descriptor stays open and the same for as long as they live.
+/// Types whose single descriptor stays open and unchanged for their whole life.
 pub trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
 impl OwnsDescriptor for Arc<OwnedFd> {}
 
-/// Adds watches to a [`Queue`] from any thread: the kernel resolves a path, which may block.
+/// Adds watches to a [`Queue`] from any thread, because the kernel resolves a path, which may block.
 #[derive(Debug)]
 pub struct WatchAdder(OwnedFd);
 
 impl WatchAdder {
-    /// Watches the directory `path` for `mask` in addition to its present mask. Blocks.
+    /// Watches the directory `path` for `mask` in addition to its current mask. Blocks.
     ///
     /// # Errors
-    /// It is not a directory, or no watch is left (`ENOSPC`).
+    ///
+    /// The path is not a directory, or no watch is left (`ENOSPC`).
     pub fn add(&self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
         let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
         Ok(Wd(inotify::add_watch(&self.0, path, mask).map_err(with_limit)?))
     }
 }
 
-/// The kernel's error, with a better text where its own would mislead.
+/// The kernel's error, with a better message where its own would mislead.
 fn with_limit(error: Errno) -> io::Error {
     let words = match error {
         Errno::NOSPC => "no inotify watch is left; raise fs.inotify.max_user_watches",
@@ -95,20 +96,21 @@ impl Queue {
         Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
     }
 
-    /// What adds watches to this instance.
+    /// Creates a handle that adds watches to this instance.
     ///
     /// # Errors
+    ///
     /// No file descriptor is left.
     pub fn adder(&self) -> io::Result<WatchAdder> {
         Ok(WatchAdder(self.fd.get_ref().try_clone()?))
     }
 
-    /// Keeps the path of a watch that [`WatchAdder::add`] made.
+    /// Stores the path of a watch from [`WatchAdder::add`].
     pub fn add_path(&mut self, wd: Wd, path: PathBuf) {
         self.paths.insert(wd, path);
     }
 
-    /// Removes a watch; one that the kernel has already removed is not an error.
+    /// Removes a watch. A watch that the kernel has already removed is not an error.
     pub fn remove(&mut self, wd: Wd) {
         self.paths.remove(&wd);
         let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
@@ -119,15 +121,15 @@ impl Queue {
         self.paths.get(&wd).map(PathBuf::as_path)
     }
 
-    /// Waits for events and reads all, up to a limit; also returns whether these were all. Cancel safe: nothing is read
-    /// before the wait ends.
+    /// Waits for events and reads them all, up to a limit; also returns whether these were all. Cancel safe: nothing
+    /// is read before the wait ends.
     pub async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); BUFFER];
             let (mut changes, mut all) = (Vec::new(), false);
             let mut reader = Reader::new(self.fd.get_ref(), &mut buffer);
-            // Events in the buffer were removed from the kernel's queue, and would be lost if not read here.
+            // Buffered events are no longer in the kernel's queue, and would be lost if they were not read here.
             while changes.len() < MAX_EVENTS || !reader.is_buffer_empty() {
                 match reader.next() {
                     Ok(event) => changes.push(Change {

@@ -1,4 +1,4 @@
-//! A lock per key: work on one thing is serialised, and work on other things goes on at the same time.
+//! A lock per key: work on one key is serialized, and work on different keys runs concurrently.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -41,7 +41,7 @@ impl<K: Eq + Hash> Drop for KeyedLockGuard<'_, K> {
     fn drop(&mut self) {
         drop(self.permit.take());
         let mut gates = self.lock.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A waiting task has a reference to the semaphore, too.
+        // A waiting task also holds a reference to the semaphore.
         if gates.get(&self.key).is_some_and(|gate| Arc::strong_count(gate) == 1) {
             gates.remove(&self.key);
         }

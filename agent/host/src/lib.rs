@@ -1,6 +1,6 @@
 //! Host resources besides containerd: networks, volumes, namespaces, cgroups, processes, file watches.
 //!
-//! Each module executes commands and reports the state; none decides. Inputs and outputs are the types of `limpet-model`.
+//! Each module executes commands and reports state; none decides. Inputs and outputs are types of `limpet-model`.
 
 pub mod apparmor;
 pub mod blocking;

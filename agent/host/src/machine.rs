@@ -1,4 +1,4 @@
-//! What the machine is: its processors and memory, and the ids that distinguish it from others. Read on request.
+//! The machine's processors and memory, and the ids that distinguish it from others. Read on request.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::proc_files::MemoryInfo;
 
 const PROCESSORS: &str = "/sys/devices/system/cpu";
-/// More processors than this are no list of the kernel's.
+/// Larger numbers do not occur in the kernel's lists of processors.
 const MOST_PROCESSORS: u32 = 1 << 16;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine as it is now; `None`: the kernel does not say.
+    /// The machine's current state; `None` if the kernel does not report it.
     pub fn read() -> Option<Self> {
         let memory = MemoryInfo::read()?;
         let processors = Processors::read(Path::new(PROCESSORS))?;
@@ -29,18 +29,17 @@ impl Machine {
     }
 }
 
-/// What tells the machine from others; what cannot be read is empty.
+/// Ids that distinguish the machine; what cannot be read is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MachineIds {
-    /// Of the installed system.
+    /// The id of the installed system.
     pub machine: String,
-    /// Of the machine's firmware; boards without its tables have the machine's id alone.
+    /// The id in the machine's firmware; boards without such tables use the machine id.
     pub system: String,
     pub boot: String,
 }
 
 impl MachineIds {
-    /// The present ones.
     pub fn read() -> Self {
         let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
         let machine = read("/etc/machine-id");
@@ -50,14 +49,14 @@ impl MachineIds {
     }
 }
 
-/// The processors that are online.
+/// The online processors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Processors {
-    /// Logical ones.
+    /// The number of logical processors.
     pub logical: usize,
-    /// Cores; `None`: the kernel does not name them.
+    /// The number of cores; `None` if the kernel does not report them.
     pub physical: Option<usize>,
-    /// Sockets; `None`: the kernel does not name them.
+    /// The number of sockets; `None` if the kernel does not report them.
     pub sockets: Option<usize>,
 }
 
@@ -68,7 +67,7 @@ pub fn processors() -> usize {
 }
 
 impl Processors {
-    /// Those of a directory such as `/sys/devices/system/cpu`.
+    /// Reads a directory such as `/sys/devices/system/cpu`.
     fn read(directory: &Path) -> Option<Self> {
         let online = parse_list(&fs::read_to_string(directory.join("online")).ok()?)?;
         let number = |processor: u32, file: &str| -> Option<i64> {
@@ -76,7 +75,7 @@ impl Processors {
             fs::read_to_string(path).ok()?.trim().parse().ok()
         };
         let place = |processor: &u32| {
-            // A socket that is not known is -1, and all of them are one.
+            // An unknown socket is -1, and all unknown ones count as one.
             Some((number(*processor, "physical_package_id")?, number(*processor, "core_id")?))
         };
         let places: Option<BTreeSet<(i64, i64)>> = online.iter().map(place).collect();
@@ -90,7 +89,7 @@ impl Processors {
     }
 }
 
-/// A list of the kernel's: `0-3,7`. `None` for another text, and for an empty one.
+/// Parses a list of the kernel: `0-3,7`. `None` if it is invalid or empty.
 fn parse_list(text: &str) -> Option<BTreeSet<u32>> {
     let mut all = BTreeSet::new();
     for part in text.trim().split(',') {

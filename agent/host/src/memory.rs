@@ -1,23 +1,23 @@
 //! Returns memory to the kernel after a burst, such as loading BPF programs or starting many pods: free heap memory,
-//! which glibc holds on to otherwise, and the program's text, most of which an idle agent does not run.
+//! which glibc would keep, and the program's text, most of which an idle agent does not execute.
 
 use nix::libc;
 
-/// Bytes from which an allocation gets a mapping of its own, which `free` unmaps. More than the chunks of an image pull.
+/// Allocations from this size in bytes on get their own mapping, which `free` unmaps. It exceeds the chunks of an
+/// image pull.
 #[cfg(target_env = "gnu")]
 const MMAP_THRESHOLD: libc::c_int = 512 << 10;
 /// Bytes that may stay free at the top of the heap.
 #[cfg(target_env = "gnu")]
 const TRIM_THRESHOLD: libc::c_int = 128 << 10;
 
-/// Bytes of address space of a thread's stack, Linux' usual. glibc keeps the stacks of threads that have ended for
-/// later ones, up to 40 MiB of them, each with some 16 KiB that were used: with this size 5 of them, with std's own of
-/// 2 MiB 20.
+/// The address space of a thread's stack in bytes: Linux' usual. glibc caches the stacks of ended threads, up to 40
+/// MiB of them, each with some 16 KiB that were used: 5 stacks of this size, but 20 of std's own 2 MiB.
 pub const THREAD_STACK: usize = 8 << 20;
 
-/// Limits the free memory that the allocator retains. By default it raises both limits to the size of the last block
-/// freed, so loading BPF programs once cost 10 MiB forever; and it has an arena for each of eight threads, where one
-/// thread does nearly all the work. Call it at the start, before the second thread.
+/// Limits the free memory that the allocator retains. By default it raises both limits to the size of the last freed
+/// block, so that loading BPF programs once costs 10 MiB forever; and it has an arena for each of eight threads,
+/// although one thread does nearly all the work. Call it at the start, before there is a second thread.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 pub fn limit_free_memory() {
@@ -36,9 +36,9 @@ pub fn release_memory() {
     unmap_text();
 }
 
-/// Unmaps the segments of the program that are never written, its text and its constants. The page cache keeps them, so
-/// what runs next is mapped again without reading the disk; the rest is the first that the kernel takes when it is
-/// short of memory, since no page table holds it. A breakpoint that a debugger has set is lost.
+/// Unmaps the program's segments that are never written: its text and constants. The page cache keeps them, so that
+/// executed pages are mapped again without reading the disk; the kernel takes the rest first when it is short of
+/// memory, since no page table holds it. Breakpoints set by a debugger are lost.
 #[allow(unsafe_code)]
 fn unmap_text() {
     // SAFETY: the callback has the signature that dl_iterate_phdr requires, and uses no data.
@@ -78,7 +78,7 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// [`release_memory`] for callers that must not wait for it.
+/// [`release_memory`] for callers that must not wait.
 pub async fn release_on_the_blocking_pool() {
     if let Err(error) = tokio::task::spawn_blocking(release_memory).await {
         tracing::error!(%error, "returning memory to the kernel failed");
@@ -100,8 +100,8 @@ mod tests {
 
     use super::*;
 
-    /// Constants of the program that nothing but this test reads, with room around the one in the middle: for each page
-    /// that is used the kernel maps those next to it.
+    /// Constants that only this test reads, with room around the middle one: when a page is used, the kernel also
+    /// maps its neighbours.
     static CONSTANTS: [u8; 1 << 20] = [7; 1 << 20];
 
     fn middle() -> &'static u8 {

@@ -31,11 +31,11 @@ pub struct Mount {
     pub point: PathBuf,
     /// What this mount alone is: `ro`, `nosuid`.
     pub flags: Vec<String>,
-    /// How mounts below it propagate: `shared:1`, `master:2`; empty: not at all.
+    /// How mounts below it propagate: `shared:1`, `master:2`; empty if they do not.
     pub propagation: Vec<String>,
     /// The file system's type: `ext4`, `fuse.sshfs`.
     pub file_system: String,
-    /// The options of the file system; of a cgroup v1 hierarchy its controllers, too.
+    /// The options of the file system; for a cgroup v1 hierarchy, also its controllers.
     pub options: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ pub fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The mounts of a `mountinfo`; a line that cannot be read is left out.
+/// Parses `mountinfo`; unreadable lines are left out.
 pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|&byte| byte == b'\n').filter_map(mount).collect()
 }
@@ -68,7 +68,7 @@ fn mount(line: &[u8]) -> Option<Mount> {
     Some(Mount { device, point, flags, propagation, file_system, options })
 }
 
-/// The mount that `path`, which has no symlinks, is on: of those at one point the last.
+/// The mount that contains `path`, which has no symlinks. Of several mounts at one point, the last one counts.
 pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     above.max_by_key(|mount| mount.point.components().count())
@@ -122,8 +122,8 @@ mod tests {
         let text = b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /a rw - ext4 b rw\n3 1 0:3 / /a/b rw - ext4 c rw\n4 3 0:4 / /a/b rw - ext4 d rw\n";
         let mounts = parse(text);
         let device = |path: &str| holding(&mounts, Path::new(path)).map(|mount| mount.device.as_str());
-        let found = ["/x", "/a", "/ab", "/a/b/c", "/a/c"].map(device);
-        assert_eq!(found, [Some("0:1"), Some("0:2"), Some("0:1"), Some("0:4"), Some("0:2")]);
+        let devices = ["/x", "/a", "/ab", "/a/b/c", "/a/c"].map(device);
+        assert_eq!(devices, [Some("0:1"), Some("0:2"), Some("0:1"), Some("0:4"), Some("0:2")]);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The pod network: calls CNI plugins as configured by a conflist.
 //!
-//! The first file of the configuration directory defines the network (`conflist`); inotify reports a change of the
-//! directory, and pods that wait for a network are woken. A pod is attached by an ADD and detached by a DEL of the same
-//! plugins with the same configuration (`record`), also when the directory has changed since, when the namespace is
-//! gone, and after a reboot. What a record does not say is asked of the kernel (`kernel`), and a DEL that fails does not
-//! keep a pod for ever (`release`).
+//! The first file of the configuration directory defines the network (`conflist`). inotify reports changes of the
+//! directory, which wake pods that wait for a network. A pod is attached by an ADD and detached by a DEL of the same
+//! plugins with the same configuration (`record`), even if the directory has changed since, the namespace is gone, or
+//! the node was rebooted. The kernel is asked for what a record does not contain (`kernel`), and a DEL that fails
+//! does not block a pod's removal forever (`release`).
 //!
-//! Owns `<root-dir>/network`. CNI 0.1.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is called
-//! for it; `VERSION`, `GC` and `STATUS` are not used.
+//! Owns `<root-dir>/network`. CNI 0.1.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is
+//! called for it; `VERSION`, `GC` and `STATUS` are not used.
 
 mod answer;
 mod chain;
@@ -45,17 +45,17 @@ use limpet_model::sandbox::PodAddresses;
 /// The interface a pod gets, as every CRI runtime names it.
 const INTERFACE: &str = "eth0";
 
-/// How long one plugin may take. A DHCP lease on a slow network takes tens of seconds; containerd's callers allow two
+/// The deadline of a plugin. A DHCP lease on a slow network takes tens of seconds; containerd's callers allow two
 /// minutes for the whole sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A pod's attachment as it was found.
+/// A pod's current attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// The pod's addresses.
     pub addresses: PodAddresses,
-    /// Whether they are recorded. Otherwise the record is missing or damaged, and the kernel has said them:
-    /// [`Network::record_again`] writes another.
+    /// Whether they are recorded. Otherwise the record is missing or damaged, and they come from the kernel;
+    /// [`Network::record_again`] writes another record.
     pub is_recorded: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Attachment {
 #[derive(Debug)]
 struct Earlier {
     record: Record,
-    /// Its ADD was not done, as far as is recorded.
+    /// Whether its ADD was not completed, according to the record.
     never_came_up: bool,
 }
 
@@ -72,7 +72,7 @@ struct Earlier {
 pub struct CniSettings {
     /// `cniConfigDirectory`.
     pub config_dir: PathBuf,
-    /// `cniBinaryDirectories`; an earlier one precedes.
+    /// `cniBinaryDirectories`; earlier ones take precedence.
     pub binary_dirs: Vec<PathBuf>,
 }
 
@@ -97,20 +97,21 @@ struct Inner {
 }
 
 impl Network {
-    /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are recorded in `state_dir`, which
-    /// is `<root-dir>/network`. None of them need exist.
+    /// The network that `conf_dir` describes, with plugins from `bin_dirs`. Attachments are recorded in `state_dir`,
+    /// which is `<root-dir>/network`. None of these directories need exist.
     pub fn new(settings: CniSettings, state_dir: PathBuf) -> Self {
         let CniSettings { config_dir: conf_dir, binary_dirs: bin_dirs } = settings;
         let status = status_of(&conflist::load(&conf_dir));
         Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline: DEADLINE }, state_dir, status)
     }
 
-    /// The same for the agent, whose thread waits for no file system, with another deadline for each call of a plugin.
+    /// The same for the agent, whose thread must not wait for file systems, with a deadline for each call of a
+    /// plugin.
     pub async fn open(settings: CniSettings, state_dir: PathBuf, deadline: Duration) -> Self {
         let CniSettings { config_dir: conf_dir, binary_dirs: bin_dirs } = settings;
         let unread = NetworkStatus::NotReady { reason: format!("{} has not been read yet", conf_dir.display()) };
         let network = Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline }, state_dir, unread);
-        // An error is in the status.
+        // The status contains the error.
         let _ = network.read_config().await;
         network
     }
@@ -132,12 +133,12 @@ impl Network {
 
     /// Attaches the pod to the network and returns its addresses.
     ///
-    /// Idempotent: an attachment of the same namespace is checked and reused, any other one of the pod is undone first.
-    /// When an ADD fails, the whole chain gets a DEL.
+    /// Idempotent: an attachment in the same namespace is checked and reused; any other attachment of the pod is
+    /// undone first. If an ADD fails, the whole chain gets a DEL.
     ///
-    /// Callers read the [`Self::attachment`] of a pod with running containers instead of attaching it again: a CHECK may fail
-    /// for harmless reasons (the bridge plugin's, without `isGateway`, over a bridge's MAC that changes with its ports), and
-    /// a new ADD would change the address of running containers.
+    /// For a pod with running containers, callers read [`Self::attachment`] instead of attaching it again: a CHECK
+    /// may fail for harmless reasons (the bridge plugin's, without `isGateway`, because a bridge's MAC changes with
+    /// its ports), and a new ADD would change the address of running containers.
     pub async fn attach(&self, pod: &AttachRequest<'_>) -> Result<PodAddresses, NetworkError> {
         let namespace = self.file_call(pod.uid, "stat", pod.netns.to_owned(), NetworkNamespace::at).await?;
         if let Some(Earlier { record, .. }) = self.earlier(pod.uid, pod.netns).await? {
@@ -145,7 +146,7 @@ impl Network {
                 return Ok(addresses);
             }
             if let Err(error) = self.release(&record).await {
-                // Retrying it would keep the pod down because of one address.
+                // Retrying would keep the pod down because of one leaked address.
                 tracing::warn!(%error, "detaching an earlier network attachment failed; its address may stay reserved");
             }
             self.clear_namespace(pod).await;
@@ -176,11 +177,11 @@ impl Network {
         }
     }
 
-    /// Detaches the pod, whose namespace is or was pinned at `netns`, and removes its record. A pod that is not attached is
-    /// success, and so is one whose DEL nobody can do (`release`).
+    /// Detaches the pod, whose namespace is or was pinned at `netns`, and removes its record. Succeeds if the pod is
+    /// not attached, and if nothing can perform its DEL (`release`).
     ///
-    /// Uses the configuration and result recorded at the ADD, or else the present configuration; the namespace need not
-    /// exist any more.
+    /// Uses the configuration and result recorded at the ADD, or else the current configuration. The namespace need
+    /// not exist any more.
     pub async fn detach(&self, uid: &PodUid, netns: &Path) -> Result<(), NetworkError> {
         let Some(Earlier { record, never_came_up }) = self.earlier(uid, netns).await? else { return Ok(()) };
         if let Err(error) = self.release(&record).await {
@@ -202,7 +203,8 @@ impl Network {
         self.forget(uid).await
     }
 
-    /// DEL with the recorded configuration, or else with the present one, which may have been corrected since.
+    /// Performs a DEL with the recorded configuration, or else with the current one, which may have been corrected
+    /// since.
     async fn release(&self, record: &Record) -> Result<(), NetworkError> {
         self.kill_interrupted_plugins(record).await;
         let Err(error) = chain::del(record, &self.inner.plugins).await else { return Ok(()) };
@@ -229,11 +231,12 @@ impl Network {
         blocking::run(records.dir.clone(), blocking::DEADLINE, move |_| records.list()).await.flatten()
     }
 
-    /// The attachment of a pod whose namespace is pinned at `netns`. `None`: it is not attached there. What its record does
-    /// not say, because it is missing, damaged or unreadable, is asked of the kernel.
+    /// The attachment of a pod whose namespace is pinned at `netns`; `None` if it is not attached there. If its
+    /// record is missing, damaged or unreadable, the kernel is asked.
     ///
     /// # Errors
-    /// Whether the pod is attached is unknown.
+    ///
+    /// It is unknown whether the pod is attached.
     pub async fn attachment(&self, uid: &PodUid, netns: &Path) -> Result<Option<Attachment>, NetworkError> {
         let is_recorded = match self.read_record(uid).await {
             Ok(Reading::Whole(record)) => {
@@ -247,13 +250,13 @@ impl Network {
                 false
             }
             Ok(Reading::Absent | Reading::Damaged(_)) => false,
-            // It may be whole.
+            // The record may be intact.
             Err(_) => true,
         };
-        let found = kernel::addresses(netns, INTERFACE).await;
-        let found = found.map_err(|source| self.failed(uid, "look into", netns.to_owned(), source))?;
+        let addresses = kernel::addresses(netns, INTERFACE).await;
+        let addresses = addresses.map_err(|source| self.failed(uid, "look into", netns.to_owned(), source))?;
         let mut ips: Vec<IpAddr> = Vec::new();
-        for address in found.unwrap_or_default() {
+        for address in addresses.unwrap_or_default() {
             if !ips.iter().any(|known| known.is_ipv4() == address.ip.is_ipv4()) {
                 ips.push(address.ip);
             }
@@ -262,18 +265,19 @@ impl Network {
         Ok((!ips.is_empty()).then_some(Attachment { addresses: PodAddresses { ips }, is_recorded }))
     }
 
-    /// Writes the record of an attached pod anew, from the present configuration and what the kernel has: a DEL needs it.
+    /// Rewrites the record of an attached pod, which a DEL needs, from the current configuration and the kernel's
+    /// state.
     pub async fn record_again(&self, pod: &AttachRequest<'_>) -> Result<(), NetworkError> {
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
         let namespace = self.file_call(pod.uid, "stat", pod.netns.to_owned(), NetworkNamespace::at).await?;
-        let found = kernel::addresses(pod.netns, INTERFACE).await;
-        let found = found.map_err(|source| self.failed(pod.uid, "look into", pod.netns.to_owned(), source))?;
+        let addresses = kernel::addresses(pod.netns, INTERFACE).await;
+        let addresses = addresses.map_err(|source| self.failed(pod.uid, "look into", pod.netns.to_owned(), source))?;
         let mut record = Record::intent(pod, namespace, &conflist);
-        record.result = Some(answer::result(&conflist.version, INTERFACE, pod.netns, &found.unwrap_or_default()));
+        record.result = Some(answer::result(&conflist.version, INTERFACE, pod.netns, &addresses.unwrap_or_default()));
         self.save(pod.uid, &record, true).await
     }
 
-    /// Whether the namespace that is pinned at `netns` is the one of the record.
+    /// Whether the namespace pinned at `netns` is the one in the record.
     async fn is_in(&self, record: &Record, uid: &PodUid, netns: &Path) -> Result<bool, NetworkError> {
         match self.file_call(uid, "stat", netns.to_owned(), NetworkNamespace::at).await {
             Ok(namespace) => Ok(namespace == record.network_namespace),
@@ -282,7 +286,7 @@ impl Network {
         }
     }
 
-    /// The addresses of `record` if it is of `namespace` and its plugins' CHECK succeeds.
+    /// The addresses in `record` if it belongs to `namespace` and its plugins' CHECK succeeds.
     async fn still_attached(&self, record: &Record, namespace: &NetworkNamespace) -> Option<PodAddresses> {
         let result = record.result.as_ref()?;
         if record.network_namespace != *namespace {
@@ -298,7 +302,8 @@ impl Network {
         }
     }
 
-    /// Plugins of an ADD whose agent was killed may still be running, and would interfere with later calls: kills them.
+    /// Kills plugins of an ADD whose agent was killed: they may still be running and would interfere with later
+    /// calls.
     async fn kill_interrupted_plugins(&self, record: &Record) {
         let netns = record.network_namespace.path.to_string_lossy();
         if record.result.is_none() && !netns.is_empty() {
@@ -328,8 +333,8 @@ impl Network {
         reading.inspect_err(|error| tracing::warn!(%error, "the record of a pod's network attachment cannot be read"))
     }
 
-    /// What may have to be undone: as it is recorded, or, where the record is damaged, or missing and the pod attached all
-    /// the same, with the present configuration, which is enough for a DEL.
+    /// The attachment that may have to be undone: the recorded one or, if the record is damaged, or missing although
+    /// the pod is attached, one with the current configuration, which suffices for a DEL.
     async fn earlier(&self, uid: &PodUid, netns: &Path) -> Result<Option<Earlier>, NetworkError> {
         let cause = match self.read_record(uid).await? {
             Reading::Whole(record) => {
@@ -348,9 +353,9 @@ impl Network {
         Ok(Some(Earlier { record, never_came_up: false }))
     }
 
-    /// Removes what a DEL has left in the pod's namespace, since it would make the ADD fail.
+    /// Removes what a DEL has left in the pod's namespace, which would make the ADD fail.
     async fn clear_namespace(&self, pod: &AttachRequest<'_>) {
-        // Where that is unknown, the removal says why.
+        // If this is unknown, the removal reports why.
         if let Ok(false) = self.has_interface(pod.uid, pod.netns).await {
             return;
         }
@@ -363,11 +368,11 @@ impl Network {
         }
     }
 
-    /// Whether the pod has an interface in the namespace that is pinned at `netns`. It has none where none is pinned.
+    /// Whether the pod has an interface in the namespace pinned at `netns`; false if none is pinned.
     async fn has_interface(&self, uid: &PodUid, netns: &Path) -> Result<bool, NetworkError> {
         match kernel::addresses(netns, INTERFACE).await {
             Ok(found) => Ok(found.is_some()),
-            // A file that is no namespace: a pin that a reboot has left.
+            // The file is not a namespace, but a pin from before a reboot.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
             Err(source) => Err(self.failed(uid, "look into", netns.to_owned(), source)),
         }

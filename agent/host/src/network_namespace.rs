@@ -1,6 +1,6 @@
-//! Work in the network namespace of a pod.
+//! Runs work in the network namespace of a pod.
 //!
-//! A thread that enters a namespace stays in it, so each piece of work has a thread of its own, which ends with it.
+//! A thread that enters a namespace stays in it, so each piece of work has its own thread, which ends with it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::oneshot;
 
-/// Runs `work` in the namespace that is pinned at `pin`. When the caller is dropped the work is still finished.
+/// Runs `work` in the namespace pinned at `pin`. If the caller is dropped, the work is still finished.
 ///
 /// # Errors
+///
 /// The namespace cannot be entered.
 pub(crate) async fn run_in<T: Send + 'static>(
     pin: PathBuf,

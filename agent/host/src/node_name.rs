@@ -24,7 +24,6 @@ pub enum NameError {
         /// `host name` or `--hostname-override`.
         origin: &'static str,
         name: String,
-        /// What is wrong with it.
         reason: &'static str,
     },
     /// The override differs from the stored name.
@@ -48,16 +47,16 @@ pub enum NameError {
     },
 }
 
-/// A remark on the name for the log.
+/// A remark about the name for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameNotice {
-    /// The first start.
+    /// The name was stored at the first start.
     Settled,
     /// The host name has changed; the node keeps its stored name.
     HostRenamed { host_name: String },
-    /// The stored name was invalid; it was determined again.
+    /// The stored name was invalid, so it was determined again.
     Damaged,
-    /// The name is determined again at each start until the root directory can be written.
+    /// The name is determined again at each start until the root directory is writable.
     NotStored,
 }
 

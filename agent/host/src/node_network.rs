@@ -1,9 +1,8 @@
-//! The node's own network: its addresses and links, and notice of their changes from the kernel.
+//! The node's own network: its addresses and links, and notifications of their changes by the kernel.
 //!
-//! Which of the addresses are the node's is decided by `choice`.
-//!
-//! Changes are reported by rtnetlink's multicast groups; a message only triggers a read, and its content is ignored. The socket
-//! belongs to the network namespace of the thread that opens it.
+//! `choice` decides which addresses are the node's. rtnetlink's multicast groups report changes; a message only
+//! triggers a read, and its content is ignored. The socket belongs to the network namespace of the thread that opens
+//! it.
 
 mod choice;
 
@@ -27,19 +26,20 @@ use limpet_model::node::NodeAddresses;
 
 /// `RTMGRP_*` of linux/rtnetlink.h: links, addresses and routes of both families.
 const GROUPS: u32 = 0x1 | 0x10 | 0x40 | 0x100 | 0x400;
-/// Messages read before other tasks have their turn.
+/// The most messages that are read before other tasks run.
 const MAX_MESSAGES: usize = 1_024;
 
-/// Notice of changes of links, addresses and routes.
+/// Reports changes of links, addresses and routes.
 #[derive(Debug)]
 pub struct NetworkChanges {
     socket: AsyncFd<OwnedFd>,
 }
 
 impl NetworkChanges {
-    /// Begins to listen; needs no privilege.
+    /// Starts to listen; needs no privilege.
     ///
     /// # Errors
+    ///
     /// The kernel refuses the socket.
     pub fn listen() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -48,18 +48,19 @@ impl NetworkChanges {
         Ok(Self { socket: register(socket, Interest::READABLE)? })
     }
 
-    /// Resolves when something may have changed since the last time. Cancel safe.
+    /// Resolves when something may have changed since the last call. Cancel safe.
     ///
     /// # Errors
+    ///
     /// The socket is broken.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.socket.readable().await?;
             let mut changed = false;
             for _ in 0..MAX_MESSAGES {
-                // One byte of each message: the kernel drops the rest.
+                // Reads one byte of each message, and the kernel drops the rest.
                 match recv(ready.get_inner(), &mut [0; 1], RecvFlags::empty()) {
-                    // NOBUFS: more came than the socket holds, and some are lost.
+                    // NOBUFS: more messages came than the socket holds, and some were lost.
                     Ok(_) | Err(Errno::NOBUFS) => changed = true,
                     Err(Errno::AGAIN) => {
                         ready.clear_ready();
@@ -76,13 +77,13 @@ impl NetworkChanges {
     }
 }
 
-/// The longest hosts file that is read.
+/// The largest hosts file that is read, in bytes.
 const MAX_HOSTS: u64 = 1 << 20;
-/// How many links may be stacked on one another.
+/// The deepest stack of links that is followed.
 const MAX_STACKED: usize = 8;
 
-/// The node's addresses: `configured` where there are any, or those that `choice` takes; `named` are what the node's name
-/// stands for. Nothing is sent.
+/// The node's addresses: `configured` if there are any, else those that `choice` selects. `named` are the addresses
+/// of the node's name. Sends nothing.
 pub fn addresses(configured: NodeAddresses, named: &[IpAddr]) -> NodeAddresses {
     match configured.specified() {
         specified if specified.is_empty() => choice::choose(configured, named, &local_network()),
@@ -90,14 +91,14 @@ pub fn addresses(configured: NodeAddresses, named: &[IpAddr]) -> NodeAddresses {
     }
 }
 
-/// What the node's name stands for by the hosts file; nothing where that cannot be read.
+/// The addresses of the node's name in the hosts file; none if it cannot be read.
 pub fn named_in_hosts(hosts: &Path, name: &str) -> Vec<IpAddr> {
     let mut text = Vec::new();
     let read = std::fs::File::open(hosts).and_then(|file| file.take(MAX_HOSTS).read_to_end(&mut text));
     read.map(|_| choice::in_hosts(&String::from_utf8_lossy(&text), name)).unwrap_or_default()
 }
 
-/// The network as the kernel has it. What cannot be read counts as nothing.
+/// The kernel's network state. What cannot be read counts as missing.
 fn local_network() -> LocalNetwork {
     // Of the calling thread's network namespace.
     let table = |name: &str| std::fs::read_to_string(Path::new("/proc/thread-self/net").join(name)).unwrap_or_default();
@@ -116,13 +117,13 @@ fn local_network() -> LocalNetwork {
     let hardware = names.into_iter().filter(|name| is_on_hardware(name, MAX_STACKED)).cloned().collect();
     let default_interfaces =
         [choice::default_interfaces_v4(&table("route")), choice::default_interfaces_v6(&table("ipv6_route"))];
-    // Documentation addresses (RFC 5737, RFC 3849): mostly only a default route leads to them.
+    // Documentation addresses (RFC 5737, RFC 3849): usually only a default route leads to them.
     let distant = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
     let sources = distant.into_iter().filter_map(source_address).collect();
     LocalNetwork { addresses, default_interfaces, sources, hardware }
 }
 
-/// Whether the link has hardware, or is above a link with hardware, as a bridge, a bond and a VLAN are.
+/// Whether the link has hardware or is stacked on such a link, as bridges, bonds and VLANs are.
 fn is_on_hardware(link: &str, levels: usize) -> bool {
     let directory = Path::new("/sys/class/net").join(link);
     if directory.join("device").exists() {
@@ -148,11 +149,11 @@ fn source_address(destination: IpAddr) -> Option<IpAddr> {
     (!address.is_unspecified() && !address.is_loopback()).then_some(address)
 }
 
-/// What CNI plugins build on: the hardware's links and the node's addresses. A pod's link to the node is neither, so pods
-/// that come and go do not change it.
+/// What CNI plugins build on: the hardware's links and the node's addresses. A pod's link to the node is neither, so
+/// pods that come and go do not change it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Links {
-    /// The links of hardware, and whether each is up with a carrier.
+    /// The hardware links, and whether each is up with a carrier.
     hardware: BTreeMap<String, bool>,
     /// The addresses of all links, without loopback and link-local ones.
     addresses: BTreeSet<IpAddr>,
@@ -191,8 +192,8 @@ mod tests {
         let mut families: Vec<bool> = addresses(any_ipv6, &[]).iter().map(|address| address.is_ipv4()).collect();
         assert!(families.is_sorted(), "IPv6 first: {families:?}");
         families.reverse();
-        let found = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()), &[]);
-        assert_eq!(found.iter().map(|address| address.is_ipv4()).collect::<Vec<_>>(), families);
+        let chosen = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()), &[]);
+        assert_eq!(chosen.iter().map(|address| address.is_ipv4()).collect::<Vec<_>>(), families);
         assert!(
             addresses(NodeAddresses::NONE, &[])
                 .iter()
@@ -205,7 +206,7 @@ mod tests {
         assert!(status.success(), "ip {args:?}");
     }
 
-    /// Runs `test` on a runtime whose threads are in a network namespace of their own, which has nothing but `lo`.
+    /// Runs `test` on a runtime whose threads are in a separate network namespace with only `lo`.
     #[allow(unsafe_code)]
     fn in_own_network(test: impl AsyncFnOnce() + Send + 'static) {
         if need::root("a network namespace").is_none() {
@@ -255,12 +256,12 @@ mod tests {
             ip(&["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
             ip(&["link", "set", "up1", "up"]);
             ip(&["link", "set", "up0", "up"]);
-            // Deprecated: its preferred lifetime is over, as that of a temporary address is after a day.
+            // The address is deprecated: its preferred lifetime is over, as a temporary address's after a day.
             ip(&["addr", "add", "2001:db8:1::a/64", "dev", "up0", "nodad", "preferred_lft", "0"]);
             ip(&["addr", "add", "2001:db8:1::b/64", "dev", "up0", "nodad"]);
             ip(&["-6", "route", "add", "default", "via", "2001:db8:1::1", "dev", "up0"]);
-            let found = addresses(NodeAddresses::NONE, &[]);
-            assert_eq!(found, NodeAddresses::one("2001:db8:1::b".parse().unwrap()));
+            let chosen = addresses(NodeAddresses::NONE, &[]);
+            assert_eq!(chosen, NodeAddresses::one("2001:db8:1::b".parse().unwrap()));
         });
     }
 

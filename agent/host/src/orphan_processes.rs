@@ -1,4 +1,4 @@
-//! Kills orphaned processes of an agent or a containerd that was killed, found by their environment or their arguments.
+//! Kills orphaned processes of an agent or a containerd that was killed, identified by environment or arguments.
 //! Reads all of `/proc`, so it is only for recovery after a crash.
 
 use std::ffi::OsStr;
@@ -11,15 +11,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::blocking::{self, DEADLINE, Progress};
 use limpet_model::process::container_in_cgroups;
 
-/// Kills every process in whose environment the variable `name` is `value`.
+/// Kills every process with the environment variable `name` set to `value`.
 pub async fn end(name: &'static str, value: &str) {
     let value = value.to_owned();
     let wanted = format!("{name}={value}");
     sweep(move |progress| kill_all_with(&wanted, progress)).await;
 }
 
-/// Runs `work` on the processes of the host. Information about a process may wait for the file system that this
-/// process waits for.
+/// Runs `work` on the processes of the host. Reading a process may wait for the file system that the process waits
+/// for.
 async fn sweep(work: impl FnOnce(&Progress) + Send + 'static) {
     if let Err(error) = blocking::run("/proc".into(), DEADLINE, work).await {
         tracing::warn!(%error, "killing orphaned processes failed");
@@ -36,14 +36,14 @@ fn kill_all_with(wanted: &str, progress: &Progress) {
     kill_all(wanted, progress, |process| values(process, "environ").any(|pair| pair == wanted.as_bytes()));
 }
 
-/// Kills the shims that the containerd behind `socket` started for a container whose id ends with `digits`. A containerd that
-/// is killed while it starts a shim forgets it, and the shim waits forever for its first task.
+/// Kills the shims that the containerd behind `socket` started for a container whose id ends with `digits`. A
+/// containerd that is killed while it starts a shim forgets it, and the shim waits forever for its first task.
 pub async fn end_shims(digits: String, socket: &Path) {
     let socket = socket.to_owned();
     sweep(move |progress| kill_all(&digits, progress, |process| is_shim(process, &digits, &socket))).await;
 }
 
-/// The same, unless a process of a container with such an id runs, other than the one of `starting`.
+/// The same, unless a process runs in a container with such an id other than `starting`.
 pub async fn end_idle_shims(digits: String, starting: String, socket: &Path) {
     let socket = socket.to_owned();
     sweep(move |progress| {
@@ -54,7 +54,7 @@ pub async fn end_idle_shims(digits: String, starting: String, socket: &Path) {
     .await;
 }
 
-/// Whether any process is in the cgroup of a container whose id ends with `digits` and is not `starting`.
+/// Whether any process is in the cgroup of a container whose id ends with `digits`, other than `starting`.
 fn another_container_runs(digits: &str, starting: &str) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut cgroups = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("cgroup")).ok());
@@ -65,7 +65,7 @@ fn is_of_another_container(cgroups: &str, digits: &str, starting: &str) -> bool 
     container_in_cgroups(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
 }
 
-/// Another containerd of this machine may have a pod with the same UID: its shims name its socket.
+/// Also checks the socket, because another containerd on this machine may have a pod with the same UID.
 fn is_shim(process: &Path, digits: &str, socket: &Path) -> bool {
     let arguments: Vec<_> = values(process, "cmdline").collect();
     let value = |flag: &[u8]| arguments.windows(2).find(|pair| pair[0] == flag).map(|pair| &*pair[1]);
@@ -89,13 +89,13 @@ fn values(process: &Path, file: &str) -> impl Iterator<Item = Vec<u8>> {
     text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
-/// Kills every process but this one that `is_wanted` by its directory in `/proc`.
+/// Kills every other process for whose directory in `/proc` `is_wanted` returns true.
 fn kill_all(wanted: &str, progress: &Progress, is_wanted: impl Fn(&Path) -> bool) {
-    let own = rustix::process::getpid();
+    let self_pid = rustix::process::getpid();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-        let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
-        // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
+        let Some(pid) = pid.filter(|pid| *pid != self_pid) else { continue };
+        // The pidfd is opened before the check, so that the PID cannot be reused in between.
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
         progress.at(&entry.path());
         if is_wanted(&entry.path()) {
@@ -115,10 +115,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_processes_with_the_value_are_killed() {
-        let own = format!("orphan-{}", std::process::id());
+        let value = format!("orphan-{}", std::process::id());
         let sleeper = |value: &str| Command::new("sleep").arg("1000").env("LIMPET_ORPHAN", value).spawn().unwrap();
-        let (mut wanted, mut other) = (sleeper(&own), sleeper(&format!("{own}0")));
-        end("LIMPET_ORPHAN", &own).await;
+        let (mut wanted, mut other) = (sleeper(&value), sleeper(&format!("{value}0")));
+        end("LIMPET_ORPHAN", &value).await;
         assert!(!wanted.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn a_shim_is_known_by_its_name_the_end_of_its_id_and_its_containerd() {
         const SHIM: &str = "/usr/bin/containerd-shim-runc-v2";
-        let own = format!("{:032x}", std::process::id());
+        let digits = format!("{:032x}", std::process::id());
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         let (socket, link, other) = (path("own"), path("link"), path("other"));
@@ -157,14 +157,14 @@ mod tests {
             command.arg0(name).args(["-c", script, "-id", &format!("aa{id}")]).args(more);
             command.stdin(std::process::Stdio::piped()).spawn().unwrap()
         };
-        let shims = [named(SHIM, &own, &[]), named(SHIM, &own, &["-address", &socket])];
+        let shims = [named(SHIM, &digits, &[]), named(SHIM, &digits, &["-address", &socket])];
         let mut others = [
-            named(SHIM, &format!("{own}0"), &[]),
-            named("sh", &own, &[]),
-            named(SHIM, &own, &["-address", &other]),
-            named(SHIM, &own, &["-address", &path("gone")]),
+            named(SHIM, &format!("{digits}0"), &[]),
+            named("sh", &digits, &[]),
+            named(SHIM, &digits, &["-address", &other]),
+            named(SHIM, &digits, &["-address", &path("gone")]),
         ];
-        end_shims(own, Path::new(&link)).await;
+        end_shims(digits, Path::new(&link)).await;
         for mut shim in shims {
             assert!(!shim.wait().unwrap().success());
         }

@@ -1,8 +1,8 @@
-//! Watches a path that need not exist yet, and reports possible changes: a file, a directory, a chain of symlinks.
+//! Watches a path that need not exist yet, and reports possible changes: of a file, a directory, a chain of symlinks.
 //!
 //! inotify watches directories, so a path is followed from directory to directory: each symlink on the way and the
 //! file itself are names within a watched directory, and a missing name is awaited in its nearest existing parent. An
-//! event only triggers a read. Before it is returned, the path is resolved again: it may lead elsewhere now.
+//! event only triggers a read. Before it is returned, the path is resolved again, because it may lead elsewhere now.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -34,7 +34,7 @@ pub struct PathWatch {
     complete: bool,
     queue: Queue,
     watched: HashMap<Wd, Names>,
-    /// An event has arrived since the path was resolved.
+    /// Whether an event has arrived since the path was resolved.
     stale: bool,
 }
 
@@ -74,11 +74,12 @@ impl PathWatch {
         Ok(())
     }
 
-    /// Resolves when something that matters may have changed. Read only then: later changes are reported, earlier ones are
-    /// read. Cancel safe.
+    /// Resolves when something relevant may have changed. The caller should read only then: later changes are
+    /// reported, earlier ones are read. Cancel safe.
     ///
     /// # Errors
-    /// The kernel refuses a watch, or a file system on the way does not answer.
+    ///
+    /// The kernel refuses a watch, or a file system on the way does not respond.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             if self.stale {
@@ -118,12 +119,13 @@ fn add(adder: &WatchAdder, path: PathBuf, entries: bool, complete: bool) -> io::
     Ok(now)
 }
 
-/// The directories to watch and the names in them through which the path resolves; with `entries` what is in it, too.
+/// The directories to watch, with the names in them through which the path resolves; with `entries`, also its
+/// entries.
 fn directories(mut path: PathBuf, entries: bool) -> Vec<(PathBuf, Names)> {
     let mut directories = Vec::new();
     for _ in 0..MAX_LINKS {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
-        // The nearest existing parent, and the name that is missing in it.
+        // The nearest existing parent, and the missing name in it.
         let mut parent = parent.to_owned();
         let mut name = name.to_owned();
         while !parent.is_dir() {
@@ -152,7 +154,7 @@ fn merge(watched: &mut HashMap<Wd, Names>, wd: Wd, names: Names) {
     }
 }
 
-/// Whether an event matters: it is about a watched name, or (without a name) about the directory itself.
+/// Whether an event is relevant: it concerns a watched name or, without a name, the directory itself.
 fn concerns(names: &Names, name: Option<&OsStr>) -> bool {
     match (names, name) {
         (Names::All, _) | (_, None) => true,
@@ -166,7 +168,7 @@ mod tests {
     use super::*;
 
     async fn changed(watch: &mut PathWatch) {
-        // A timeout for a failing test only: an event resolves it at once.
+        // The timeout only ends a failing test; an event resolves the wait immediately.
         tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap().unwrap();
     }
 

@@ -18,31 +18,33 @@ use super::process_cgroup::{self, ProcessCgroupError};
 pub struct Peer {
     /// Its effective user when it connected.
     pub uid: u32,
-    /// Its PID; `None` when it is of another pid namespace.
+    /// Its PID; `None` if it is in another PID namespace.
     pub pid: Option<u32>,
     handle: Handle,
 }
 
-/// What the process is identified by besides its PID.
+/// Identifies the process in addition to its PID.
 #[derive(Debug, Clone)]
 enum Handle {
     Pidfd(Arc<OwnedFd>),
-    /// It had exited when it was looked at.
+    /// It had already exited.
     Exited,
-    /// This kernel, or a filter of system calls, gives no pidfd.
+    /// The kernel, or a seccomp filter, does not provide a pidfd.
     Unsupported,
 }
 
 impl Peer {
-    /// The process that connected `stream`; does not block.
+    /// The process that connected `stream`. Does not block.
     ///
-    /// Linux 6.5 names the process that connected. Before, its PID is looked up now, and may be another process's by then.
+    /// Linux 6.5 identifies the process that connected. Before that, its PID is looked up now, and may have been
+    /// reused.
     ///
     /// # Errors
+    ///
     /// `stream` is not a connected Unix socket, or the agent has no file descriptor left.
-    pub fn of(stream: &impl AsFd) -> io::Result<Self> {
+    pub fn connected_to(stream: &impl AsFd) -> io::Result<Self> {
         let credentials = getsockopt(stream, PeerCredentials)?;
-        // 0: of another pid namespace.
+        // 0 means another PID namespace.
         let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0);
         let handle = match getsockopt(stream, PeerPidfd) {
             Ok(pidfd) => Handle::Pidfd(Arc::new(pidfd)),
@@ -70,10 +72,11 @@ impl Peer {
         if let Handle::Pidfd(pidfd) = &self.handle { Some(pidfd.as_fd()) } else { None }
     }
 
-    /// The paths of its cgroups, one for each hierarchy, from that hierarchy's root. Blocks.
+    /// The paths of its cgroups, one per hierarchy, from that hierarchy's root. Blocks.
     ///
     /// # Errors
-    /// It has exited, is of another pid namespace, or `/proc` does not show its cgroups.
+    ///
+    /// The process has exited or is in another PID namespace, or `/proc` does not show its cgroups.
     pub fn cgroups(&self) -> Result<Vec<String>, ProcessCgroupError> {
         match (self.pid, &self.handle) {
             (Some(pid), Handle::Pidfd(_) | Handle::Unsupported) => process_cgroup::cgroups(pid, self.pidfd()),
@@ -82,9 +85,10 @@ impl Peer {
     }
 }
 
-/// The process that listens on `socket` (`SO_PEERCRED`); `None` when it is of another pid namespace. Does not block.
+/// The process that listens on `socket` (`SO_PEERCRED`); `None` if it is in another PID namespace. Does not block.
 ///
 /// # Errors
+///
 /// No process listens there, or the agent may not connect.
 pub fn pid(socket: &Path) -> io::Result<Option<u32>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -114,29 +118,30 @@ mod tests {
     #[test]
     fn a_peer_has_its_cgroups_until_it_has_exited() {
         let (stream, other) = UnixStream::pair().unwrap();
-        let own = Peer::of(&stream).unwrap();
-        assert_eq!((own.pid, own.uid), (Some(std::process::id()), rustix::process::geteuid().as_raw()));
-        assert_eq!(own.cgroups().unwrap(), process_cgroup::cgroups(std::process::id(), None).unwrap());
+        let peer = Peer::connected_to(&stream).unwrap();
+        assert_eq!((peer.pid, peer.uid), (Some(std::process::id()), rustix::process::geteuid().as_raw()));
+        assert_eq!(peer.cgroups().unwrap(), process_cgroup::cgroups(std::process::id(), None).unwrap());
         drop(other);
 
-        // A process connects, passes its connection to a child and exits: the child is not identified as the peer.
+        // A process connects, passes its connection to a child and exits. The child must not be identified as the
+        // peer.
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("it.sock")).unwrap();
         let mut connects = Command::new(std::env::current_exe().unwrap());
         connects.args(["--exact", "--nocapture", "peer::tests::connects_and_exits"]);
         let mut child = connects.env(CONNECT, dir.path().join("it.sock")).stdout(Stdio::null()).spawn().unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let early = Peer::of(&stream).unwrap();
+        let early = Peer::connected_to(&stream).unwrap();
         child.wait().unwrap();
-        let late = Peer::of(&stream).unwrap();
+        let late = Peer::connected_to(&stream).unwrap();
         for peer in [early, late] {
             let error = peer.cgroups().unwrap_err();
             assert!(!matches!(error, ProcessCgroupError::Unusable { .. }), "{error}");
         }
-        assert_eq!(Peer { pid: None, ..own }.cgroups().unwrap_err().to_string(), "process 0 has exited");
+        assert_eq!(Peer { pid: None, ..peer }.cgroups().unwrap_err().to_string(), "process 0 has exited");
     }
 
-    /// The socket that the next test connects to; without it that test is nothing.
+    /// The socket for the next test, which does nothing without it.
     const CONNECT: &str = "LIMPET_TEST_CONNECT";
 
     #[test]

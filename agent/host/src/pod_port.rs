@@ -1,7 +1,7 @@
 //! Connects to a port inside a pod's network, as a process of the pod would.
 //!
-//! A socket belongs to the network namespace of the thread that makes it, wherever it is used later. So a thread of its
-//! own enters the pod's namespace, makes the sockets and ends; connecting is left to the caller's runtime.
+//! A socket belongs to the network namespace of the thread that creates it, wherever it is used later. So a separate
+//! thread enters the pod's namespace, creates the sockets and ends; the caller's runtime connects them.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,18 +15,17 @@ use tokio::time::timeout;
 
 use crate::network_namespace::run_in;
 
-/// How long a pod may take to accept: its queue may be full, or a filter drop what comes.
+/// How long a pod may take to accept: its queue may be full, or a filter may drop packets.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodPortError {
-    /// The pod's network cannot be entered: its sandbox is not made yet, or is gone.
+    /// The pod's network cannot be entered: its sandbox does not exist yet, or is gone.
     #[error("enter the pod's network {}: {source}", path.display())]
     Network {
         /// The pin of its namespace.
         path: PathBuf,
-        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -34,9 +33,9 @@ pub enum PodPortError {
     #[error("failed to connect to localhost:{port} inside the pod's network, IPv4: {v4}, IPv6: {v6}")]
     Connect {
         port: u16,
-        /// Why not on 127.0.0.1.
+        /// The error on 127.0.0.1.
         v4: io::Error,
-        /// Why not on ::1.
+        /// The error on ::1.
         v6: io::Error,
     },
 }
@@ -60,12 +59,12 @@ pub async fn connect(network: Option<PathBuf>, port: u16) -> Result<TcpStream, P
 async fn connected(socket: io::Result<OwnedFd>, address: SocketAddr) -> io::Result<TcpStream> {
     let socket = TcpSocket::from_std_stream(socket?.into());
     let stream = timeout(CONNECT_TIMEOUT, socket.connect(address)).await.map_err(|_| io::ErrorKind::TimedOut)??;
-    // What is forwarded has been gathered before.
+    // Forwarded data was already batched by the client.
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// A socket for each family, of the calling thread's namespace; a kernel may have only one of them.
+/// A socket for each family in the calling thread's namespace; a kernel may support only one.
 fn sockets() -> [io::Result<OwnedFd>; 2] {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     [AddressFamily::INET, AddressFamily::INET6]

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Writes a file that only root may read. Never half of it is there, a power cut included. Blocks.
+/// Writes a file that only root may read, atomically even across a power cut. Blocks.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;

@@ -1,4 +1,4 @@
-//! The kernel's counters in `/proc`: memory, network interfaces, the time that tasks waited. Read on request.
+//! The kernel's counters in `/proc`: memory, network interfaces, pressure. Read on request.
 
 use std::fs;
 use std::path::Path;
@@ -14,18 +14,16 @@ pub const USER_HZ: u64 = 100;
 /// The node's memory and swap space, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// All memory.
     pub total: u64,
-    /// All swap space.
     pub swap_total: u64,
-    /// Swap space that is not in use.
+    /// The free swap space.
     pub swap_free: u64,
-    /// Memory set aside as huge pages.
+    /// The memory reserved as huge pages.
     pub huge_pages: u64,
 }
 
 impl MemoryInfo {
-    /// The present values of `/proc/meminfo`.
+    /// Reads `/proc/meminfo`.
     pub fn read() -> Option<Self> {
         parse_memory(&fs::read_to_string("/proc/meminfo").ok()?)
     }
@@ -45,14 +43,15 @@ fn parse_memory(text: &str) -> Option<MemoryInfo> {
     })
 }
 
-/// The node's processors that are online; those that this process may use may be fewer.
+/// The number of online processors; this process may be limited to fewer.
 pub fn online_cpus() -> u32 {
     let listed = fs::read_to_string("/sys/devices/system/cpu/online").ok();
-    let own = || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
-    listed.and_then(|list| count_cpus(&list)).unwrap_or_else(own)
+    let available =
+        || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
+    listed.and_then(|list| count_cpus(&list)).unwrap_or_else(available)
 }
 
-/// How many processors a list as `0-3,6` has.
+/// The number of processors in a list such as `0-3,6`.
 fn count_cpus(list: &str) -> Option<u32> {
     let count = |range: &str| -> Option<u32> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -64,9 +63,9 @@ fn count_cpus(list: &str) -> Option<u32> {
 /// The node's process ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessIds {
-    /// How many there may be: the lower one of the kernel's two limits.
+    /// The most process ids: the lower of the kernel's two limits.
     pub limit: u64,
-    /// How many processes and threads there are.
+    /// The number of processes and threads.
     pub used: u64,
 }
 
@@ -82,7 +81,7 @@ impl ProcessIds {
     }
 }
 
-/// When the node booted, by today's clock.
+/// When the node booted, by the current clock.
 pub fn boot_time() -> Option<Timestamp> {
     parse_boot_time(&fs::read_to_string("/proc/stat").ok()?)
 }
@@ -92,19 +91,18 @@ fn parse_boot_time(stat: &str) -> Option<Timestamp> {
     Timestamp::from_second(seconds).ok()
 }
 
-/// How long tasks have waited for something (PSI).
+/// How long tasks have stalled on a resource (PSI).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stalls {
-    /// Some of them waited.
+    /// At least one task stalled.
     pub some: Stall,
-    /// All of them waited.
+    /// All tasks stalled.
     pub full: Stall,
 }
 
-/// One kind of waiting.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stall {
-    /// Microseconds, since the beginning.
+    /// Microseconds since boot.
     pub total: u64,
     /// Percent of the last 10 s.
     pub avg10: f64,
@@ -115,14 +113,14 @@ pub struct Stall {
 }
 
 impl Stalls {
-    /// The values of a pressure file; `None`: the file does not exist, or the kernel does not count.
+    /// Reads a pressure file; `None` if it does not exist, or the kernel does not count.
     pub fn read(file: &Path) -> Option<Self> {
         parse_stalls(&fs::read_to_string(file).ok()?)
     }
 }
 
 fn parse_stalls(text: &str) -> Option<Stalls> {
-    let of = |kind: &str| {
+    let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
         let value = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         let average = |name: &str| value(name)?.parse::<f64>().ok();
@@ -130,16 +128,14 @@ fn parse_stalls(text: &str) -> Option<Stalls> {
         Some(Stall { total, avg10: average("avg10")?, avg60: average("avg60")?, avg300: average("avg300")? })
     };
     // Older kernels have no `full` line for the CPU.
-    Some(Stalls { some: of("some")?, full: of("full").unwrap_or_default() })
+    Some(Stalls { some: stall("some")?, full: stall("full").unwrap_or_default() })
 }
 
 /// A network interface's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
-    /// What it has received.
     pub received: Traffic,
-    /// What it has sent.
     pub sent: Traffic,
 }
 
@@ -153,7 +149,7 @@ pub struct Traffic {
     pub dropped: u64,
 }
 
-/// The beginnings of the names of interfaces that kubelet leaves out: loopback, and the node's ends of containers' links.
+/// The prefixes of interfaces that kubelet leaves out: loopback, and the node's ends of containers' links.
 const EXCLUDED_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 /// The interfaces of the agent's network.
@@ -164,7 +160,7 @@ pub fn own_interfaces() -> Option<Vec<Interface>> {
 /// The interfaces of the network in which a container's process runs; `None` also when the process has ended.
 pub fn interfaces_of(pid: u32, container: &ContainerId) -> Option<Vec<Interface>> {
     let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
-    // Not another process that has got the number of one that has ended.
+    // Checks that the PID was not reused by another process.
     process::is_in_container(pid, container).then(|| parse_interfaces(&text))
 }
 
@@ -208,8 +204,8 @@ mod tests {
         let all = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
         let bound = std::thread::spawn(|| {
             let mut first = rustix::thread::CpuSet::new();
-            let own = rustix::thread::sched_getaffinity(None).unwrap();
-            first.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).unwrap());
+            let affinity = rustix::thread::sched_getaffinity(None).unwrap();
+            first.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| affinity.is_set(*cpu)).unwrap());
             rustix::thread::sched_setaffinity(None, &first).unwrap();
             (std::thread::available_parallelism().unwrap().get(), online_cpus())
         });

@@ -1,4 +1,4 @@
-//! References to processes (pidfds): the kernel reports their exit, even when the shim above them is gone.
+//! References to processes (pidfds): the kernel reports their exit even if their shim is gone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +26,8 @@ pub fn probe() -> io::Result<()> {
     Ok(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop)?)
 }
 
-/// A handle to the process that has `pid` now, [`EndedProcess`] if none has; `None`: the kernel has no pidfds.
+/// A handle to the process that currently has `pid`, or [`EndedProcess`] if none has; `None` if the kernel has no
+/// pidfds.
 pub fn open(pid: u32) -> Option<Arc<dyn ProcessHandle>> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
@@ -42,15 +43,15 @@ pub fn is_in_container(pid: u32, container: &ContainerId) -> bool {
     is_named(&cgroups, container.as_str())
 }
 
-/// The parent of the process `pid`; `None`: it has exited, or its parent is in another pid namespace.
+/// The parent of process `pid`; `None` if it has exited, or its parent is in another PID namespace.
 pub fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything.
+    // The name in parentheses may contain anything.
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(1)?.parse().ok().filter(|parent| *parent > 0)
 }
 
-/// The children of all threads of the process `pid`; none where the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+/// The children of all threads of process `pid`; none if the kernel does not list them (`CONFIG_PROC_CHILDREN`).
 pub fn children(pid: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -77,7 +78,7 @@ impl ProcessHandle for PidfdHandle {
     }
 }
 
-/// Whether the process behind the pidfd has exited, all its threads included; also when that cannot be known.
+/// Whether the process behind the pidfd has exited with all its threads; true if that is unknown.
 pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -89,10 +90,11 @@ fn is_named(cgroups: &str, container: &str) -> bool {
     cgroups.split(['/', '\n', '-', '.']).any(|part| part == container)
 }
 
-/// Resolves when the process behind the pidfd has exited, all its threads included. Cancel safe.
+/// Resolves when the process behind the pidfd has exited with all its threads. Cancel safe.
 ///
 /// # Errors
-/// The reactor takes no more descriptors, or is shut down.
+///
+/// The reactor accepts no more descriptors, or is shut down.
 async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
     let process = register(process, Interest::READABLE)?;
     loop {
@@ -143,10 +145,10 @@ mod tests {
     fn parents_and_children_are_known() {
         let mut child =
             Command::new("sh").args(["-c", "read -r line"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let own = std::process::id();
-        assert_eq!(parent(child.id()), Some(own));
+        let self_pid = std::process::id();
+        assert_eq!(parent(child.id()), Some(self_pid));
         let listed = std::path::Path::new("/proc/thread-self/children").exists();
-        assert_eq!(children(own).contains(&child.id()), listed);
+        assert_eq!(children(self_pid).contains(&child.id()), listed);
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(parent(child.id()), None);

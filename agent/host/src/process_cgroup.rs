@@ -1,4 +1,4 @@
-//! The cgroups of one process, or the reason why they are not known: never those of another process.
+//! The cgroups of one process, or the reason why they are unknown; never those of another process.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,9 +8,9 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::process::has_exited;
 
-/// Bytes of `/proc/<pid>/cgroup` that are read: a dozen hierarchies with paths of up to 4 KiB.
+/// The most bytes of `/proc/<pid>/cgroup` that are read: a dozen hierarchies with paths of up to 4 KiB.
 const MAX_CGROUPS: u64 = 128 << 10;
-/// Bytes of `/proc/<pid>/stat` that are read; it is one line of numbers and a short name.
+/// The most bytes of `/proc/<pid>/stat` that are read; it is a line of numbers and a short name.
 const MAX_STAT: u64 = 4 << 10;
 /// `PF_EXITING` (`linux/sched.h`): the process is exiting, or has exited and was not reaped.
 const PF_EXITING: u64 = 0x4;
@@ -24,31 +24,31 @@ pub enum ProcessCgroupError {
         pid: u32,
         /// The file; empty for the directory.
         file: &'static str,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
-    /// It has exited: the kernel shows an exited process in the root of v1 hierarchies.
+    /// The process has exited: the kernel shows an exited process in the root of v1 hierarchies.
     #[error("process {pid} has exited")]
     Exited { pid: u32 },
-    /// The kernel listed none, or too many.
+    /// The kernel listed no cgroup, or too many.
     #[error("/proc/{pid}/cgroup has no usable content")]
     Unusable { pid: u32 },
 }
 
-/// The paths of a living process's cgroups, one for each hierarchy, from that hierarchy's root. Blocks.
+/// The paths of a living process's cgroups, one per hierarchy, from that hierarchy's root. Blocks.
 ///
-/// `pidfd`: who the process was when it was last identified. With it the PID counts only as long as it is that process's.
+/// `pidfd` identifies the process: with it the PID counts only while it belongs to that process.
 ///
 /// # Errors
+///
 /// The process has exited, or `/proc` does not show its cgroups.
 pub fn cgroups(pid: u32, pidfd: Option<BorrowedFd<'_>>) -> Result<Vec<String>, ProcessCgroupError> {
     let failed = |file, error: rustix::io::Errno| ProcessCgroupError::Read { pid, file, source: error.into() };
     let directory = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    // This directory stays that of one process, also when its PID is given to another.
+    // This directory keeps referring to one process, even if its PID is reused.
     let process = rustix::fs::open(format!("/proc/{pid}"), directory, Mode::empty()).map_err(|e| failed("", e))?;
     let text = read(pid, &process, "cgroup", MAX_CGROUPS)?;
-    // After the cgroups: a process that is not exiting now was not when they were read.
+    // Checked after the cgroups: a process that is not exiting now was not exiting when they were read.
     if is_exiting(&read(pid, &process, "stat", MAX_STAT)?) || pidfd.is_some_and(has_exited) {
         return Err(ProcessCgroupError::Exited { pid });
     }
@@ -77,7 +77,7 @@ fn read(pid: u32, process: &OwnedFd, file: &'static str, limit: u64) -> Result<S
     }
 }
 
-/// Whether `stat` shows a process that is exiting; also for a text that cannot be parsed.
+/// Whether `stat` shows a process that is exiting; true for text that cannot be parsed.
 fn is_exiting(stat: &str) -> bool {
     // The name, in parentheses, may contain anything.
     let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' '));
@@ -85,8 +85,8 @@ fn is_exiting(stat: &str) -> bool {
     flags.is_none_or(|flags| flags & PF_EXITING != 0)
 }
 
-/// The paths of `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` a line. `None`: a line has another form, or the
-/// file is empty.
+/// The paths in `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` per line. `None` if a line has another form, or
+/// the file is empty.
 fn paths(text: &str) -> Option<Vec<String>> {
     let path = |line: &str| line.splitn(3, ':').nth(2).filter(|path| path.starts_with('/')).map(str::to_owned);
     let paths: Vec<String> = text.lines().map(path).collect::<Option<_>>()?;
@@ -108,8 +108,8 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", "read never"]).stdin(Stdio::piped()).spawn().unwrap();
         let pid = child.id();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-        let own = cgroups(std::process::id(), None).unwrap();
-        assert_eq!(cgroups(pid, Some(pidfd.as_fd())).unwrap(), own);
+        let cgroups_of_self = cgroups(std::process::id(), None).unwrap();
+        assert_eq!(cgroups(pid, Some(pidfd.as_fd())).unwrap(), cgroups_of_self);
         assert_eq!(effective_uid(pid).unwrap(), rustix::process::geteuid().as_raw());
 
         child.kill().unwrap();
@@ -128,7 +128,7 @@ mod tests {
         let mut child = Command::new("true").spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         child.wait().unwrap();
-        // This process plays the one that was given the PID.
+        // This process plays the one that got the reused PID.
         let error = cgroups(std::process::id(), Some(pidfd.as_fd())).unwrap_err();
         assert!(matches!(error, ProcessCgroupError::Exited { .. }), "{error}");
     }

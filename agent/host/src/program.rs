@@ -1,5 +1,5 @@
-//! Runs a program of the node once: CNI plugins, credential providers, mount tools; with standard input, bounded output and
-//! a deadline.
+//! Runs a program of the node: CNI plugins, credential providers, mount tools. It gets standard input, bounded output
+//! and a deadline.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,13 +13,13 @@ use tokio::process::{Child, Command};
 
 use crate::blocking::{self, DEADLINE};
 
-/// Bytes of a result that are read; more is an error.
+/// The most bytes of a result; more is an error.
 const MAX_STDOUT: u64 = 1 << 20;
 
-/// Bytes of a program's standard error that are used; the rest is read and dropped.
+/// The most bytes of a program's stderr that are kept; the rest is read and dropped.
 const MAX_STDERR: u64 = 16 << 10;
 
-/// Bytes that a result usually has at most.
+/// The usual size of a result in bytes.
 const INITIAL_CAPACITY: usize = 1 << 10;
 
 /// A program's exit status and output.
@@ -27,18 +27,18 @@ const INITIAL_CAPACITY: usize = 1 << 10;
 pub struct Output {
     /// Whether it exited with 0.
     pub success: bool,
-    /// What it exited with; `None`: a signal has ended it.
+    /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it printed.
     pub stdout: Vec<u8>,
-    /// What it complained of, its beginning.
+    /// The beginning of its stderr.
     pub stderr: Vec<u8>,
 }
 
-/// The executable `name`: the first one found in the directories.
+/// The executable `name`, from the first directory that has it.
 ///
 /// # Errors
-/// A directory's file system does not answer.
+///
+/// A directory's file system does not respond.
 pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<PathBuf>> {
     let paths: Vec<PathBuf> = dirs.iter().map(|dir| dir.join(name)).collect();
     let Some(first) = paths.first().cloned() else { return Ok(None) };
@@ -51,8 +51,8 @@ pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<Path
     .await
 }
 
-/// What programs get of the agent's environment: where they find programs and certificates, by which proxy they leave, and
-/// in which language and time zone they write.
+/// The variables of the agent's environment that programs get: where to find programs and certificates, which proxy
+/// to use, and their language and time zone.
 const PASSED_ON: [&str; 17] = [
     "PATH",
     "HOME",
@@ -73,7 +73,7 @@ const PASSED_ON: [&str; 17] = [
     "XTABLES_LOCKFILE",
 ];
 
-/// What systemd gives a service for itself: with some of it a program could speak for the agent.
+/// Variables that systemd sets for a service: with some of them a program could act as the agent.
 const OF_THE_SERVICE: [&str; 12] = [
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
@@ -95,35 +95,36 @@ fn is_passed_on(name: &OsStr) -> bool {
     name.starts_with("LC_") || PASSED_ON.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// The agent's environment, for programs that take their configuration from it: all but what is the service's own.
+/// The agent's environment without the service's own variables, for programs that are configured by it.
 pub fn whole_environment() -> impl Iterator<Item = (OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| OF_THE_SERVICE.iter().all(|of_service| name != of_service))
 }
 
-/// Leaves the command what it sets itself, and what every program gets.
+/// Removes all variables except those that the command sets itself and those that every program gets.
 fn narrow_environment(command: &mut std::process::Command) {
     let set: Vec<OsString> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
     let others = std::env::vars_os().map(|(name, _)| name).filter(|name| !set.contains(name) && !is_passed_on(name));
     others.for_each(|name| _ = command.env_remove(name));
 }
 
-/// Runs `command` with `input` on its standard input, in its own process group. Of the agent's environment it gets a few
-/// variables: plugins search `PATH` for programs. After `deadline` it is killed with all its child
-/// processes.
+/// Runs `command` with `input` on its standard input, in its own process group. It gets only a few variables of the
+/// agent's environment; plugins need `PATH`. After `deadline` it is killed with all its child processes.
 ///
 /// # Errors
+///
 /// The program could not be run, printed more than 1 MiB, or took too long (`TimedOut`).
 pub async fn run(mut command: Command, input: &[u8], deadline: Duration) -> io::Result<Output> {
     narrow_environment(command.as_std_mut());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
     let program = PathBuf::from(command.as_std().get_program());
-    // It returns once the executable was read from its file system.
+    // Returns once the executable was read from its file system.
     let mut child = blocking::run(program, DEADLINE, move |_| command.spawn()).await??;
     match tokio::time::timeout(deadline, talk(&mut child, input)).await {
         Ok(result) => result,
         Err(_) => {
             kill_group(&child);
-            // One that waits for a device or a server cannot be killed before that answers: it is left to end by itself.
+            // A process that waits for a device or a server cannot be killed before that responds, so it is left to
+            // end by itself.
             let _ = tokio::time::timeout(DEADLINE, child.wait()).await;
             Err(io::Error::from(io::ErrorKind::TimedOut))
         }
@@ -134,7 +135,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A plugin may exit without reading it all; its exit status is more useful than a broken pipe.
+            // A plugin may exit without reading everything. Its exit status is more useful than a broken pipe.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -146,7 +147,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
 /// Reads up to `limit` bytes. The rest is dropped, or an error.
 async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool) -> io::Result<Vec<u8>> {
     let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
-    // Most print little, and a key is not to be left behind where the buffer was before it grew.
+    // Most programs print little. A buffer that grows would leave copies of a key in freed memory.
     let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
     (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
     let rest = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
@@ -159,7 +160,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool)
 fn kill_group(child: &Child) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // The plugin may have just exited; then no process is left to kill.
+        // If the plugin has just exited, no process is left to kill.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
 }
@@ -198,7 +199,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_gets_little_of_the_environment() {
-        // Set by cargo for the process of the test, as an operator may set a token for the agent.
+        // cargo sets this variable for the test's process, as an operator may set a token for the agent.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         let output = sh("echo ${CARGO_MANIFEST_DIR-none} $CNI_COMMAND ${PATH:+path}", LONG).await.unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "none ADD path\n");
@@ -224,7 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_plugin_that_hangs_is_killed_with_its_children() {
-        // The child of the plugin holds the pipes open: only killing the group ends the wait.
+        // The plugin's child holds the pipes open, so only killing the group ends the wait.
         let error = sh("sleep 1000 & wait", Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }

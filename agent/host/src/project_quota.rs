@@ -1,9 +1,9 @@
 //! Project quotas: the file system counts the size of a directory, so no walk is needed to measure it. ext4 and XFS
-//! count where they are mounted with `prjquota`; asking them takes Linux 5.14.
+//! do this if they are mounted with `prjquota`; reading the counts needs Linux 5.14.
 //!
-//! A directory gets its own project when it is created, and whatever is created in it belongs to that project. Only the
-//! initial user namespace may change the project of a file, so nothing that runs in another one can evade the count; any other
-//! owner of a file could, which is why kubelet counts volumes of pods with `hostUsers: false` alone.
+//! A directory gets its own project when it is created, and everything created in it belongs to that project. Only
+//! the initial user namespace may change a file's project, so a process in another one cannot evade the count; any
+//! other owner of a file could, which is why kubelet uses this only for volumes of pods with `hostUsers: false`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use nix::libc;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
-/// The first project id that limpet uses. Others begin at 1, kubelet's at 1,048,577.
+/// limpet's first project id. Others begin at 1, kubelet's at 1,048,577.
 const FIRST_PROJECT: u32 = 0x4c50_0000;
 /// The maximum number of project ids that are tried.
 const MAX_PROJECTS_TRIED: u32 = 1 << 16;
@@ -24,7 +24,7 @@ const MAX_PROJECTS_TRIED: u32 = 1 << 16;
 const SYS_QUOTACTL_FD: libc::c_long = 443;
 const GET_QUOTA_OF_PROJECT: libc::c_uint = 0x80_0007 << 8 | 2;
 
-/// `FS_XFLAG_PROJINHERIT`: what is created in the directory gets its project.
+/// `FS_XFLAG_PROJINHERIT`: files created in the directory get its project.
 const INHERIT_PROJECT: u32 = 0x200;
 
 /// `struct fsxattr` of `<linux/fs.h>`.
@@ -65,13 +65,14 @@ pub(crate) struct ProjectUsage {
     pub(crate) inodes: u64,
 }
 
-/// Gives `directory`, which is empty, its own project. Returns whether its file system counts projects; if not, nothing
-/// has changed.
+/// Gives `directory`, which is empty, its own project. Returns whether its file system counts projects; if not,
+/// nothing has changed.
 ///
 /// # Errors
+///
 /// The directory cannot be opened, or the project cannot be set.
 pub fn count(directory: &Path) -> io::Result<bool> {
-    // Two directories must not choose one project.
+    // Two directories must not choose the same project.
     static ASSIGNMENT_LOCK: Mutex<()> = Mutex::new(());
     let _turn = ASSIGNMENT_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty())?;
@@ -81,7 +82,7 @@ pub fn count(directory: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// What the directory takes, if it has a project of [`count`].
+/// The disk usage of the directory, if [`count`] has given it a project.
 pub(crate) fn usage(directory: &Path) -> Option<ProjectUsage> {
     let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty()).ok()?;
     let attributes = attributes(opened.as_fd()).ok()?;
@@ -90,10 +91,10 @@ pub(crate) fn usage(directory: &Path) -> Option<ProjectUsage> {
     if ours { quota(opened.as_fd(), attributes.project).ok().flatten() } else { None }
 }
 
-/// NOFOLLOW: a container may put a symlink in the place of what was a directory.
+/// NOFOLLOW, because a container may replace a directory by a symlink.
 const OPEN_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A project that no file has. `None`: the file system does not count projects, or all are used.
+/// An unused project. `None` if the file system does not count projects, or all are used.
 fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
     for project in FIRST_PROJECT..FIRST_PROJECT + MAX_PROJECTS_TRIED {
         match quota(directory, project) {
@@ -105,18 +106,18 @@ fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
     None
 }
 
-/// The disk usage of a project. `None`: it was never used.
+/// The disk usage of a project. `None` if it was never used.
 #[allow(unsafe_code)]
 fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<ProjectUsage>> {
-    let mut found = MaybeUninit::<Quota>::zeroed();
-    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel writes a `Quota` and no more to `found`.
+    let mut quota = MaybeUninit::<Quota>::zeroed();
+    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel writes a `Quota` and no more to `quota`.
     let result = unsafe {
-        libc::syscall(SYS_QUOTACTL_FD, directory.as_raw_fd(), GET_QUOTA_OF_PROJECT, project, found.as_mut_ptr())
+        libc::syscall(SYS_QUOTACTL_FD, directory.as_raw_fd(), GET_QUOTA_OF_PROJECT, project, quota.as_mut_ptr())
     };
     if result == 0 {
         // SAFETY: every bit pattern is a `Quota`, and it was zeroed before the kernel wrote to it.
-        let found = unsafe { found.assume_init() };
-        return Ok(Some(ProjectUsage { bytes: found.bytes, inodes: found.inodes }));
+        let quota = unsafe { quota.assume_init() };
+        return Ok(Some(ProjectUsage { bytes: quota.bytes, inodes: quota.inodes }));
     }
     match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),

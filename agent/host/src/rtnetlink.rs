@@ -1,10 +1,10 @@
-//! Changes links of the calling thread's network namespace, by rtnetlink: brings one up, removes one.
+//! Changes links of the calling thread's network namespace through rtnetlink: brings one up, or removes one.
 
 use std::io;
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink};
 
-/// The loopback interface is the first of every namespace: net/core/dev.c gives it this index.
+/// The loopback interface is the first of every namespace, so net/core/dev.c gives it this index.
 pub(crate) const LOOPBACK_INDEX: u32 = 1;
 
 // linux/netlink.h, linux/rtnetlink.h, linux/if.h

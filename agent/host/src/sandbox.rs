@@ -1,20 +1,20 @@
 //! A pod's sandbox without a pause container: pinned namespaces and `/dev/shm`.
 //!
-//! `<run-dir>/sandboxes/<pod uid>` contains `net`, `ipc` and `uts`, files onto which the pod's namespaces are bind-mounted
-//! (pins), and `shm`, a tmpfs. Containers join them by path, so the namespaces live as long as the pins and need no
-//! process. A reboot removes them all; a restart of the agent removes none.
+//! `<run-dir>/sandboxes/<pod uid>` contains `net`, `ipc` and `uts`, files onto which the pod's namespaces are
+//! bind-mounted (pins), and `shm`, a tmpfs. Containers join them by path, so the namespaces live as long as the pins
+//! and need no process. A reboot removes them all; a restart of the agent removes none.
 //!
-//! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured, so an
-//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it. The file
-//! `id` distinguishes it from every sandbox before it.
+//! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured. So after
+//! a crash, [`Sandboxes::find`] does not return an incomplete sandbox, and [`Sandboxes::create`] removes it. The file
+//! `id` distinguishes it from every earlier sandbox.
 //!
-//! Only a shared PID namespace (`shareProcessNamespace`) needs a process: [`init`]. The file `init` has its pid, and a sandbox
-//! whose init has ended is not complete.
+//! Only a shared PID namespace (`shareProcessNamespace`) needs a process: [`init`]. The file `init` has its PID, and
+//! a sandbox whose init has ended is not complete.
 //!
-//! A pod with `hostUsers: false` has a user namespace as well, `user`, which owns the others; the file `ids` has the node's ids
-//! that it was given. The mounts of its containers are below `layers` and `mounts` ([`id_mapped`]).
+//! A pod with `hostUsers: false` also has a user namespace, `user`, which owns the others; the file `ids` has the
+//! node's ids that it was given. The mounts of its containers are below `layers` and `mounts` ([`id_mapped`]).
 //!
-//! Where limpet sets labels of SELinux the file `level` has the pod's level ([`levels`]).
+//! If limpet sets SELinux labels, the file `level` has the pod's level ([`levels`]).
 
 mod allocation_file;
 pub mod id_mapped;
@@ -46,7 +46,7 @@ use limpet_model::sandbox::{Namespaces, Sandbox};
 use limpet_model::selinux::PodLabelling;
 use limpet_model::user_namespace::SubordinateIdsError;
 
-/// Bytes of a pod's `/dev/shm`, as in containerd's CRI plugin.
+/// The size of a pod's `/dev/shm` in bytes, as in containerd's CRI plugin.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
 
 /// The file that holds a sandbox's id.
@@ -75,12 +75,12 @@ pub struct SandboxRequest<'a> {
     pub sysctls: &'a [(String, String)],
     /// Bytes of `/dev/shm`, normally [`DEFAULT_SHM_SIZE`].
     pub shm_size: u64,
-    /// What its labels of SELinux are made of; `None`: nothing is labelled.
+    /// What its SELinux labels are made of; `None` if nothing is labelled.
     pub labelling: Option<&'a PodLabelling>,
 }
 
 impl SandboxRequest<'_> {
-    /// The paths of the requested sandbox below `dir`; a pure function.
+    /// The paths of the requested sandbox below `dir`. Pure.
     fn sandbox(&self, dir: &Path) -> Sandbox {
         Sandbox {
             id: None,
@@ -99,35 +99,23 @@ impl SandboxRequest<'_> {
     }
 }
 
-/// Why a sandbox could not be created, found or removed. All are retried: each may be repaired on the node while the
-/// pod waits.
+/// Why a sandbox could not be created, found or removed. All are retried, because each may be repaired on the node
+/// while the pod waits.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A system call on a path failed.
     #[error("sandbox: cannot {operation} {}: {source}", path.display())]
-    Path {
-        operation: &'static str,
-        path: PathBuf,
-        /// The kernel's error.
-        source: io::Error,
-    },
+    Path { operation: &'static str, path: PathBuf, source: io::Error },
     /// A namespace could not be created or configured.
     #[error("sandbox of pod {uid}: cannot {operation}: {source}")]
-    Namespace {
-        uid: PodUid,
-        operation: &'static str,
-        /// The kernel's error.
-        source: io::Error,
-    },
+    Namespace { uid: PodUid, operation: &'static str, source: io::Error },
     /// A sysctl could not be set.
     #[error("sandbox of pod {uid}: cannot set sysctl {name} to {value:?}: {source}")]
     Sysctl {
         uid: PodUid,
         /// The sysctl as the Pod writes it.
         name: String,
-        /// The desired value.
         value: String,
-        /// The kernel's error.
         source: io::Error,
     },
     /// All ids of the node are allocated.
@@ -135,11 +123,7 @@ pub enum SandboxError {
     NoIds { uid: PodUid },
     /// The node's ids for pods are unknown.
     #[error("sandbox of pod {uid}: {source}")]
-    SubordinateIds {
-        uid: PodUid,
-        /// What is wrong with the files.
-        source: SubordinateIdsError,
-    },
+    SubordinateIds { uid: PodUid, source: SubordinateIdsError },
     /// All SELinux levels are allocated.
     #[error("sandbox of pod {uid}: no SELinux level is free; delete another pod")]
     NoLevel { uid: PodUid },
@@ -158,7 +142,7 @@ impl SandboxError {
 #[derive(Debug)]
 pub struct CreatedSandbox {
     pub sandbox: Sandbox,
-    /// The init of a shared PID namespace: it waits for [`WaitingInit::release`], and ends when this is dropped before.
+    /// The init of a shared PID namespace. It waits for [`WaitingInit::release`], and ends if this is dropped before.
     pub init: Option<WaitingInit>,
 }
 
@@ -169,20 +153,20 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// The sandboxes below `run_dir`, for those who only look; [`Self::open`] is for those who make them.
+    /// The sandboxes below `run_dir`, for reading only; [`Self::open`] is for creating them.
     pub fn below(run_dir: &Path) -> Self {
         Self { dir: run_dir.join("sandboxes").into() }
     }
 
     /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other mount
-    /// namespaces (where they would keep a removed pod's namespaces alive). Idempotent. An agent that may not mount logs an
-    /// error and goes on: it still manages the running pods.
+    /// namespaces (where they would keep a removed pod's namespaces alive). Idempotent. An agent that may not mount
+    /// logs an error and continues, because it still manages the running pods.
     pub async fn open(run_dir: &Path) -> Result<Self, SandboxError> {
         let Self { dir } = Self::below(run_dir);
         let made = dir.clone();
         blocking(move || {
             make_dir(&made)?;
-            // One that an earlier version has made may be open to others.
+            // Another version may have created it with more permissions.
             std::fs::set_permissions(&made, Permissions::from_mode(PRIVATE_MODE))
                 .map_err(|source| SandboxError::path("restrict", &made, source))?;
             match make_private(&made) {
@@ -197,8 +181,8 @@ impl Sandboxes {
         Ok(Self { dir })
     }
 
-    /// The pod's sandbox, if it is complete: every pin is a namespace and the shared memory is mounted. It is after a
-    /// restart of the agent, and is not after a reboot or a crash during [`Self::create`].
+    /// The pod's sandbox, if it is complete: every pin is a namespace and the shared memory is mounted. It is
+    /// complete after a restart of the agent, but not after a reboot or a crash during [`Self::create`].
     pub async fn find(&self, request: &SandboxRequest<'_>) -> Result<Option<Sandbox>, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
@@ -208,12 +192,12 @@ impl Sandboxes {
         let own_users = request.own_users;
         let (sandboxes, uid, labelling) = (self.dir.clone(), request.uid.clone(), request.labelling.cloned());
         let (id, ids, level) = blocking(move || {
-            // One of an agent before this one may have none yet.
+            // A sandbox from an earlier version may not have a level yet.
             let level = labelling.map(|of| levels::allocate(&sandboxes, &dir, &uid, &of)).transpose()?;
             Ok((read_id(&dir)?, users::read(&dir)?, level))
         })
         .await?;
-        // Without the record of its ids nothing can be mounted for it any more.
+        // Without the record of its ids nothing can be mounted for it.
         if own_users && ids.is_none() {
             return Ok(None);
         }
@@ -242,11 +226,11 @@ impl Sandboxes {
         .await
     }
 
-    /// Creates the pod's sandbox; an older or incomplete one is removed first.
+    /// Creates the pod's sandbox. An older or incomplete one is removed first.
     pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<CreatedSandbox, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
-        let mut settings = namespaces::NamespaceSettings::of(request);
+        let mut settings = namespaces::NamespaceSettings::new(request);
         let (sandboxes, labelling) = (self.dir.clone(), request.labelling.cloned());
         let runtime = tokio::runtime::Handle::current();
         let result = on_fresh_thread(move || {
@@ -274,7 +258,8 @@ impl Sandboxes {
         result.await
     }
 
-    /// Removes the pod's sandbox. Namespaces are freed when the last process in them exits. A missing sandbox is success.
+    /// Removes the pod's sandbox. Namespaces are freed when the last process in them exits. A missing sandbox counts
+    /// as success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), SandboxError> {
         let dir = self.pod_dir(uid);
         blocking(move || remove_directory(&dir)).await
@@ -285,14 +270,14 @@ impl Sandboxes {
         let dir = self.dir.clone();
         blocking(move || {
             let fail = |source| SandboxError::path("list", &dir, source);
-            let mut found = Vec::new();
+            let mut uids = Vec::new();
             for entry in std::fs::read_dir(&dir).map_err(fail)? {
                 if let Some(name) = entry.map_err(fail)?.file_name().to_str() {
-                    found.extend(PodUid::parse(name));
+                    uids.extend(PodUid::parse(name));
                 }
             }
-            found.sort();
-            Ok(found)
+            uids.sort();
+            Ok(uids)
         })
         .await
     }
@@ -307,7 +292,7 @@ impl Sandboxes {
     }
 }
 
-/// Shared memory first, namespaces after it: a sandbox is complete once it is pinned.
+/// Creates shared memory first, then namespaces: a sandbox is complete once it is pinned.
 fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(), SandboxError> {
     if sandbox.namespaces.ipc.is_some() {
         make_dir(&sandbox.shm)?;
@@ -315,7 +300,7 @@ fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(
         if let Some(ids) = sandbox.ids {
             data.push_str(&format!(",uid={0},gid={0}", ids.first));
         }
-        // The text consists of digits and letters, so it holds no zero byte.
+        // The text consists of digits and letters, so it contains no zero byte.
         let data = std::ffi::CString::new(data).unwrap_or_default();
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         rustix::mount::mount("shm", &sandbox.shm, "tmpfs", flags, data.as_c_str())
@@ -334,7 +319,7 @@ fn write_id(dir: &Path) -> Result<String, SandboxError> {
     Ok(id)
 }
 
-/// The id of the sandbox in `dir`; `None` for one of an earlier version.
+/// The id of the sandbox in `dir`; `None` for one from an earlier version.
 fn read_id(dir: &Path) -> Result<Option<String>, SandboxError> {
     let path = dir.join(ID);
     match std::fs::read_to_string(&path) {
@@ -357,21 +342,21 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         let removed = if is_directory { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
         ignore_not_found(removed).map_err(|source| SandboxError::path("remove", &path, source))?;
     }
-    // Last: until then no other pod gets its ids and its level.
+    // Released last: until then no other pod gets its ids and its level.
     users::release(dir)?;
     levels::release(dir)?;
     ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::path("remove", dir, source))
 }
 
-/// Runs `work` on tokio's blocking threads. No deadline: tmpfs and nsfs wait for no device.
+/// Runs `work` on tokio's blocking threads, without a deadline because tmpfs and nsfs wait for no device.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     tokio::task::spawn_blocking(work).await.map_err(|error| SandboxError::Thread(error.to_string()))?
 }
 
-/// Runs `work` on its own thread: on a shared one it would change the namespaces of later work. When the caller is
-/// dropped the work is still finished.
+/// Runs `work` on a new thread, because on a shared one it would change the namespaces of later work. If the caller
+/// is dropped, the work is still finished.
 async fn on_fresh_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {
@@ -380,7 +365,7 @@ async fn on_fresh_thread<T: Send + 'static>(
         .name("sandbox".to_owned())
         .stack_size(256 << 10)
         .spawn(move || {
-            // The receiver is gone: the next attempt finds or removes the sandbox.
+            // If the receiver is gone, the next attempt finds or removes the sandbox.
             let _ = done.send(work());
         })
         .map_err(|error| SandboxError::Thread(format!("cannot start a thread: {error}")))?;

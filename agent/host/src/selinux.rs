@@ -1,7 +1,7 @@
-//! SELinux on this host: whether the kernel has it, what its policy names for containers, and the labels of files.
+//! SELinux on this host: whether it is enabled, the policy's labels for containers, and the labels of files.
 //!
-//! Labels are set wherever the kernel has SELinux on, enforcing or not, and the policy has labels for containers; see
-//! [`limpet_model::selinux`] for which. Elsewhere nothing is labelled, and no file is looked at for it.
+//! Labels are set if SELinux is enabled, enforcing or not, and the policy has labels for containers; see
+//! [`limpet_model::selinux`]. Otherwise nothing is labelled, and no file is checked.
 
 mod relabel;
 
@@ -20,15 +20,15 @@ const FILE_SYSTEM: &str = "/sys/fs/selinux";
 const OWN_LABEL: &str = "/proc/self/attr/current";
 /// Names the policy.
 const CONFIG: &str = "/etc/selinux/config";
-/// The labels of containers where no policy has them for itself.
+/// The labels of containers if the policy has none of its own.
 const SHARED_CONTEXTS: &str = "/usr/share/containers/selinux/contexts";
-/// The file's place in the directory of a policy.
+/// The file within the directory of a policy.
 const CONTEXTS: &str = "contexts/lxc_contexts";
 
-/// What an enforcing host without labels for containers means, for the log and `limpet doctor`.
+/// The consequence of an enforcing host without labels for containers, for the log and `limpet doctor`.
 pub const UNLABELLED: &str = "containers and volumes are not labelled, and pods with seLinuxOptions are refused";
 
-/// Why the policy's labels for containers are not known.
+/// Why the policy's labels for containers are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum ContextsError {
     /// The configuration does not name a policy.
@@ -39,14 +39,10 @@ pub enum ContextsError {
     Read { path: PathBuf, source: io::Error },
     /// The file is incomplete.
     #[error("{}: {reason}", path.display())]
-    Invalid {
-        path: PathBuf,
-        /// What is missing.
-        reason: String,
-    },
+    Invalid { path: PathBuf, reason: String },
 }
 
-/// Whether the kernel has SELinux on, with a policy. It stays so until the next boot.
+/// Whether SELinux is enabled, with a policy. This does not change until the next boot.
 pub fn is_enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(|| enabled(Path::new(FILE_SYSTEM), Path::new(OWN_LABEL)))
@@ -74,7 +70,8 @@ pub fn policy() -> Option<String> {
 /// The policy's labels for containers, and the file that has them.
 ///
 /// # Errors
-/// There are none.
+///
+/// The policy has none.
 pub fn contexts() -> Result<(PathBuf, ContainerContexts), ContextsError> {
     contexts_below(Path::new("/"))
 }
@@ -95,7 +92,7 @@ fn contexts_below(root: &Path) -> Result<(PathBuf, ContainerContexts), ContextsE
     }
 }
 
-/// Whether the loaded policy has `label`; `true` where this process is not allowed to check.
+/// Whether the loaded policy has `label`; `true` if this process may not check.
 pub fn knows(label: &str) -> bool {
     let asked = std::fs::write(Path::new(FILE_SYSTEM).join("context"), label);
     !asked.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput)
@@ -139,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_of_containers_are_the_policys() {
+    fn the_labels_of_containers_are_the_of_policy() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -147,22 +144,22 @@ mod tests {
             std::fs::write(path, text).unwrap();
         };
         let file = |kind: &str| format!("process = \"u:r:{kind}:s0\"\nfile = \"u:object_r:{kind}_file_t:s0\"\n");
-        let found = || {
-            let found = contexts_below(root.path());
+        let locate = || {
+            let located = contexts_below(root.path());
             let path = |path: PathBuf| path.strip_prefix(root.path()).unwrap().display().to_string();
-            found.map(|(at, contexts)| (path(at), contexts.process.to_string()))
+            located.map(|(at, contexts)| (path(at), contexts.process.to_string()))
         };
-        assert!(matches!(found(), Err(ContextsError::NoPolicy)));
+        assert!(matches!(locate(), Err(ContextsError::NoPolicy)));
         write("etc/selinux/config", "SELINUXTYPE=default\n");
-        assert!(matches!(found(), Err(ContextsError::Read { .. })));
+        assert!(matches!(locate(), Err(ContextsError::Read { .. })));
         write("etc/selinux/default/contexts/lxc_contexts", "# none\n");
-        assert!(matches!(found(), Err(ContextsError::Invalid { .. })));
+        assert!(matches!(locate(), Err(ContextsError::Invalid { .. })));
         write("etc/selinux/default/contexts/lxc_contexts", &file("one"));
-        let own = ("etc/selinux/default/contexts/lxc_contexts".to_owned(), "u:r:one:s0".to_owned());
-        assert_eq!(found().unwrap(), own);
+        let of_policy = ("etc/selinux/default/contexts/lxc_contexts".to_owned(), "u:r:one:s0".to_owned());
+        assert_eq!(locate().unwrap(), of_policy);
         write("usr/share/containers/selinux/contexts", &file("all"));
         let shared = ("usr/share/containers/selinux/contexts".to_owned(), "u:r:all:s0".to_owned());
-        assert_eq!(found().unwrap(), shared);
+        assert_eq!(locate().unwrap(), shared);
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Whether what was sent over a TCP connection arrives, as the kernel reports it.
+//! Reports whether data sent over a TCP connection arrives, according to the kernel.
 //!
-//! A peer that vanishes while something is on its way to it is given up by the kernel after a quarter of an hour.
-//! `TCP_USER_TIMEOUT` is shorter, but since Linux 5.11 it also ends connections to peers that are there and do not read.
+//! The kernel gives up a vanished peer with data in flight after a quarter of an hour. `TCP_USER_TIMEOUT` is shorter,
+//! but since Linux 5.11 it also ends connections to live peers that do not read.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,25 +10,25 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::GetStruct;
 use nix::{getsockopt_impl, libc};
 
-/// The number of retransmissions, each after twice the pause, before the peer counts as gone: from 0.2 s on, for 102 s.
+/// After this many retransmissions, each after twice the pause, the peer counts as gone: from 0.2 s on, this takes
+/// 102 s.
 const MAX_RETRANSMITS: u8 = 9;
 
-/// What has become of the data that was sent over a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
-    /// The peer acknowledges, or nothing is on its way.
+    /// The peer acknowledges, or no data is in flight.
     Acknowledged,
-    /// Something was sent again at least once, and is not acknowledged yet.
+    /// Data was retransmitted at least once, and is not acknowledged yet.
     Repeated,
-    /// It was sent again so often that the peer counts as gone.
+    /// Data was retransmitted so often that the peer counts as gone.
     Lost,
 }
 
 /// The first fields of the kernel's `struct tcp_info`, each a byte.
 type Info = [u8; 8];
-/// Where it has the number of retransmissions without an acknowledgement.
+/// The offset of the number of retransmissions without acknowledgement.
 const RETRANSMITS_OFFSET: usize = 2;
-/// Where it has the number of unanswered probes of a closed window.
+/// The offset of the number of unanswered zero-window probes.
 const PROBES_OFFSET: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
@@ -36,9 +36,10 @@ struct TcpInfo;
 
 getsockopt_impl!(TcpInfo, libc::IPPROTO_TCP, libc::TCP_INFO, Info, GetStruct<Info>);
 
-/// What has become of what was sent on `socket`, a TCP connection.
+/// The delivery state of `socket`, a TCP connection.
 ///
 /// # Errors
+///
 /// It is not a TCP socket.
 pub fn delivery(socket: &impl AsFd) -> io::Result<Delivery> {
     Ok(judge(getsockopt(socket, TcpInfo)?))
@@ -74,9 +75,9 @@ mod tests {
 
     #[test]
     fn what_is_repeated_too_often_is_lost() {
-        let of = |retransmits, probes| judge([1, 0, retransmits, probes, 0, 0, 0, 0]);
-        assert_eq!(of(0, 0), Delivery::Acknowledged);
-        assert_eq!((of(1, 0), of(0, 8)), (Delivery::Repeated, Delivery::Repeated));
-        assert_eq!((of(9, 0), of(0, 9)), (Delivery::Lost, Delivery::Lost));
+        let judged = |retransmits, probes| judge([1, 0, retransmits, probes, 0, 0, 0, 0]);
+        assert_eq!(judged(0, 0), Delivery::Acknowledged);
+        assert_eq!((judged(1, 0), judged(0, 8)), (Delivery::Repeated, Delivery::Repeated));
+        assert_eq!((judged(9, 0), judged(0, 9)), (Delivery::Lost, Delivery::Lost));
     }
 }

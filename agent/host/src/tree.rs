@@ -1,5 +1,5 @@
-//! The files below a directory that may be of anybody: no symlink is followed, no device or pipe is opened, and nothing below
-//! another mount is looked at. What is done with each file is the caller's.
+//! Walks untrusted files below a directory: follows no symlink, opens no device or pipe, and skips other mounts. The
+//! caller decides what to do with each file.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,19 +8,20 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-/// Directories that are open at a time.
+/// The deepest nesting that is walked, and thus the most open directories.
 pub(crate) const MAX_DEPTH: usize = 128;
 
-/// The file at `path`, as a path alone: a symlink is the file itself.
+/// Opens the file at `path` with `O_PATH`; a symlink is opened itself.
 pub(crate) fn file(path: impl Arg) -> Result<(OwnedFd, Stat), Errno> {
     at(CWD, path)
 }
 
-/// Visits every file below `directory`, each as a path alone, before what is below it. Returns whether that was all of
-/// them: what is below [`MAX_DEPTH`] directories is not. A file that is removed meanwhile is left out. Blocks.
+/// Visits every file below `directory`, opened with `O_PATH`, before the files below it. Returns whether all were
+/// visited: those below [`MAX_DEPTH`] directories are not. A file that is removed meanwhile is skipped. Blocks.
 ///
 /// # Errors
-/// A directory cannot be read, or those of `visit`.
+///
+/// A directory cannot be read, or `visit` fails.
 pub(crate) fn visit_below(
     directory: &OwnedFd,
     visit: &mut impl FnMut(&OwnedFd, &Stat) -> io::Result<()>,
@@ -45,7 +46,7 @@ fn below(
         if name == c"." || name == c".." {
             continue;
         }
-        match one(directory, name, device, depth, visit) {
+        match visit_entry(directory, name, device, depth, visit) {
             // Removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             found => whole &= found?,
@@ -54,7 +55,7 @@ fn below(
     Ok(whole)
 }
 
-fn one(
+fn visit_entry(
     parent: &OwnedFd,
     name: impl Arg,
     device: u64,
@@ -74,11 +75,11 @@ fn one(
 
 fn at(parent: impl AsFd, name: impl Arg) -> Result<(OwnedFd, Stat), Errno> {
     let file = rustix::fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let found = rustix::fs::fstat(&file)?;
-    Ok((file, found))
+    let attributes = rustix::fs::fstat(&file)?;
+    Ok((file, attributes))
 }
 
-/// Opens a directory for reading that is known as a path alone.
+/// Opens a directory for reading that was opened with `O_PATH`.
 fn open(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::empty())

@@ -1,26 +1,26 @@
-//! Whether pods can have user namespaces of their own here (`hostUsers: false`): the kernel, its settings, the agent's
-//! rights and the snapshotter. It needs nothing of containerd and runc beyond what every supported version has.
+//! Checks whether pods can have user namespaces here (`hostUsers: false`): the kernel, its settings, the agent's
+//! privileges and the snapshotter. Every supported version of containerd and runc suffices.
 
 use rustix::thread::CapabilitySet;
 
 /// The first kernel with ID-mapped mounts of tmpfs, which kubelet requires too: volumes of Secrets are one.
 const MIN_KERNEL: (u32, u32) = (6, 3);
-/// The snapshotter with layers that can be mapped.
+/// The snapshotter whose layers can be mapped.
 const SNAPSHOTTER: &str = "overlayfs";
 
-/// What decides.
 #[derive(Debug, Clone)]
 struct Facts<'a> {
     /// The kernel's release: `6.12.1-amd64`.
     release: &'a str,
-    /// `/proc/sys/user/max_user_namespaces`; `None`: the kernel has no user namespaces.
+    /// `/proc/sys/user/max_user_namespaces`; `None` if the kernel has no user namespaces.
     most: Option<u64>,
-    /// What the agent may do.
+    /// The agent's capabilities.
     rights: CapabilitySet,
     snapshotter: &'a str,
 }
 
-/// Why no pod can have a user namespace, with a remedy; `None`: each can. `snapshotter`: containerd's, as configured.
+/// Why no pod can have a user namespace, with a remedy; `None` if pods can. `snapshotter` is containerd's configured
+/// one.
 pub fn missing_support(snapshotter: &str) -> Option<String> {
     let uname = rustix::system::uname();
     let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces").ok();

@@ -85,7 +85,7 @@ use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
-/// A large emptyDir takes an SD card minutes to remove. A try after the deadline waits for the one before.
+/// A large emptyDir on an SD card takes minutes to remove. An attempt after the deadline waits for the previous one.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(120);
 
 /// How mounts on one side of a bind mount propagate to the other (`mountPropagation`).
@@ -112,7 +112,7 @@ pub struct Mount {
     pub propagation: Propagation,
 }
 
-/// A problem for the pod's author, to be reported as a Warning event of the pod.
+/// A problem for the pod's author, reported as a Warning event of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
     /// kubelet's reason.
@@ -126,13 +126,13 @@ pub struct Warning {
 pub struct Volumes {
     settings: Arc<Settings>,
     disks: Arc<iscsi::IscsiDisks>,
-    /// By the path of a volume of a driver or of the node.
+    /// By the path of a driver's or the node's volume.
     locks: Arc<KeyedLock<PathBuf>>,
-    /// A pod's resolv.conf could not be written.
+    /// Notified if a pod's resolv.conf could not be written.
     resolver_behind: Arc<Notify>,
 }
 
-/// What is configured of pods' volumes and of the files that they are provided with.
+/// The settings of pods' volumes and of the files they are provided with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSettings {
     /// `volumePluginDir`: the drivers of flexVolumes, each as `<vendor>~<driver>/<driver>`.
@@ -156,7 +156,7 @@ impl Default for VolumeSettings {
     }
 }
 
-/// What is configured, and what of the node volumes are made of.
+/// The settings, and the node's resources that volumes need.
 #[derive(Debug)]
 pub struct Settings {
     pub configured: VolumeSettings,
@@ -179,7 +179,8 @@ impl Settings {
 }
 
 impl Volumes {
-    /// Volumes with these settings; disks of targets are in `in_use` while they are attached. Does not access the disk.
+    /// Volumes with these settings. Disks of targets are in `in_use` while they are attached. Does not access the
+    /// disk.
     pub fn new(settings: Settings, in_use: VolumesInUse) -> Self {
         let disks = iscsi::IscsiDisks::new(&settings.root_dir, in_use);
         Self {
@@ -190,16 +191,16 @@ impl Volumes {
         }
     }
 
-    /// Has the disks of targets in use that agents before this one have attached.
+    /// Marks disks of targets in use that earlier agents have attached.
     pub async fn find_disks_in_use(&self) {
         if let Err(error) = self.disks.find_in_use().await {
             tracing::warn!(%error, "iSCSI disks that were attached earlier cannot be found");
         }
     }
 
-    /// Prepares every volume and file of the pod, from the objects it refers to. `hostname` is the content of the pod's
-    /// `/etc/hostname`: its own name ([`PodHostname::kernel`]), or the host's with `hostNetwork`. Idempotent: neither changes
-    /// files that are up to date nor deletes any.
+    /// Prepares every volume and file of the pod, from the objects to which it refers. `hostname` is the content of
+    /// the pod's `/etc/hostname`: its own name ([`PodHostname::kernel`]), or the host's with `hostNetwork`.
+    /// Idempotent: neither changes files that are up to date nor deletes any.
     pub async fn prepare(
         &self,
         pod: &PodRecord,
@@ -218,11 +219,12 @@ impl Volumes {
         Ok(warnings)
     }
 
-    /// Mounts the exports of servers, the disks of targets and the volumes of drivers that the pod has and that are not
-    /// mounted. Each has its own deadline, and those of one pod are mounted side by side.
+    /// Mounts the pod's exports of servers, disks of targets and volumes of drivers that are not mounted. Each has
+    /// its own deadline, and those of one pod are mounted concurrently.
     ///
     /// # Errors
-    /// One cannot be mounted: the error names it.
+    ///
+    /// One cannot be mounted; the error names it.
     pub async fn mount_exports(&self, pod: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(&pod.uid);
         let (mut exports, mut disks, mut of_drivers) = (Vec::new(), Vec::new(), Vec::new());
@@ -231,7 +233,7 @@ impl Volumes {
                 Some((source::VolumeSource::Server(export), _)) => exports.push(export),
                 Some((source::VolumeSource::Disk(disk), _)) => disks.push(disk),
                 Some((source::VolumeSource::Flex(mount), _)) => of_drivers.push(mount),
-                // A path of the node is there, and a CSI driver is asked elsewhere.
+                // A path of the node already exists, and CSI drivers are called elsewhere.
                 Some((source::VolumeSource::Node(_) | source::VolumeSource::Driver(_), _)) | None => {}
             }
         }
@@ -241,7 +243,7 @@ impl Volumes {
         let (exports, disks, of_drivers) = tokio::join!(exports, disks, futures_util::future::join_all(of_drivers));
         let mounted = exports.into_iter().chain(disks).chain(of_drivers).collect::<Result<(), VolumeError>>();
         mounted.map_err(|error| match error {
-            // A tool may quote what it was given.
+            // A tool may quote its arguments.
             VolumeError::Mount { volume, export, reason } => {
                 VolumeError::Mount { volume, export, reason: objects.redact(reason) }
             }
@@ -249,9 +251,9 @@ impl Volumes {
         })
     }
 
-    /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the names of
-    /// the volumes whose content changed. One that cannot be written keeps its old content, and the others are still
-    /// written.
+    /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the
+    /// names of the volumes whose content changed. A volume that cannot be written keeps its old content, and the
+    /// others are still written.
     pub async fn update(&self, pod: &PodRecord, objects: &PodObjects) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(&pod.uid);
         let sources = payload::Sources { pod, objects, node: self.settings.limits };
@@ -262,13 +264,12 @@ impl Volumes {
         blocking(path, DEADLINE, move |_| preparation::update(written)).await
     }
 
-    /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
-    /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here. So is a
-    /// hostPath that is missing again, by its type.
-    /// The `/etc/hosts` of a pod with `hostNetwork` is the node's as it is now.
-    /// With a `label` of SELinux what is the pod's alone gets it: its volumes on disk and in memory, disks, volumes of drivers,
-    /// and the agent's files; no path of the node, export or image.
-    /// [`Self::prepare`] must have succeeded. Blocks; `progress` is given the path that is accessed.
+    /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`
+    /// and `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created
+    /// here, as is a missing hostPath, by its type. The `/etc/hosts` of a pod with `hostNetwork` is the node's
+    /// current one. With a SELinux `label`, everything that only the pod uses gets it: its volumes on disk and in
+    /// memory, disks, volumes of drivers, and the agent's files; not a path of the node, export or image.
+    /// [`Self::prepare`] must have succeeded. Blocks; `progress` gets the path that is accessed.
     pub fn mounts(
         &self,
         pod: &PodRecord,
@@ -286,10 +287,11 @@ impl Volumes {
         mounts::container_mounts(mounts::Sources { pod, objects, pod_dir, label }, container, container_id, progress)
     }
 
-    /// The block devices of the host that one container gets as its `volumeDevices`. [`Self::prepare`] must have
-    /// succeeded. Blocks; `progress` is given the path that is accessed.
+    /// The host's block devices for one container's `volumeDevices`. [`Self::prepare`] must have succeeded. Blocks;
+    /// `progress` gets the path that is accessed.
     ///
     /// # Errors
+    ///
     /// A device is missing, is not a block device, or its claim is for another mode.
     pub fn block_devices(
         &self,
@@ -306,7 +308,7 @@ impl Volumes {
         image::path(&self.settings.pod_dir(uid), volume)
     }
 
-    /// Detaches all that is mounted for a pod with image volumes, and returns their names. [`Self::unmount`] must have
+    /// Detaches all mounts of a pod with image volumes, and returns their names. [`Self::unmount`] must have
     /// succeeded.
     pub async fn detach_images(&self, uid: &PodUid) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(uid);
@@ -334,7 +336,7 @@ impl Volumes {
         termination::path(&self.settings.pod_dir(uid), container, container_id)
     }
 
-    /// An exited container's termination message: its last [`MAX_TERMINATION_MESSAGE`] bytes, which are all that is kept of it.
+    /// An exited container's termination message: its last [`MAX_TERMINATION_MESSAGE`] bytes; only these are kept.
     pub async fn termination_message(
         &self,
         uid: &PodUid,
@@ -346,32 +348,36 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
-    /// Detaches the iSCSI disks of a pod that runs no more, and has drivers unmount its flexVolumes: another pod or node
-    /// may need them. Its other volumes stay.
+    /// Detaches the iSCSI disks of a pod that no longer runs, and has drivers unmount its flexVolumes, because
+    /// another pod or node may need them. Its other volumes stay.
     ///
     /// # Errors
-    /// One is still in use, or its target or driver fails; it is tried again by a further call.
+    ///
+    /// One is still in use, or its target or driver fails; a further call retries.
     pub async fn give_back(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
         let of_drivers = flex::unmount_all(&pod_dir, &self.settings.configured.plugin_dir);
         let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
-        // Not beside the pod's other files: a call on those may hang until the exports of servers are unmounted.
+        // Not serialized with the pod's other files, on which a call may hang until the exports of servers are
+        // unmounted.
         let directories = blocking(local::records(&pod_dir), DEADLINE, move |_| local::give_back(&pod_dir)).await;
         of_drivers.and(disks).and(directories)
     }
 
-    /// Unmounts what a pod has of servers, drivers and targets, before it is removed. Exports go first, by force where their
-    /// server does not answer: calls on the pod's other files may wait for that.
+    /// Unmounts a pod's volumes of servers, drivers and targets before it is removed. Exports go first, by force if
+    /// their server does not respond, because calls on the pod's other files may wait for that.
     ///
     /// # Errors
+    ///
     /// As [`Self::give_back`].
     pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
         nfs::unmount_all(&self.settings.pod_dir(uid)).await?;
         self.give_back(uid).await
     }
 
-    /// Removes all files of a pod after [`Self::unmount`]: other mounts below its directory are detached, busy or not, and the
-    /// directory is deleted without following a symlink or crossing into another mount. A missing one is success.
+    /// Removes all files of a pod after [`Self::unmount`]: detaches other mounts below its directory, busy or not,
+    /// and deletes the directory without following a symlink or crossing into another mount. A missing directory
+    /// counts as success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await

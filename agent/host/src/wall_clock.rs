@@ -1,7 +1,7 @@
 //! Waits by the wall clock: until a given time, or until the clock is set.
 //!
-//! A board without a battery begins in 1970. Whoever waits there for a date, or for a certificate to become valid, is woken
-//! by the kernel when the clock is set; the clock is not read in between.
+//! A board without a battery starts in 1970. A task that waits for a date, or for a certificate to become valid, is
+//! woken by the kernel when the clock is set, without reading the clock in between.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,6 @@ use crate::inotify::register;
 /// Later than every relevant date, and accepted by every kernel.
 const FAR_FUTURE: i64 = 1 << 34;
 
-/// Why a wait has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// The time was reached.
@@ -30,13 +29,14 @@ pub enum Wake {
     ClockSet,
 }
 
-/// Waits until the clock shows `at`, or until it is set; without `at` for the latter alone. Cancel safe.
+/// Waits until the clock shows `at`, or until it is set; without `at`, only for the latter. Cancel safe.
 ///
 /// # Errors
-/// The kernel gives no timer.
+///
+/// The kernel provides no timer.
 pub async fn until(at: Option<Timestamp>) -> io::Result<Wake> {
     let timer = timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-    // Zero would switch the timer off.
+    // Zero would disarm the timer.
     let (seconds, nanoseconds) =
         at.map_or((FAR_FUTURE, 0), |at| (at.as_second().clamp(1, FAR_FUTURE), at.subsec_nanosecond().max(0)));
     let once = Itimerspec {
@@ -58,8 +58,7 @@ pub async fn until(at: Option<Timestamp>) -> io::Result<Wake> {
     }
 }
 
-/// Waits until the clock shows `at`, or until it is set. Without a timer of the kernel's it looks again every minute. Cancel
-/// safe.
+/// Waits until the clock shows `at`, or until it is set. Without a kernel timer, checks every minute. Cancel safe.
 pub async fn reached(at: Timestamp) {
     if until(Some(at)).await.is_err() {
         let pause = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
@@ -67,13 +66,13 @@ pub async fn reached(at: Timestamp) {
     }
 }
 
-/// The time zone of that name as the system has it (`/usr/share/zoneinfo`), or the system's own; `None`: it has none of that
-/// name.
+/// The time zone with this name in the system's database (`/usr/share/zoneinfo`), or the system's own; `None` if
+/// there is no such zone.
 pub fn zone(name: Option<&str>) -> Option<TimeZone> {
     match name {
         Some("UTC") => Some(TimeZone::UTC),
         Some(name) => TimeZone::get(name).ok(),
-        // Where nothing is set it is UTC.
+        // UTC if nothing is configured.
         None => Some(TimeZone::system()),
     }
 }

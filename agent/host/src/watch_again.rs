@@ -1,14 +1,13 @@
-//! What is followed again after it failed: a watch or a connection that the kernel or another program ends, or refuses at first.
+//! Retries a watch or a connection that the kernel or another program has ended or refused.
 //!
-//! Nothing else reports that it would succeed now, so it is tried again after a pause, for as long as the agent runs.
+//! Nothing else reports that it would succeed now, so it is retried after a pause, as long as the agent runs.
 
 use std::fmt::Display;
 use std::time::Duration;
 
-/// The pause for watches of the kernel. What is watched is read then as well.
+/// The pause for watches of the kernel. The watched object is also read then.
 pub const WATCH_AGAIN: Duration = Duration::from_secs(60);
 
-/// The attempts to follow something.
 #[derive(Debug)]
 pub struct Attempts {
     pause: Duration,
@@ -16,12 +15,12 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    /// Attempts with this pause between the end of one and the beginning of the next.
+    /// Attempts with this pause between them.
     pub fn new(pause: Duration) -> Self {
         Self { pause, reported: None }
     }
 
-    /// Waits after an attempt that has ended with `error`, which goes to `report` unless the one before ended with the same.
+    /// Waits after an attempt that ended with `error`, which is passed to `report` unless it equals the previous one.
     /// Cancel safe.
     pub async fn failed<E: Display>(&mut self, error: &E, report: impl FnOnce(&E)) {
         let text = error.to_string();

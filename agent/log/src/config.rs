@@ -1,4 +1,4 @@
-//! The configuration of a container's log, and the URI by which a task's streams name it.
+//! The configuration of a container's log, and the URI that contains it for a task's streams.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::LogRotation;
 
-/// The only parameter of the URI, and the first argument that makes an executable a logger.
+/// The only parameter of the URI, and the first argument that selects the logger's role.
 pub(crate) const ARGUMENT: &str = "logger";
 
 /// The configuration of a logger.
@@ -19,13 +19,13 @@ pub struct WriterConfig {
     pub path: PathBuf,
     /// The directory of the container's terminal, absolute; `None`: clients cannot attach to it.
     pub terminal: Option<PathBuf>,
-    /// On the host, the user who is to own the pipes; `None`: runc can give them to the container's own.
+    /// The host's user who should own the pipes; `None` if runc can give them to the container's user.
     pub owner: Option<u32>,
 }
 
 impl WriterConfig {
-    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes, and
-    /// `@<owner>@` before it if there is one; `None` when it is invalid.
+    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes,
+    /// optionally preceded by `@<owner>@`; `None` if it is invalid.
     pub fn parse(value: &OsStr) -> Option<Self> {
         let mut parts = value.as_bytes().splitn(4, |byte| *byte == b':');
         let mut next = || parts.next();
@@ -50,23 +50,22 @@ fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Who writes the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer<'a> {
-    /// A process of this executable, limpet's, which containerd's runc shim starts.
+    /// A process of limpet's executable, which containerd's runc shim starts.
     Process(&'a Path),
     /// limpet's shim itself.
     Shim,
 }
 
-/// The scheme of [`Writer::Shim`].
+/// The scheme for [`Writer::Shim`].
 pub const SHIM_SCHEME: &str = "limpet";
 
-/// The URI for a task's stdout and stderr in containerd, so that `writer` logs to `log_path`, and passes output on to those
-/// who are attached at the directory `terminal`. `owner`: who opens them in the container, as the host knows it, in a pod
-/// with a user namespace.
+/// The URI for a task's stdout and stderr in containerd, with which `writer` logs to `log_path` and passes output on
+/// to clients attached at the directory `terminal`. In a pod with a user namespace, `owner` is the host's id of the
+/// user that opens them in the container.
 ///
-/// It has only one query parameter: containerd's shim converts parameters to arguments in random order.
+/// It has only one query parameter, because containerd's shim converts parameters to arguments in random order.
 pub fn uri(
     writer: Writer<'_>,
     rotation: LogRotation,
@@ -91,7 +90,7 @@ pub fn uri(
     uri
 }
 
-/// Percent-encodes all characters that Go's URL parser could misinterpret, in a path as in a query.
+/// Percent-encodes all characters that Go's URL parser could misinterpret, in a path or in a query.
 fn escape(uri: &mut String, bytes: &[u8]) {
     for byte in bytes {
         match byte {
@@ -102,7 +101,7 @@ fn escape(uri: &mut String, bytes: &[u8]) {
     }
 }
 
-/// The value of a task's stdout URI, which [`uri`] has made; `None`: it is another URI.
+/// The value in a task's stdout URI from [`uri`]; `None` for any other URI.
 pub fn value(uri: &str) -> Option<OsString> {
     let (scheme, rest) = uri.split_once("://")?;
     if scheme != "binary" && scheme != SHIM_SCHEME {

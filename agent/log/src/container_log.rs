@@ -1,7 +1,8 @@
-//! The log of one container: reads its output streams, cuts them into CRI lines and appends those to the log's file.
+//! The log of one container: reads its output streams, splits them into CRI lines and appends those to the log's
+//! file.
 //!
-//! Whoever owns the event loop calls it: the logger process with one log, limpet's shim with those of its whole pod.
-//! The buffers are shared by all logs of a process, so a container that writes nothing costs no buffer.
+//! The owner of the event loop calls it: the logger process with one log, or limpet's shim with those of its pod. All
+//! logs of a process share buffers, so a container that writes nothing costs none.
 
 mod file;
 mod followers;
@@ -19,18 +20,19 @@ use self::followers::Followers;
 use self::stamp::Stamp;
 use crate::config::WriterConfig;
 
-/// Longest text of one log line; longer ones are written in parts (CRI).
+/// The longest text of a log line in bytes; longer lines are written in parts (CRI).
 pub(crate) const MAX_PART: usize = 16 << 10;
-/// The input buffer: one part and further bytes.
+/// The size of the input buffer: one part and further bytes.
 const INPUT_BUFFER: usize = MAX_PART + (4 << 10);
-/// Log lines collected for one write.
+/// The size of the buffer for log lines that are written at once.
 const OUTPUT_BUFFER: usize = 32 << 10;
 /// `2026-01-02T03:04:05.678901234Z stdout F `.
 const HEADER_LENGTH: usize = stamp::STAMP_LENGTH + 10;
-/// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
+/// How often reporting lost lines is retried while the container is silent, because no event reports that a disk has
+/// space again.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(5);
-/// How long an unterminated line is buffered before it is written as a partial line: less than readers wait for the last
-/// line of a container that has exited, whose pipes the shim holds open.
+/// How long an unterminated line is buffered before it is written as a partial line: less than readers wait for the
+/// last line of an exited container whose pipes the shim holds open.
 const PARTIAL_LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The buffers that all logs of a process share.
@@ -46,7 +48,7 @@ impl Default for Buffers {
     }
 }
 
-/// One container's log and the streams that feed it: 0 is stdout, 1 is stderr.
+/// One container's log and its streams: 0 is stdout, 1 is stderr.
 #[derive(Debug)]
 pub struct ContainerLog {
     file: LogFile,
@@ -55,8 +57,8 @@ pub struct ContainerLog {
 }
 
 impl ContainerLog {
-    /// Opens the log's file and the socket for attached clients. The streams must not block; one may be absent. A file that
-    /// cannot be opened is tried again at the next write.
+    /// Opens the log's file and the socket for attached clients. The streams must be non-blocking; one may be absent.
+    /// Opening a file that fails is retried at the next write.
     pub fn open(config: WriterConfig, streams: [Option<OwnedFd>; 2]) -> Self {
         let followers = config.terminal.as_deref().map(Followers::listen).unwrap_or_default();
         let [stdout, stderr] = streams;
@@ -82,35 +84,36 @@ impl ContainerLog {
         self.streams.iter().any(|stream| stream.source.is_some())
     }
 
-    /// Gives it a stream, which must not block.
+    /// Sets a stream, which must be non-blocking.
     pub fn set_stream(&mut self, index: usize, source: OwnedFd) {
         if let Some(stream) = self.streams.get_mut(index) {
             stream.source = Some(source);
         }
     }
 
-    /// What to wait for besides the streams: a client that connects.
+    /// The socket to poll for clients, besides the streams.
     pub fn listener(&self) -> Option<&UnixListener> {
         self.followers.listener()
     }
 
-    /// Takes the client that has connected.
+    /// Accepts a client.
     pub fn accept(&mut self) {
         self.followers.accept();
     }
 
-    /// Reads once from a stream, and writes its whole lines. `false`: the stream has ended; [`ContainerLog::end`] it.
+    /// Reads once from a stream, and writes its complete lines. Returns false if the stream has ended; then call
+    /// [`ContainerLog::end`].
     pub fn read(&mut self, index: usize, buffers: &mut Buffers) -> bool {
         let Some(stream) = self.streams.get_mut(index) else { return false };
         let Some(source) = &stream.source else { return false };
         let start = stream.unended.len();
-        // It has space: `cut` leaves at most one part.
+        // There is room, because `cut` leaves at most one part.
         buffers.input[..start].copy_from_slice(&stream.unended);
         let count = match rustix::io::read(source, &mut buffers.input[start..]) {
             Ok(0) => return false,
             Ok(count) => count,
             Err(Errno::AGAIN | Errno::INTR) => return true,
-            // A terminal whose other end is closed.
+            // The other end of the terminal is closed.
             Err(_) => return false,
         };
         self.followers.pass_on(&buffers.input[start..start + count]);
@@ -121,7 +124,7 @@ impl ContainerLog {
         true
     }
 
-    /// Closes a stream that has ended, and writes what is left of its last line. Returns its descriptor.
+    /// Closes a stream that has ended, and writes the rest of its last line. Returns its descriptor.
     pub fn end(&mut self, index: usize, buffers: &mut Buffers) -> Option<OwnedFd> {
         let stream = self.streams.get_mut(index)?;
         let rest = std::mem::take(&mut stream.unended);
@@ -131,14 +134,14 @@ impl ContainerLog {
         stream.source.take()
     }
 
-    /// How long to wait for the streams before [`ContainerLog::catch_up`] is due; `None`: nothing is pending.
+    /// How long to wait for the streams before [`ContainerLog::catch_up`] is due; `None` if nothing is pending.
     pub fn timeout(&self) -> Option<Duration> {
         let pending = self.streams.iter().any(|stream| stream.pending() > 0);
         let losses = || self.file.has_losses().then_some(LOSS_REPORT_INTERVAL);
         pending.then_some(PARTIAL_LINE_TIMEOUT).or_else(losses)
     }
 
-    /// Writes the starts of lines whose ends have not come, and reports lost lines.
+    /// Writes the beginnings of unterminated lines, and reports lost lines.
     pub fn catch_up(&mut self, buffers: &mut Buffers) {
         let mut batch = Batch { file: &mut self.file, lines: &mut buffers.lines, stamp: Stamp::now() };
         self.streams.iter_mut().for_each(|stream| stream.write_unended(&mut batch));
@@ -160,14 +163,15 @@ impl Stream {
         Self { source, name, unended: Vec::new() }
     }
 
-    /// Passes on the whole lines of `text`, and parts of a line that is too long; at the end of the stream also the rest.
+    /// Passes on the complete lines of `text`, and parts of a line that is too long; at the end of the stream also
+    /// the rest.
     fn cut(&mut self, mut text: &[u8], ended: bool, batch: &mut Batch<'_>) {
         while !text.is_empty() {
-            // The standard library's fastest search for a byte; reading from a slice cannot fail.
+            // The standard library's fastest byte search; reading from a slice cannot fail.
             let mut rest = text;
             let length = rest.skip_until(b'\n').unwrap_or(text.len());
             if let Some(line) = text[..length].strip_suffix(b"\n") {
-                // As containerd: a terminal writes both.
+                // Like containerd, drops the carriage return that a terminal writes before each newline.
                 let mut line = line.strip_suffix(b"\r").unwrap_or(line);
                 while line.len() > MAX_PART {
                     batch.push(self.name, b'P', &line[..MAX_PART]);
@@ -179,7 +183,7 @@ impl Stream {
                 batch.push(self.name, b'P', &text[..MAX_PART]);
                 text = &text[MAX_PART..];
             } else if ended {
-                // As containerd: a line without an end is a part.
+                // As in containerd, a line without an end is a part.
                 batch.push(self.name, b'P', text);
                 text = &[];
             } else {
@@ -187,7 +191,7 @@ impl Stream {
             }
         }
         if text.is_empty() {
-            // Most streams write whole lines: no memory is kept for them.
+            // Most streams write complete lines, so the buffer is freed.
             self.unended = Vec::new();
         } else {
             self.unended.clear();
@@ -195,12 +199,12 @@ impl Stream {
         }
     }
 
-    /// The bytes of a line without its end that may be passed on: a carriage return may belong to that end.
+    /// The bytes of an unterminated line that may be passed on, without a carriage return that may belong to its end.
     fn pending(&self) -> usize {
         self.unended.len() - usize::from(self.unended.ends_with(b"\r"))
     }
 
-    /// Passes on the start of a line whose end does not come.
+    /// Passes on the beginning of an unterminated line.
     fn write_unended(&mut self, batch: &mut Batch<'_>) {
         let length = self.pending();
         if length > 0 {

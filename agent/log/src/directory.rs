@@ -1,5 +1,6 @@
-//! Directories of logs, opened so that no symlink below the directory of all pods' logs is followed: who can write there, as
-//! a pod that has that directory as a volume, would have the agent read, and the logger write, elsewhere on the host.
+//! Directories of logs, opened so that no symlink below the directory of all pods' logs is followed: otherwise a
+//! process that can write there, such as a pod with that directory as a volume, could make the agent read, and the
+//! logger write, elsewhere on the host.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,12 +11,13 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// For what is opened below the directory of all pods' logs.
+/// Flags for files below the directory of all pods' logs.
 pub(crate) const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
-/// For a directory that is read.
+/// Flags for a directory that is read.
 pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The directory of the log at `path`. Those of the pod and of the container are no symlinks; those above may be.
+/// Opens the directory of the log at `path`. The pod's and the container's directories must not be symlinks; their
+/// parents may be.
 pub(crate) fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let (above, below) = split(path);
     let top = rustix::fs::open(above, DIRECTORY, Mode::empty())?;
@@ -23,7 +25,7 @@ pub(crate) fn open(path: &Path) -> Result<OwnedFd, Errno> {
     names.try_fold(top, |parent, name| rustix::fs::openat(&parent, name, DIRECTORY | BELOW, Mode::empty()))
 }
 
-/// The same, with the directories that are missing.
+/// The same, but creates missing directories.
 pub(crate) fn make(path: &Path) -> Result<OwnedFd, Errno> {
     const MODE: u32 = 0o755;
     let (above, below) = split(path);
@@ -38,10 +40,11 @@ pub(crate) fn make(path: &Path) -> Result<OwnedFd, Errno> {
     })
 }
 
-/// Opens a file of a log, to read it.
+/// Opens a file of a log for reading.
 ///
 /// # Errors
-/// `NotFound` when it does not exist; what is no regular file is not opened.
+///
+/// `NotFound` if it does not exist; other errors if it is not a regular file.
 pub fn open_file(path: &Path) -> io::Result<File> {
     let name = path.file_name().ok_or(Errno::INVAL)?;
     // Opening a FIFO would wait for its writer.
@@ -53,7 +56,7 @@ pub fn open_file(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The directory of all pods' logs, and the names of the pod's and the container's below it.
+/// Splits a path into the directory of all pods' logs, and the names of the pod's and the container's directories.
 fn split(path: &Path) -> (&Path, [Option<&OsStr>; 2]) {
     let container = path.parent().unwrap_or(Path::new("/"));
     let pod = container.parent().unwrap_or(Path::new("/"));

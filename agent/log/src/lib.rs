@@ -1,7 +1,7 @@
-//! The writing of container logs in kubelet's layout: CRI lines, rotation, and clients that follow live output.
+//! Writes container logs in kubelet's layout: CRI lines, rotation, and clients that follow live output.
 //!
-//! Used by the logger process beside a container of containerd's runc shim, and by limpet's own shim, which writes the
-//! logs of its pod's containers itself. Both live as long as containers do, so this crate keeps few dependencies.
+//! Both the logger process beside a container of containerd's runc shim and limpet's own shim use it. They live as
+//! long as containers, so this crate keeps few dependencies.
 
 pub mod config;
 pub mod container_log;
@@ -12,8 +12,8 @@ pub mod writer;
 /// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRotation {
-    /// Bytes after which a new file is started.
+    /// The size in bytes at which a new file is started.
     pub max_size: u64,
-    /// Files retained, the one being written included.
+    /// The number of files that are kept, including the current one.
     pub max_files: u32,
 }

@@ -1,4 +1,4 @@
-//! The socket at which the writer of a container's log passes on live output to attached clients.
+//! The socket on which the writer of a container's log passes live output on to attached clients.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-/// The socket's name.
 const OUTPUT: &str = "output";
 
-/// The path of the socket in `directory`, which is valid as long as the descriptor: the path of a socket must be short.
+/// The path of the socket in `directory`, valid while the descriptor is open. It goes through the descriptor because
+/// a socket's path must be short.
 ///
 /// # Errors
+///
 /// The directory does not exist.
 pub fn path(directory: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,9 +1,9 @@
 //! The logger: a small process beside each container that writes its output as a CRI log and rotates it.
 //!
 //! containerd's shim starts limpet's executable for a `binary://` URI, with the container's stdout and stderr as file
-//! descriptors 3 and 4. So logging does not depend on the agent, and no line wakes it. The process lives as long as the
-//! container: it must stay small (fixed buffers, one thread, no allocation per line), and it must never exit early,
-//! because SIGPIPE kills a process that writes to a pipe without a reader.
+//! descriptors 3 and 4. So logging does not depend on the agent, and no line wakes it. The process lives as long as
+//! the container: it must stay small (fixed buffers, one thread, no allocation per line), and it must never exit
+//! early, because SIGPIPE kills a process that writes to a pipe without a reader.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::config::{ARGUMENT, WriterConfig};
 use crate::container_log::{Buffers, ContainerLog};
 
-/// The third argument of one that the agent has started.
+/// The third argument if the agent has started the logger.
 const REPLACEMENT: &str = "replacement";
 /// The process's name (`comm`).
 const NAME: &CStr = c"limpet-logger";
@@ -25,14 +25,13 @@ const NAME: &CStr = c"limpet-logger";
 /// How a process was started as a logger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
-    /// Its configuration, as in the URI.
     pub value: OsString,
-    /// The agent has started it, in place of one that was killed; otherwise a shim has.
+    /// Whether the agent has started it to replace one that was killed; otherwise a shim has.
     pub replaces: bool,
 }
 
 impl Invocation {
-    /// That of a process with these arguments, without its name; `None`: it is no logger.
+    /// Parses a process's arguments, without its name; `None` if it is not a logger.
     pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         arguments.next().filter(|first| first == ARGUMENT)?;
         let value = arguments.next()?;
@@ -44,7 +43,7 @@ impl Invocation {
         arguments.next().is_none().then_some(Self { value, replaces })
     }
 
-    /// The arguments of such a process, without its name.
+    /// The arguments of the process, without its name.
     pub fn arguments(&self) -> impl Iterator<Item = &OsStr> {
         let third = self.replaces.then_some(OsStr::new(REPLACEMENT));
         [OsStr::new(ARGUMENT), &self.value].into_iter().chain(third)
@@ -63,11 +62,11 @@ pub fn invoked() -> Option<Invocation> {
     Invocation::parse(std::env::args_os().skip(1))
 }
 
-/// Runs the process as a logger until the container's streams end. `end_others` kills the other processes that were
-/// started for the container with that id.
+/// Runs the process as a logger until the container's streams end. `end_others` kills the other loggers of the
+/// container with this id.
 ///
-/// Reports readiness on descriptor 5, for which the shim waits. Exits with 2 when its value was not created by [`crate::config::uri`], with
-/// 1 when it was not started by a shim.
+/// Reports readiness on descriptor 5, for which the shim waits. Exits with 2 if its value does not come from
+/// [`crate::config::uri`], with 1 if no shim has started it.
 pub fn main(invocation: &Invocation, end_others: impl FnOnce(&str)) -> ExitCode {
     let Some(config) = WriterConfig::parse(&invocation.value) else {
         eprintln!(
@@ -76,24 +75,24 @@ pub fn main(invocation: &Invocation, end_others: impl FnOnce(&str)) -> ExitCode 
         return ExitCode::from(2);
     };
     block_signals();
-    // Without a name of its own it would be killed with the agent by name. It is a name only: a failure changes nothing.
+    // Otherwise killing the agent by name would kill it, too. A failure has no other effect.
     let _ = rustix::thread::set_name(NAME);
     // Otherwise the shim's bundle directory would stay busy.
     let _ = rustix::process::chdir("/");
-    // Opening them again returns owned descriptors; the inherited ones stay open unused.
+    // Reopening them returns owned descriptors; the inherited ones stay open unused.
     let [out, err] = invocation.descriptors();
     let streams = inherited(out, OFlags::RDONLY).and_then(|stdout| Ok((stdout, inherited(err, OFlags::RDONLY)?)));
     let Ok((stdout, stderr)) = streams else {
         eprintln!("limpet logger: descriptors {out} and {err} are not pipes; it is started by containerd");
         return ExitCode::FAILURE;
     };
-    // runc may not do it there. A process that cannot open its output by name still has it open.
+    // runc may not be allowed to do this. Processes that cannot reopen their output by name still have it open.
     for pipe in [&stdout, &stderr] {
         let _ = config.owner.map(|owner| std::os::unix::fs::fchown(pipe, Some(owner), None));
     }
     run(stdout, stderr, config, |contended| {
-        // The logger of an earlier attempt to create this container: a shim whose `Tasks.Create` was interrupted holds the
-        // other end of that logger's pipes open, without ever writing to them.
+        // The other logger stems from an earlier attempt to create this container: a shim whose `Tasks.Create` was
+        // interrupted holds that logger's pipes open without ever writing to them.
         if contended && let Ok(id) = std::env::var("CONTAINER_ID") {
             end_others(&id);
         }
@@ -112,16 +111,16 @@ fn inherited(number: u8, access: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path.as_slice(), access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Blocks signals: the shim sends SIGTERM before the last lines are read, and a terminal's or a service's signals must not
-/// stop the logger. Rust itself ignores SIGPIPE.
+/// Blocks signals: the shim sends SIGTERM before the last lines are read, and signals of a terminal or a service must
+/// not stop the logger. Rust itself ignores SIGPIPE.
 fn block_signals() {
     use nix::sys::signal::{SigSet, Signal};
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE].into_iter().collect();
-    // It only fails for an invalid mask.
+    // This only fails for an invalid mask.
     let _ = signals.thread_block();
 }
 
-/// Writes the output of both streams until both are closed; calls `ready` once the file is open, with whether another
+/// Writes the output of both streams until both are closed. Calls `ready` once the file is open, with whether another
 /// process holds its lock.
 pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce(bool)) {
     let mut buffers = Buffers::default();
@@ -143,7 +142,7 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     }
 }
 
-/// What there is to do.
+/// What is ready.
 struct Readable {
     streams: [bool; 2],
     listener: bool,
@@ -155,14 +154,14 @@ impl Readable {
     }
 }
 
-/// Waits until streams are readable or closed, a client connects, or the log is to catch up.
+/// Waits until streams are readable or closed, a client connects, or the log has to catch up.
 fn wait(log: &ContainerLog) -> Readable {
     let streams = [0, 1].map(|index| log.stream(index));
     let mut polls: Vec<_> = streams.iter().flatten().map(|stream| PollFd::new(stream, PollFlags::IN)).collect();
     polls.extend(log.listener().map(|listener| PollFd::new(listener, PollFlags::IN)));
     let timespec =
         |time: Duration| Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
-    // An error is an interrupted call, and then nothing is readable.
+    // The only error is an interrupted call, after which nothing is readable.
     let _ = rustix::event::poll(&mut polls, log.timeout().map(timespec).as_ref());
     let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
     let mut next = || readable.next().unwrap_or(false);

@@ -97,7 +97,7 @@ impl Listener for Local {
 
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, _) = self.listener.accept().await?;
-        let peer = Peer::of(&stream)?;
+        let peer = Peer::connected_to(&stream)?;
         let lookup = Arc::clone(&self.lookup);
         Ok((Box::pin(async move { Ok((stream, lookup.caller(peer).await)) }), None))
     }

@@ -1,4 +1,4 @@
-//! The command line that containerd calls a shim with.
+//! The command line with which containerd calls a shim.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,13 +8,12 @@ use std::path::PathBuf;
 pub(crate) struct Arguments {
     /// The namespace in containerd.
     pub(crate) namespace: String,
-    /// The container.
     pub(crate) id: String,
     /// containerd's socket.
     pub(crate) address: String,
     /// The container's bundle; without it, the working directory.
     pub(crate) bundle: Option<PathBuf>,
-    /// What to do: `start`, `delete`, or nothing to serve.
+    /// The action: `start`, `delete`, or empty to serve.
     pub(crate) action: String,
     /// `-v`
     pub(crate) version: bool,
@@ -23,8 +22,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Parses them. Flags that this shim does not know of are those of a later containerd: they are skipped with a value of
-    /// the form `-flag=value`, and refused otherwise.
+    /// Parses the arguments. Unknown flags belong to a later containerd: they are skipped in the form `-flag=value`,
+    /// and otherwise refused.
     pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let mut parsed = Self::default();
         let mut rest = arguments.into_iter();

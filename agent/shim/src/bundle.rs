@@ -1,4 +1,4 @@
-//! What the shim reads of a bundle's OCI spec.
+//! Reads the parts of a bundle's OCI spec that the shim needs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,9 +7,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// The annotations that name the group of containers one shim serves, as for containerd's runc shim; the first one counts.
+/// The annotations that name the group of containers served by one shim, as in containerd's runc shim; the first one
+/// present counts.
 const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
-/// The longest spec that is read: seccomp rules and many mounts take tens of KiB.
+/// The longest spec in bytes: seccomp rules and many mounts take tens of KiB.
 const MAX_SPEC: u64 = 16 << 20;
 
 /// The parts of an OCI spec that concern the shim.
@@ -36,13 +37,13 @@ struct Namespace {
 }
 
 impl Spec {
-    /// Reads that of a bundle.
+    /// Reads the spec of a bundle.
     pub(crate) fn read(bundle: &Path) -> io::Result<Self> {
         let file = BufReader::new(File::open(bundle.join("config.json"))?.take(MAX_SPEC));
         Ok(serde_json::from_reader(file)?)
     }
 
-    /// The group of the container `id`, by default of its own.
+    /// The group of container `id`; by default its own.
     pub(crate) fn group<'a>(&'a self, id: &'a str) -> &'a str {
         GROUPS.iter().find_map(|name| self.annotations.get(*name)).map_or(id, String::as_str)
     }

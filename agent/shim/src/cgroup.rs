@@ -1,4 +1,4 @@
-//! The cgroups of a container: where they are, which processes are in them, and whether memory ran out.
+//! The cgroups of a container: their paths, their processes, and reports of memory shortage.
 
 use std::fs;
 use std::io;
@@ -14,24 +14,24 @@ const ROOT: &str = "/sys/fs/cgroup";
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 /// How deep a container's own cgroups are searched for processes.
 const MAX_DEPTH: usize = 16;
-/// The longest file that is read of a cgroup.
+/// The longest file of a cgroup, in bytes.
 pub(crate) const MAX_FILE: usize = 256 << 10;
 
 /// The cgroups of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cgroup {
-    /// cgroup v1: by controller, the path below the hierarchy of each.
+    /// cgroup v1: the controller and path of each hierarchy.
     V1(Vec<(String, String)>),
     /// cgroup v2.
     V2(PathBuf),
 }
 
-/// What reports that memory ran out.
+/// Reports that a container ran out of memory.
 #[derive(Debug)]
 pub(crate) enum OomWatch {
     /// cgroup v1: an eventfd.
     V1(OwnedFd),
-    /// cgroup v2: `memory.events`, which has an exceptional condition whenever it has changed.
+    /// cgroup v2: `memory.events`, for which poll reports an exceptional condition after each change.
     V2(OwnedFd),
 }
 
@@ -41,13 +41,13 @@ pub(crate) fn is_unified() -> bool {
 }
 
 impl Cgroup {
-    /// Those of a process.
+    /// The cgroups of a process.
     pub(crate) fn of_process(pid: u32) -> io::Result<Self> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         parse(&text, is_unified()).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the process is in no cgroup"))
     }
 
-    /// The directory of a controller.
+    /// The directory for a controller.
     pub(crate) fn directory(&self, controller: &str) -> Option<PathBuf> {
         match self {
             Self::V2(directory) => Some(directory.clone()),
@@ -58,7 +58,7 @@ impl Cgroup {
         }
     }
 
-    /// All its processes, those of cgroups below it included.
+    /// All processes, including those of cgroups below.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let mut pids = Vec::new();
         let directory =
@@ -71,7 +71,7 @@ impl Cgroup {
         pids
     }
 
-    /// How many of its processes the kernel has killed for want of memory.
+    /// How many of its processes the OOM killer has killed.
     pub(crate) fn oom_kills(&self) -> u64 {
         let file = match self {
             Self::V1(_) => "memory.oom_control",
@@ -81,7 +81,7 @@ impl Cgroup {
         text.map_or(0, |text| oom_kills_in(&text))
     }
 
-    /// Watches for the end of its memory.
+    /// Watches for memory shortage.
     pub(crate) fn watch_oom(&self) -> io::Result<OomWatch> {
         let directory = self.directory("memory").ok_or(io::ErrorKind::NotFound)?;
         match self {
@@ -95,7 +95,7 @@ impl Cgroup {
             Self::V2(_) => {
                 let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let file = rustix::fs::open(directory.join("memory.events"), flags, Mode::empty())?;
-                // What is reported is a change since the last reading.
+                // Each report covers changes since the last read.
                 let _ = rustix::io::pread(&file, &mut [0; 512], 0);
                 Ok(OomWatch::V2(file))
             }
@@ -104,7 +104,7 @@ impl Cgroup {
 }
 
 impl OomWatch {
-    /// Takes what it reports. `None`: the cgroup is gone.
+    /// Acknowledges a report. `None` means that the cgroup is gone.
     pub(crate) fn take(&self) -> Option<()> {
         match self {
             Self::V1(event) => rustix::io::read(event, &mut [0; 8]).ok().map(|_| ()),
@@ -151,7 +151,7 @@ fn oom_kills_in(text: &str) -> u64 {
     counts.next().unwrap_or(0)
 }
 
-/// Moves the process `pid` into the cgroup at `path`, in each hierarchy that has it.
+/// Moves process `pid` into the cgroup at `path`, in each hierarchy that has it.
 pub(crate) fn join(path: &str, pid: u32) -> io::Result<()> {
     let path = path.trim_start_matches('/');
     if is_unified() {

@@ -1,5 +1,5 @@
-//! `delete`: containerd calls it when the connection to a shim has ended. It ends what the shim has left, and tells how the
-//! container ended: as recorded, where it had ended before.
+//! `delete`: containerd calls it when the connection to a shim has ended. Ends what the shim has left, and reports
+//! how the container ended: the recorded exit if there is one.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::messages::DeleteResponse;
 use crate::rootfs;
 use crate::runtime::{Call, Runtime};
 
-/// Cleans up after the container `id`, and returns its end.
+/// Cleans up after container `id`, and returns its exit.
 pub(crate) fn clean_up(id: &str, bundle: &Path, namespace: &str) -> io::Result<DeleteResponse> {
     let pid = fs::read_to_string(bundle.join("init.pid")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let mut exit = None;

@@ -1,4 +1,4 @@
-//! A connection of containerd's: its requests, and the answers to them.
+//! A connection from containerd: its requests, and the responses to them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,10 +9,9 @@ use rustix::io::Errno;
 use crate::messages::{Request, Response};
 use crate::ttrpc::{Decoder, Frame, encode_response};
 
-/// The most bytes that wait for a client that does not read.
+/// The most bytes that are buffered for a client that does not read.
 const MAX_UNSENT: usize = 16 << 20;
 
-/// One connection.
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: UnixStream,
@@ -26,10 +25,11 @@ impl Client {
         Ok(Self { socket, decoder: Decoder::default(), unsent: Vec::new() })
     }
 
-    /// Receives what there is, and returns the whole requests in it with their streams.
+    /// Receives what is available, and returns the complete requests with their stream ids.
     ///
     /// # Errors
-    /// The connection has ended, or what was sent is no ttrpc.
+    ///
+    /// The connection has ended, or the bytes are not ttrpc.
     pub(crate) fn receive(&mut self) -> io::Result<Vec<(u32, Request)>> {
         let mut requests = Vec::new();
         let mut buffer = [0; 4096];
@@ -49,13 +49,13 @@ impl Client {
         }
     }
 
-    /// Sends a response, now or when the client reads.
+    /// Sends a response now, or when the client reads.
     pub(crate) fn respond(&mut self, stream: u32, response: &Response) -> io::Result<()> {
         encode_response(stream, response, &mut self.unsent);
         self.send()
     }
 
-    /// Sends what could not be sent before.
+    /// Sends buffered bytes.
     pub(crate) fn send(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             match rustix::io::write(&self.socket, &self.unsent) {

@@ -10,7 +10,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use crate::stdio::set_nonblocking;
 
-/// A socket that takes one terminal. It is removed when dropped.
+/// A socket that receives one terminal. It is removed on drop.
 #[derive(Debug)]
 pub(crate) struct ConsoleSocket {
     listener: UnixListener,
@@ -29,7 +29,7 @@ impl ConsoleSocket {
         &self.path
     }
 
-    /// The terminal that a runtime has sent before it exited.
+    /// The terminal that a runtime sent before it exited.
     pub(crate) fn receive(&self) -> io::Result<OwnedFd> {
         let (connection, _) = self.listener.accept()?;
         connection.set_nonblocking(true)?;
@@ -50,7 +50,7 @@ impl ConsoleSocket {
 
 impl Drop for ConsoleSocket {
     fn drop(&mut self) {
-        // A name that stays is in nobody's way.
+        // A file that stays behind does no harm.
         let _ = std::fs::remove_file(&self.path);
     }
 }

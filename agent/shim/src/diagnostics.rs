@@ -6,9 +6,10 @@ use std::time::SystemTime;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Writes a warning to the FIFO in a bundle, which containerd copies to its own log. It is dropped while containerd is away.
+/// Writes a warning to the FIFO in a bundle, which containerd copies to its own log. The warning is dropped while
+/// containerd is away.
 pub(crate) fn warn(bundle: &Path, message: &str) {
-    // Opened for each of the few messages: no descriptor is held for them.
+    // Opened per message, since messages are rare, so that no descriptor stays open.
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let Ok(fifo) = rustix::fs::open(bundle.join("log"), flags, Mode::empty()) else { return };
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -1,4 +1,4 @@
-//! How a process ended, and the file that keeps it whatever is killed next.
+//! How a process ended, and the file that preserves this even if the shim is killed.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -10,24 +10,23 @@ use prost_types::Timestamp;
 use rustix::process::WaitStatus;
 use serde::{Deserialize, Serialize};
 
-/// The file's name in a bundle, where the spec names none.
+/// The file's default name in a bundle.
 pub(crate) const FILE: &str = "exit.json";
-/// The longest such file.
+/// The longest such file in bytes.
 const MAX_FILE: u64 = 4 << 10;
 
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Exit {
-    /// Its exit code; 128 and the number of the signal that killed it.
+    /// Its exit code, or 128 plus the number of the signal that killed it.
     pub(crate) code: u32,
-    /// That signal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) signal: Option<u32>,
-    /// When, in seconds after 1970.
+    /// The time in seconds since 1970.
     pub(crate) seconds: i64,
-    /// And nanoseconds.
+    /// The nanoseconds of the time.
     pub(crate) nanoseconds: u32,
-    /// How many processes of its container the kernel has killed for want of memory.
+    /// How many processes of its container the OOM killer has killed.
     #[serde(rename = "oomKills")]
     pub(crate) oom_kills: u64,
     /// Its process id on the host.
@@ -35,14 +34,14 @@ pub(crate) struct Exit {
 }
 
 impl Exit {
-    /// One that has happened now.
+    /// An exit that happens now.
     pub(crate) fn now(pid: u32, status: WaitStatus) -> Self {
         let signal = status.terminating_signal().map(i32::unsigned_abs);
         let code = signal.map_or_else(|| status.exit_status().map_or(255, i32::unsigned_abs), |signal| 128 + signal);
         Self::at_now(pid, code, signal)
     }
 
-    /// That of a process whose status nobody has read: as containerd reports it.
+    /// The exit of a process whose status is unknown, as containerd reports it.
     pub(crate) fn unknown(pid: u32) -> Self {
         Self::at_now(pid, 137, None)
     }
@@ -57,7 +56,7 @@ impl Exit {
         Timestamp { seconds: self.seconds, nanos: i32::try_from(self.nanoseconds).unwrap_or(0) }
     }
 
-    /// Writes it to `path`: whole or not at all, whatever is killed meanwhile.
+    /// Writes the exit to `path` atomically.
     pub(crate) fn record(&self, path: &Path) -> io::Result<()> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
@@ -75,7 +74,7 @@ impl Exit {
         }
     }
 
-    /// Reads what was recorded.
+    /// Reads a recorded exit.
     pub(crate) fn recorded(path: &Path) -> io::Result<Self> {
         use std::io::Read as _;
         let mut text = Vec::new();

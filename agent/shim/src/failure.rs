@@ -1,4 +1,4 @@
-//! Why a request failed, as a status of gRPC, with the words of containerd's own shim: clients look for them.
+//! Why a request failed, as a gRPC status with the messages of containerd's own shim, which clients look for.
 
 /// The failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! `-info`: what containerd 2 asks of a shim, among it the features of the OCI runtime behind it.
+//! `-info`: what containerd 2 asks of a shim, including the features of its OCI runtime.
 
 use std::io::{self, Read as _};
 use std::process::{Command, Stdio};
@@ -11,10 +11,10 @@ use crate::runtime::Runtime;
 
 /// The type of an OCI runtime's features.
 const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
-/// The longest options and features that are read.
+/// The most bytes of options and of features that are read.
 const MAX: u64 = 1 << 20;
 
-/// What this shim is, with the features of the runtime that the options on the standard input name.
+/// Describes this shim, with the features of the runtime in the options on stdin.
 pub(crate) fn info() -> RuntimeInfo {
     let mut input = Vec::new();
     // Without options there is nothing to read.

@@ -11,13 +11,13 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::stdio::LoggerProgram;
 
-/// How long a logger may take to say that it is ready.
+/// The deadline for a logger to report that it is ready.
 const START: Duration = Duration::from_secs(10);
-/// Above the descriptors that the logger gets.
+/// The lowest number for duplicated descriptors, above those that the logger gets.
 const ABOVE: i32 = 10;
 
-/// Starts it with `stdout` and `stderr` as its descriptors 3 and 4, and waits until it says on 5 that it is ready, or closes
-/// that. It ends by itself when both have ended.
+/// Starts it with `stdout` and `stderr` as descriptors 3 and 4, and waits until it reports on 5 that it is ready, or
+/// closes it. The logger ends by itself when both outputs have ended.
 pub(crate) fn start(
     program: &LoggerProgram,
     id: &str,
@@ -29,7 +29,7 @@ pub(crate) fn start(
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).env_clear().env("CONTAINER_ID", id).env("CONTAINER_NAMESPACE", namespace);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // So that none of them is where another one goes.
+    // Duplicated, so that none occupies the number of another.
     let moved = [stdout, stderr, say_ready].map(|fd| rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE));
     let [stdout, stderr, say_ready] = moved;
     let inherited = [stdout?, stderr?, say_ready?];
@@ -47,7 +47,7 @@ pub(crate) fn start(
             Ok(())
         });
     }
-    // The shim reaps it with all its children.
+    // The shim reaps it with its other children.
     drop(command.spawn()?);
     drop(inherited);
     let limit = Timespec { tv_sec: START.as_secs().cast_signed(), tv_nsec: 0 };
@@ -55,7 +55,7 @@ pub(crate) fn start(
     if rustix::event::poll(&mut polls, Some(&limit))? == 0 {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the logging binary did not say that it is ready"));
     }
-    // The byte, or the end of the pipe.
+    // Reads the byte, or the end of the pipe.
     rustix::io::read(&ready, &mut [0])?;
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! containerd's shim of limpet: `containerd-shim-limpet-v1`.
+//! limpet's shim for containerd: `containerd-shim-limpet-v1`.
 //!
-//! containerd runs it for each new container (`start`), and it runs itself once more as the process that serves a pod:
-//! containerd's runtime protocol in versions 2 and 3. That process starts the OCI runtime, writes the containers' logs,
-//! carries the streams of commands, and records how processes end. One thread, no runtime of futures, no buffers while
+//! containerd runs it for each new container (`start`), and it starts itself again as the process that serves a pod,
+//! with containerd's runtime protocol in versions 2 and 3. That process calls the OCI runtime, writes the containers'
+//! logs, copies the streams of commands, and records exits. It has one thread, no async runtime, and no buffers while
 //! nothing happens: `docs/shim.md` has the figures.
 
 mod arguments;

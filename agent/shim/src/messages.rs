@@ -1,7 +1,7 @@
-//! The messages of containerd's task service (versions 2 and 3 are alike), its events, and the options of a runtime: those
+//! Messages of containerd's task service (versions 2 and 3 are alike), its events, and a runtime's options: the
 //! fields that a shim reads or writes.
 //!
-//! Written out by hand: the crates with generated types bring a ttrpc server, gRPC or an asynchronous runtime.
+//! Written by hand, because crates with generated types depend on a ttrpc server, gRPC or an async runtime.
 
 use prost::Message;
 use prost_types::{Any, Timestamp};
@@ -76,14 +76,14 @@ pub(crate) struct CreateTaskRequest {
     pub(crate) options: Option<Any>,
 }
 
-/// The answer to a request that has started something.
+/// The response to a request that has started something.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(crate) struct PidResponse {
     #[prost(uint32, tag = "1")]
     pub(crate) pid: u32,
 }
 
-/// Any request that names a container and perhaps one of its processes, and nothing else.
+/// Any request that only names a container and optionally one of its processes.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ProcessRequest {
     #[prost(string, tag = "1")]
@@ -92,7 +92,7 @@ pub(crate) struct ProcessRequest {
     pub(crate) exec_id: String,
 }
 
-/// Any request that names a container alone, whatever its other fields are.
+/// Any request that names a container; its other fields are not read.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ContainerRequest {
     #[prost(string, tag = "1")]
@@ -249,7 +249,7 @@ pub(crate) struct Options {
     pub(crate) root: String,
     #[prost(bool, tag = "9")]
     pub(crate) systemd_cgroup: bool,
-    /// limpet's own: where the container's exit is recorded; by default in the bundle.
+    /// limpet's own field: where to record the container's exit; by default in the bundle.
     #[prost(string, tag = "1000")]
     pub(crate) exit_file: String,
 }
@@ -370,7 +370,7 @@ pub(crate) struct TaskExecStarted {
     pub(crate) pid: u32,
 }
 
-/// An event that names a container alone: it ran out of memory, was paused, or was resumed.
+/// An event with only a container's id: it ran out of memory, was paused, or was resumed.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TaskEvent {
     #[prost(string, tag = "1")]

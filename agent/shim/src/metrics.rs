@@ -12,7 +12,6 @@ use prost_types::Any;
 
 use crate::cgroup::{Cgroup, MAX_FILE};
 
-/// The statistics of a container.
 pub(crate) fn read(cgroup: &Cgroup) -> Any {
     let (version, metrics) = match cgroup {
         Cgroup::V1(_) => ("v1", v1::metrics(cgroup)),
@@ -29,7 +28,7 @@ struct Pids {
     limit: u64,
 }
 
-/// Encoded fields, of which prost knows some and a table the others: protobuf merges what is concatenated.
+/// Encoded fields, some by prost and some by a table: concatenating encoded messages merges them.
 #[derive(Clone, Debug, Default)]
 struct Encoded(Vec<u8>);
 
@@ -64,18 +63,18 @@ fn page_sizes(directory: &Path, suffix: &'static str) -> impl Iterator<Item = St
     })
 }
 
-/// A file of a cgroup; empty when it does not exist.
+/// A file of a cgroup; empty if it does not exist.
 fn text(path: &Path) -> String {
     use std::io::Read as _;
     let mut text = String::new();
     if let Ok(file) = fs::File::open(path) {
-        // What cannot be read counts as nothing.
+        // What cannot be read is left out.
         let _ = file.take(MAX_FILE as u64).read_to_string(&mut text);
     }
     text
 }
 
-/// A file's only number; `max` is the highest one, as containerd has it.
+/// A file with a single number. As in containerd, `max` is the highest number.
 fn parsed(text: &str) -> u64 {
     let text = text.trim();
     if text == "max" { u64::MAX } else { text.parse().unwrap_or(0) }

@@ -1,4 +1,4 @@
-//! What the shim waits for: descriptors, and what each of them stands for.
+//! Waits for descriptors, each with the source that it stands for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,31 +11,30 @@ use rustix::io::Errno;
 
 use crate::process::Key;
 
-/// The most events of one waiting.
+/// The most events per wait.
 const EVENTS: usize = 16;
 
-/// What a token stands for.
+/// The source behind a token.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     /// A client connects.
     Listener,
     /// A child has ended, or the shim is asked to end.
     Signals,
-    /// The connection for events.
+    /// The connection for publishing events.
     Publisher,
     /// The connection of a client.
     Client,
-    /// One of the streams that are copied: 0 is input, 1 output, 2 error output.
+    /// One of the copied streams: 0 is stdin, 1 stdout, 2 stderr.
     Transfer(Key, usize),
     /// An output of a log: 0 is stdout, 1 is stderr.
     Log(Key, usize),
-    /// A client attaches to what a log's container writes.
+    /// A client attaches to a container's log.
     Follower(Key),
-    /// The memory of a container.
+    /// A container's memory.
     Memory(String),
 }
 
-/// The descriptors that are waited for.
 pub(crate) struct Poller {
     epoll: OwnedFd,
     sources: BTreeMap<u64, Source>,
@@ -49,7 +48,7 @@ impl Poller {
         Ok(Self { epoll, sources: BTreeMap::new(), last_token: 0, events: Vec::with_capacity(EVENTS) })
     }
 
-    /// Waits for `fd` from now on; `None`: the kernel refuses, as for a regular file.
+    /// Starts to wait for `fd`; `None` if the kernel refuses, as for a regular file.
     pub(crate) fn add(&mut self, fd: impl AsFd, source: Source, flags: EventFlags) -> Option<u64> {
         let token = self.last_token + 1;
         epoll::add(&self.epoll, fd, EventData::new_u64(token), flags).ok()?;
@@ -58,9 +57,10 @@ impl Poller {
         Some(token)
     }
 
-    /// No longer waits for `fd`. To be called before it is closed: another descriptor of the same file would keep it.
+    /// Stops waiting for `fd`. Must be called before it is closed, because another descriptor of the same file would
+    /// keep it registered.
     pub(crate) fn remove(&mut self, fd: impl AsFd, token: u64) {
-        // It is gone either way.
+        // An error means that it is already gone.
         let _ = epoll::delete(&self.epoll, fd);
         self.sources.remove(&token);
     }
@@ -70,7 +70,7 @@ impl Poller {
         self.sources.remove(&token);
     }
 
-    /// Waits until something happens, or until `due`. Returns what happened, by token.
+    /// Waits until an event, or until `due`. Returns the events by token.
     pub(crate) fn wait(&mut self, due: Option<Instant>) -> io::Result<Vec<(u64, EventFlags)>> {
         let timeout = due.map(|due| timespec(due.saturating_duration_since(Instant::now())));
         self.events.clear();
@@ -81,7 +81,7 @@ impl Poller {
         Ok(self.events.iter().map(|event| (event.data.u64(), event.flags)).collect())
     }
 
-    /// What a token stands for; `None`: it is no longer waited for.
+    /// The source of a token; `None` if it was removed.
     pub(crate) fn source(&self, token: u64) -> Option<Source> {
         self.sources.get(&token).cloned()
     }

@@ -1,4 +1,4 @@
-//! What the shim knows of a container and its processes.
+//! The shim's state of a container and its processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,13 +18,13 @@ use crate::transfer::Transfer;
 /// A request that is answered later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
-    /// The connection it came on.
+    /// The connection of the request.
     pub(crate) client: u64,
-    /// Its stream there.
+    /// Its stream on that connection.
     pub(crate) stream: u32,
 }
 
-/// Names a process: a container, and which of its processes; the first one has no id.
+/// Identifies a process by its container and exec id, which is empty for the first process.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) container: String,
@@ -41,7 +41,7 @@ impl Key {
     }
 }
 
-/// The life of a process.
+/// The state of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// The runtime is creating the container.
@@ -67,7 +67,7 @@ impl State {
         }
     }
 
-    /// The word in messages.
+    /// The word for messages.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Creating | Self::Created => "created",
@@ -82,16 +82,16 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) state: State,
-    /// 0 before it was started.
+    /// 0 until it is started.
     pub(crate) pid: u32,
     pub(crate) exit: Option<Exit>,
     pub(crate) stdio: Stdio,
     pub(crate) streams: Streams,
-    /// Who waits for its end.
+    /// Calls that wait for its exit.
     pub(crate) waiters: Vec<Call>,
-    /// Who waits for its deletion, until its output has been passed on, and until when.
+    /// The call that waits for its deletion until its output has been passed on, and the deadline.
     pub(crate) deleting: Option<(Call, Instant)>,
-    /// What an exec is to run.
+    /// The OCI process of an exec.
     pub(crate) spec: Option<Any>,
 }
 
@@ -109,29 +109,27 @@ impl Process {
         }
     }
 
-    /// Whether it has been started and has not ended.
+    /// Whether it was started and has not ended.
     pub(crate) fn runs(&self) -> bool {
         matches!(self.state, State::Starting | State::Running | State::Pausing | State::Paused)
     }
 }
 
-/// The streams of a process, each with what it is waited for by.
+/// The streams of a process, with their tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    /// The CRI log that the shim writes.
     pub(crate) log: Option<ContainerLog>,
     /// The tokens of the log's two streams.
     pub(crate) log_tokens: [Option<u64>; 2],
-    /// And of the socket of attached clients.
+    /// The token of the socket for attached clients.
     pub(crate) follower_token: Option<u64>,
     /// When an unfinished line of the log is to be written.
     pub(crate) log_due: Option<Instant>,
-    /// Input, output and error output, where the shim copies them.
+    /// Stdin, stdout and stderr, if the shim copies them.
     pub(crate) transfers: [Option<Transfer>; 3],
     pub(crate) transfer_tokens: [Option<u64>; 3],
-    /// The terminal.
     pub(crate) console: Option<OwnedFd>,
-    /// Keeps the input open while clients come and go, until it is closed.
+    /// Holds the input open while clients come and go, until it is closed.
     pub(crate) input_keeper: Option<OwnedFd>,
 }
 
@@ -149,22 +147,22 @@ pub(crate) struct Container {
     pub(crate) runtime: Runtime,
     pub(crate) init: Process,
     pub(crate) execs: BTreeMap<String, Process>,
-    /// Its root file system is mounted by the shim.
+    /// Whether the shim has mounted its root file system.
     pub(crate) has_rootfs: bool,
-    /// Its processes may outlive the first one.
+    /// Whether its processes may outlive the first one.
     pub(crate) shares_pids: bool,
-    /// Where its exit is recorded.
     pub(crate) exit_file: PathBuf,
     pub(crate) cgroup: Option<Cgroup>,
-    /// What reports that its memory ran out, with its token.
+    /// Reports memory shortage, with its token.
     pub(crate) oom: Option<(OomWatch, u64)>,
-    /// How many processes the kernel had killed for want of it when that was reported last.
+    /// The number of OOM kills at the last report.
     pub(crate) oom_kills: u64,
-    /// The runtime is changing it.
+    /// Whether the runtime is changing it.
     pub(crate) busy: bool,
-    /// Requests that wait for that.
+    /// Requests that wait while it is busy.
     pub(crate) deferred: Vec<(Call, Request)>,
-    /// Its first process has ended: reported once the runtime has started it, and after the ends of all others.
+    /// The exit of its first process, which is reported after the runtime has started it and all other exits were
+    /// reported.
     pub(crate) ended: Option<Exit>,
 }
 
@@ -173,7 +171,7 @@ impl Container {
         if exec.is_empty() { Some(&mut self.init) } else { self.execs.get_mut(exec) }
     }
 
-    /// Its processes by their exec ids, the first one with an empty one.
+    /// Its processes by exec id; the first one's id is empty.
     pub(crate) fn processes(&self) -> impl Iterator<Item = (&str, &Process)> {
         let execs = self.execs.iter().map(|(id, process)| (id.as_str(), process));
         std::iter::once(("", &self.init)).chain(execs)

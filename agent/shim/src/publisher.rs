@@ -1,7 +1,7 @@
-//! Publishes events to containerd, in their order, over one connection of ttrpc.
+//! Publishes events to containerd in order, over one ttrpc connection.
 //!
-//! An event is sent when the one before it is acknowledged. One that cannot be delivered is tried again a few times: a
-//! containerd that was away for longer asks for the state of every task.
+//! An event is sent once the previous one is acknowledged. An undeliverable event is retried a few times: a
+//! containerd that was away for longer reads the state of every task.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,13 +17,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::messages::{Envelope, ForwardRequest, Request};
 use crate::ttrpc::{Decoder, Frame, encode_request};
 
-/// The most events that wait; the oldest goes first.
+/// The most queued events; beyond it the oldest is dropped.
 const MAX_QUEUE: usize = 2_048;
 /// How often an event is tried.
 const MAX_TRIES: u32 = 5;
-/// The pause after the first try that failed; each is a second longer.
+/// The pause after the first failed attempt; each further one is a second longer.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long containerd may take to acknowledge an event.
+/// The deadline for containerd to acknowledge an event.
 const ACKNOWLEDGEMENT: Duration = Duration::from_secs(5);
 
 /// Events on their way to containerd.
@@ -35,7 +35,7 @@ pub(crate) struct Publisher {
     connection: Option<Connection>,
     /// How often the first event was tried.
     tries: u32,
-    /// The stream of the next request: odd numbers, as a client's.
+    /// The stream id of the next request; a client's ids are odd.
     next_stream: u32,
     /// When the first event is due again, or its acknowledgement overdue.
     due: Option<Instant>,
@@ -45,14 +45,14 @@ pub(crate) struct Publisher {
 struct Connection {
     socket: OwnedFd,
     decoder: Decoder,
-    /// What could not be sent yet.
+    /// Bytes that could not be sent yet.
     unsent: Vec<u8>,
-    /// The stream of the event that is being sent.
+    /// The stream id of the event that awaits its acknowledgement.
     awaited: Option<u32>,
 }
 
 impl Publisher {
-    /// A publisher to containerd's ttrpc socket at `address`; without one, events go nowhere.
+    /// A publisher to containerd's ttrpc socket at `address`. Without an address, events are dropped.
     pub(crate) fn new(address: Option<PathBuf>, namespace: &str) -> Self {
         Self {
             address,
@@ -65,7 +65,7 @@ impl Publisher {
         }
     }
 
-    /// Takes an event of the type `containerd.events.<name>`.
+    /// Queues an event of type `containerd.events.<name>`.
     pub(crate) fn publish(&mut self, topic: &str, name: &str, event: &impl Message) {
         if self.address.is_none() {
             return;
@@ -83,28 +83,27 @@ impl Publisher {
         self.queue.push_back(ForwardRequest { envelope: Some(envelope) });
     }
 
-    /// Whether every event has been delivered or given up.
+    /// Whether every event was delivered or dropped.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Its connection.
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.connection.as_ref().map(|connection| connection.socket.as_fd())
     }
 
-    /// The connection's number.
     fn number(&self) -> Option<RawFd> {
         self.connection.as_ref().map(|connection| connection.socket.as_raw_fd())
     }
 
-    /// When [`Publisher::advance`] is due without anything received.
+    /// When [`Publisher::advance`] is due even if nothing is received.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Receives acknowledgements, and sends the next event. To be called when the connection is ready, when it is due, and
-    /// after events were published. `true`: a connection was closed or made, and is to be waited for anew.
+    /// Receives acknowledgements, and sends the next event. Call it when the connection is ready, when it is due, and
+    /// after publishing events. Returns true if a connection was opened or closed, so that the poller needs an
+    /// update.
     pub(crate) fn advance(&mut self, now: Instant) -> bool {
         let before = self.number();
         let waits = self.connection.as_ref().is_some_and(|connection| connection.awaited.is_some());
@@ -134,7 +133,7 @@ impl Publisher {
         self.due = None;
     }
 
-    /// The connection is broken: the event that was being sent is tried again.
+    /// Handles a broken connection: the event that was being sent is retried.
     fn failed(&mut self, now: Instant) {
         self.connection = None;
         self.due = None;
@@ -180,12 +179,12 @@ impl Connection {
     fn open(address: &PathBuf) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // A containerd that does not accept fails it at once, instead of making the pod wait.
+        // If containerd does not accept, this fails immediately instead of delaying the pod.
         rustix::net::connect(&socket, &SocketAddrUnix::new(address)?)?;
         Ok(Self { socket, decoder: Decoder::default(), unsent: Vec::new(), awaited: None })
     }
 
-    /// Sends and receives. `true`: the event was acknowledged.
+    /// Sends and receives. Returns true if the event was acknowledged.
     fn exchange(&mut self) -> io::Result<bool> {
         self.send()?;
         let mut buffer = [0; 512];
@@ -241,7 +240,7 @@ mod tests {
         publisher.publish("/tasks/paused", "TaskPaused", &TaskEvent { container_id: id.into() });
     }
 
-    /// Receives one event, and returns its stream and its container.
+    /// Receives one event, and returns its stream id and its container.
     fn receive(peer: &mut UnixStream) -> (u32, String) {
         let mut decoder = Decoder::default();
         loop {

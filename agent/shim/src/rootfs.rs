@@ -1,4 +1,4 @@
-//! Mounts the container's root file system, as containerd describes it, and takes it away.
+//! Mounts and unmounts the container's root file system, as containerd describes it.
 
 use std::ffi::CString;
 use std::io;
@@ -9,10 +9,10 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, moun
 
 use crate::messages::Mount;
 
-/// The longest options that the kernel takes, with room for what it adds.
+/// The longest options that the kernel accepts, minus room for its own.
 const MAX_OPTIONS: usize = 4096 - 512;
 
-/// The options of one mount, for the system call.
+/// The options of a mount for the system call.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Parsed {
     flags: u32,
@@ -20,11 +20,11 @@ struct Parsed {
     data: Vec<String>,
 }
 
-/// Mounts `mounts` on top of one another at `target`. What was mounted before one that fails is taken away.
+/// Mounts `mounts` on top of one another at `target`. If one fails, the earlier ones are unmounted.
 pub(crate) fn mount_all(mounts: &[Mount], target: &Path) -> io::Result<()> {
     for entry in mounts {
         if let Err(error) = mount_one(entry, target) {
-            // It stays until the bundle is removed, which then says so.
+            // If this fails, removing the bundle will report it.
             let _ = unmount_all(target);
             let message =
                 format!("mount source: {:?}, target: {target:?}, fstype: {}: {error}", entry.source, entry.kind);
@@ -44,7 +44,7 @@ fn mount_one(entry: &Mount, base: &Path) -> io::Result<()> {
     };
     let data = CString::new(data.join(","))?;
     let data = (!data.is_empty()).then_some(&*data);
-    // Lower directories are relative to it then. The shim has one thread, and no path of its own is relative.
+    // Lower directories become relative to it. The shim has one thread, and uses no relative paths of its own.
     if let Some(directory) = &directory {
         rustix::process::chdir(directory)?;
     }
@@ -57,13 +57,13 @@ fn mount_one(entry: &Mount, base: &Path) -> io::Result<()> {
         mount_change(&target, MountPropagationFlags::from_bits_retain(propagation))?;
     }
     if flags.contains(MountFlags::BIND | MountFlags::RDONLY) {
-        // A bind mount becomes read-only by a second call.
+        // A bind mount becomes read-only only by a second call.
         mount_remount(&target, flags, c"")?;
     }
     Ok(())
 }
 
-/// A mount may be at a directory below the root.
+/// The target of a mount, which may be a directory below the root.
 fn target_of(entry: &Mount, base: &Path) -> PathBuf {
     let below = Path::new(&entry.target).components().filter(|part| matches!(part, std::path::Component::Normal(_)));
     let mut target = base.to_owned();
@@ -71,7 +71,7 @@ fn target_of(entry: &Mount, base: &Path) -> PathBuf {
     target
 }
 
-/// Unmounts everything at `target`. One that is busy goes when its last user does.
+/// Unmounts everything at `target`. A busy mount disappears with its last user.
 pub(crate) fn unmount_all(target: &Path) -> io::Result<()> {
     loop {
         let unmounted = match unmount(target, UnmountFlags::NOFOLLOW) {
@@ -144,8 +144,7 @@ fn propagation(option: &str) -> Option<u32> {
     Some((flag | recursive).bits())
 }
 
-/// Overlay options that are too long for one page, with the lower directories relative to the directory that all of them
-/// are below.
+/// Shortens overlay options that exceed a page, by making lower directories relative to their common parent.
 fn shortened(mut data: Vec<String>) -> (Option<PathBuf>, Vec<String>) {
     const LOWER: &str = "lowerdir=";
     let Some(lower) = data.iter_mut().find(|option| option.starts_with(LOWER)) else { return (None, data) };

@@ -1,4 +1,4 @@
-//! The OCI runtime as a program: its command lines, and why a call of it failed.
+//! The OCI runtime as a program: its command lines, and why a call failed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,16 +12,15 @@ use serde::Deserialize;
 use crate::exit;
 use crate::messages::Options;
 
-/// The runtime when the options name none.
+/// The default runtime.
 const DEFAULT_BINARY: &str = "runc";
-/// Its state when the options name no directory; one directory per namespace is below it.
+/// The default directory of its state, with one directory per namespace.
 const DEFAULT_ROOT: &str = "/run/containerd/runc";
-/// The bundle's file with the options, for the call that cleans up after a shim that was killed.
+/// The file with the options in the bundle, for the cleanup after a shim that was killed.
 const OPTIONS_FILE: &str = "shim-options";
-/// The longest log of one call that is read.
+/// The most bytes of a call's log that are read.
 const MAX_LOG: u64 = 1 << 20;
 
-/// The OCI runtime of one container.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Runtime {
     options: Options,
@@ -33,23 +32,23 @@ impl Runtime {
         Self { options, namespace: namespace.to_owned() }
     }
 
-    /// The one recorded in a bundle.
+    /// The runtime that is recorded in a bundle.
     pub(crate) fn recorded(bundle: &Path, namespace: &str) -> io::Result<Self> {
         let options = Options::decode(&*fs::read(bundle.join(OPTIONS_FILE))?)?;
         Ok(Self::new(options, namespace))
     }
 
-    /// Records it in a bundle.
+    /// Records the runtime in a bundle.
     pub(crate) fn record(&self, bundle: &Path) -> io::Result<()> {
         fs::write(bundle.join(OPTIONS_FILE), self.options.encode_to_vec())
     }
 
-    /// Who is to own the pipes of its processes.
+    /// The owner for the pipes of its processes.
     pub(crate) fn pipe_owner(&self) -> (u32, u32) {
         (self.options.io_uid, self.options.io_gid)
     }
 
-    /// Where the exit of its container in `bundle` is recorded.
+    /// Where to record the exit of its container in `bundle`.
     pub(crate) fn exit_file(&self, bundle: &Path) -> PathBuf {
         let named = Path::new(&self.options.exit_file);
         if named.is_absolute() { named.to_owned() } else { bundle.join(exit::FILE) }
@@ -59,13 +58,13 @@ impl Runtime {
         if self.options.binary_name.is_empty() { DEFAULT_BINARY } else { &self.options.binary_name }
     }
 
-    /// Whether the pid it reports is the container's first process, so that a signal can be sent without it.
+    /// Whether the PID it reports is the container's first process on the host, so that signals can be sent directly.
     pub(crate) fn runs_processes_of_the_host(&self) -> bool {
         let name = Path::new(self.binary()).file_name().unwrap_or_default();
         ["runc", "crun", "youki"].iter().any(|known| name == OsStr::new(known))
     }
 
-    /// A call of it that logs to `log`; its input is `/dev/null`, its output is dropped.
+    /// A call that logs to `log`, with `/dev/null` as input and without output.
     fn command(&self, log: &Path) -> Command {
         let root = if self.options.root.is_empty() { DEFAULT_ROOT } else { &self.options.root };
         let mut command = Command::new(self.binary());
@@ -74,7 +73,7 @@ impl Runtime {
         if self.options.systemd_cgroup {
             command.arg("--systemd-cgroup");
         }
-        // It is containerd's, and a message there would be taken for containerd's own.
+        // The socket is containerd's, and messages on it would be taken for containerd's own.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
@@ -136,16 +135,15 @@ impl Runtime {
     }
 }
 
-/// What every call is about.
+/// The subject of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) id: &'a str,
     pub(crate) bundle: &'a Path,
-    /// The call's own log.
     pub(crate) log: &'a Path,
 }
 
-/// What the runtime logs.
+/// A log entry of the runtime.
 #[derive(Deserialize)]
 struct Entry {
     #[serde(default)]
@@ -154,12 +152,12 @@ struct Entry {
     msg: String,
 }
 
-/// The last error in the log of a call, which is removed; empty when it names none.
+/// The last error in a call's log, which is removed; empty if there is none.
 pub(crate) fn last_error(log: &PathBuf) -> String {
     use std::io::Read as _;
     let mut text = Vec::new();
     if let Ok(file) = fs::File::open(log) {
-        // What cannot be read says nothing.
+        // An unreadable log counts as empty.
         let _ = file.take(MAX_LOG).read_to_end(&mut text);
     }
     let _ = fs::remove_file(log);

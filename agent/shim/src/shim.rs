@@ -1,7 +1,7 @@
-//! The shim itself: one thread that waits for requests, for output, and for the ends of processes.
+//! The shim itself: one thread that waits for requests, output and exits.
 //!
-//! Nothing here waits for anything but the poller. The OCI runtime is started and its end is an event like any other
-//! (`operations`), so a runtime or a container that hangs holds up nothing else of the pod.
+//! Only the poller waits. The OCI runtime is a child process whose exit is an event like any other (`operations`), so
+//! a runtime or a container that hangs delays nothing else of the pod.
 
 mod completion;
 mod exits;
@@ -31,11 +31,11 @@ use crate::process::{Call, Container, Key, Process};
 use crate::publisher::Publisher;
 use crate::start;
 
-/// The most connections at once. containerd has one for each container.
+/// The most connections at once. containerd has one per container.
 const MAX_CLIENTS: usize = 1_024;
-/// How long a shim runs after `Shutdown`, so that its last events are sent.
+/// How long a shim runs after `Shutdown` to send its last events.
 const LAST_EVENTS: Duration = Duration::from_secs(3);
-/// For sockets that are read and written until nothing more can be.
+/// Flags for sockets that are read and written until they would block.
 const SOCKET: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
 
 /// The shim of a group of containers: a pod's, or all of the node.
@@ -44,27 +44,28 @@ pub(crate) struct Shim {
     listener: UnixListener,
     listener_token: u64,
     signals: SignalFd,
-    /// Where it listens; the sockets for terminals are beside it.
+    /// The path of its socket; the sockets for terminals are beside it.
     socket: PathBuf,
     namespace: String,
-    /// The bundle of the container it was started for: messages for containerd's log go there while it has no container.
+    /// The bundle of the container for which it was started. Messages for containerd's log go there while it has no
+    /// container.
     first_bundle: PathBuf,
     containers: BTreeMap<String, Container>,
     clients: BTreeMap<u64, Client>,
-    /// Calls of the runtime by their process ids.
+    /// Running calls of the runtime by PID.
     operations: BTreeMap<u32, Operation>,
     last_operation: u64,
-    /// Children that ended while a runtime runs that may just have started them.
+    /// Exits of children that a running runtime may just have started.
     early_exits: Vec<Exit>,
     publisher: Publisher,
     publisher_token: Option<u64>,
-    /// Present once a log was written.
+    /// Allocated once a log was written.
     buffers: Option<Buffers>,
-    /// It serves no container any more, and ends after its last events; at the latest then.
+    /// Set once it serves no container: the time at which it ends at the latest.
     ending: Option<Instant>,
 }
 
-/// What a new shim is given.
+/// The parts of a new shim.
 pub(crate) struct Parts {
     pub(crate) listener: UnixListener,
     pub(crate) signals: SignalFd,
@@ -110,7 +111,7 @@ impl Shim {
                 return Ok(());
             }
             for (token, flags) in self.poller.wait(self.next_due())? {
-                // Gone by an event before this one.
+                // An earlier event has removed it.
                 let Some(source) = self.poller.source(token) else { continue };
                 self.handle_event(token, source, flags);
             }
@@ -118,20 +119,22 @@ impl Shim {
         }
     }
 
-    /// Goes on for the last events alone.
+    /// Continues only for the last events.
     fn begin_ending(&mut self) {
         if self.ending.is_none() {
             self.ending = Some(Instant::now() + LAST_EVENTS);
-            // Whoever starts the pod's next container starts another shim. Not later: the name may be that one's then.
+            // The pod's next container starts another shim. Removed now, because the name may later belong to that
+            // one.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
 
-    /// Goes on for a new container although it was about to end: containerd may connect for a container before it ends the
-    /// shim for the last one of another.
+    /// Continues for a new container although it was about to end: containerd may connect for a container before it
+    /// shuts the shim down for the last one of another.
     ///
     /// # Errors
-    /// Its address is another shim's by now. A containerd that starts again would look for the container there.
+    ///
+    /// Another shim already has its address, at which a restarted containerd would look for the container.
     fn continue_serving(&mut self) -> Result<(), Failure> {
         if self.ending.is_none() {
             return Ok(());
@@ -154,7 +157,7 @@ impl Shim {
         match source {
             Source::Listener => self.accept(),
             Source::Signals => self.handle_signals(),
-            // It is advanced before every waiting.
+            // The publisher is advanced before each wait.
             Source::Publisher => {}
             Source::Client => self.serve(token, flags),
             Source::Transfer(key, index) => self.advance_transfer(&key, index),
@@ -187,7 +190,7 @@ impl Shim {
         }
     }
 
-    /// Receives and answers what a client has sent, and sends it what could not be sent before.
+    /// Receives and answers a client's requests, and sends it buffered bytes.
     fn serve(&mut self, token: u64, flags: EventFlags) {
         let Some(client) = self.clients.get_mut(&token) else { return };
         if client.send().is_err() {
@@ -220,7 +223,7 @@ impl Shim {
         }
     }
 
-    /// Answers a call. A client that has gone gets no answer.
+    /// Answers a call, unless its client has gone.
     fn reply(&mut self, call: Call, answer: Result<Vec<u8>, Failure>) {
         let Some(client) = self.clients.get_mut(&call.client) else { return };
         let response = match answer {

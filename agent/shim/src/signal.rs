@@ -12,7 +12,7 @@ const RUNC_INIT: &[u8] = b"runc:[";
 const PROGRAM_BEGINS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Sends a signal to a child that has not been waited for: its pid is its own.
+/// Sends a signal to a child that was not reaped, so its PID cannot have been reused.
 ///
 /// # Errors
 /// The number is not that of a signal, or the process has ended.

@@ -1,4 +1,4 @@
-//! `start`: finds the shim of the container's group or starts it, and tells containerd its address.
+//! `start`: finds or starts the shim of the container's group, and reports its address to containerd.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -18,27 +18,27 @@ use crate::bundle::Spec;
 use crate::cgroup;
 use crate::messages::Options;
 
-/// The directory of shims' sockets, which is containerd's.
+/// containerd's directory for shims' sockets.
 const SOCKETS: &str = "/run/containerd/s";
 /// The file with the shim's address in a bundle, which containerd 1.7 reads when it starts.
 const ADDRESS_FILE: &str = "address";
-/// The variable with the newest version of the protocol that containerd speaks.
+/// The variable with the newest protocol version that containerd supports.
 const MAX_VERSION: &str = "MAX_SHIM_VERSION";
-/// The newest version that this shim speaks, besides the one before it.
+/// The newest protocol version of this shim; it also supports the previous one.
 const VERSION: u32 = 3;
-/// The longest options that are read.
+/// The most bytes of options that are read.
 const MAX_OPTIONS: u64 = 1 << 20;
 
-/// Starts the shim, and returns what containerd is to read.
+/// Starts the shim, and returns the output for containerd.
 pub(crate) fn start(arguments: &Arguments, bundle: &Path) -> io::Result<String> {
     let spec = Spec::read(bundle)?;
     fs::create_dir_all(SOCKETS)?;
     let socket = socket_path(arguments, spec.group(&arguments.id));
-    // Two containers of a group that start at once get one shim.
+    // Two containers of a group that start at once share one shim.
     let _lock = lock_sockets(&socket)?;
     let address = format!("unix://{}", socket.display());
     if UnixStream::connect(&socket).is_err() {
-        // Of a shim that was killed.
+        // Left by a shim that was killed.
         let _ = fs::remove_file(&socket);
         let started = start_server(arguments, &socket);
         if let Err(error) = started {
@@ -51,7 +51,7 @@ pub(crate) fn start(arguments: &Arguments, bundle: &Path) -> io::Result<String> 
     Ok(bootstrap(&address, max_version.unwrap_or(2)))
 }
 
-/// What containerd reads: before version 3 of the protocol, the address alone.
+/// The output for containerd: before protocol version 3, only the address.
 fn bootstrap(address: &str, max_version: u32) -> String {
     if max_version < VERSION {
         return address.to_owned();
@@ -59,7 +59,8 @@ fn bootstrap(address: &str, max_version: u32) -> String {
     format!(r#"{{"version":{VERSION},"address":"{address}","protocol":"ttrpc"}}"#)
 }
 
-/// The socket of a group's shim. containerd's own shim has another one for the same group: both may serve a pod.
+/// The socket of a group's shim. It differs from that of containerd's own shim for the same group, because both may
+/// serve a pod.
 fn socket_path(arguments: &Arguments, group: &str) -> PathBuf {
     let mut hash = Sha256::new();
     for part in ["limpet", &arguments.address, &arguments.namespace, group] {
@@ -77,10 +78,11 @@ fn lock_sockets(socket: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-/// Listens at the shim's address again, which it has given up.
+/// Listens again on the address that the shim has given up.
 ///
 /// # Errors
-/// `AddrInUse`: another shim of the group has it.
+///
+/// `AddrInUse`: another shim of the group uses it.
 pub(crate) fn listen_again(socket: &Path) -> io::Result<UnixListener> {
     let _lock = lock_sockets(socket)?;
     let listener = UnixListener::bind(socket)?;
@@ -88,7 +90,7 @@ pub(crate) fn listen_again(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Starts the process that serves at `socket`: the same program, without an action, with the socket as its input.
+/// Starts the process that serves on `socket`: the same program, without an action, with the socket as stdin.
 fn start_server(arguments: &Arguments, socket: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -103,7 +105,7 @@ fn start_server(arguments: &Arguments, socket: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The cgroup for shims that the container's options name.
+/// The cgroup for shims in the container's options.
 fn shim_cgroup() -> String {
     let mut input = Vec::new();
     // Without options there is nothing to read.

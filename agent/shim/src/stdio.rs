@@ -1,4 +1,4 @@
-//! Where the streams of a process go: the URIs that containerd passes, and what is opened for them.
+//! The destinations of a process's streams: the URIs that containerd passes, and what is opened for them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,10 +18,10 @@ pub(crate) struct Stdio {
     pub(crate) terminal: bool,
 }
 
-/// What an output's URI asks for.
+/// The destination in an output's URI.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Output {
-    /// Nothing is read.
+    /// Output is discarded.
     Null,
     /// A named pipe that a client reads.
     Fifo(PathBuf),
@@ -62,7 +62,7 @@ impl Output {
     }
 }
 
-/// Each key of a query, and its value.
+/// The keys and values of a query.
 fn arguments(query: &str) -> Vec<String> {
     let text = |encoded: &str| {
         let bytes = decoded(&encoded.replace('+', " "));
@@ -77,7 +77,7 @@ fn arguments(query: &str) -> Vec<String> {
         .collect()
 }
 
-/// `text` without percent-encoding; what is no valid encoding stays as it is.
+/// Decodes percent-encoding; invalid encoding stays unchanged.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -98,28 +98,28 @@ fn decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A pipe from a process to the shim: what the shim reads, and what the process writes.
+/// A pipe from a process to the shim: the shim's end and the process's.
 ///
-/// The process's end is open for reading, too: while it lives the pipe has a reader, so a write waits when the shim is
-/// killed, and does not end the process by SIGPIPE.
+/// The process's end is also open for reading. While the process lives, the pipe has a reader, so if the shim is
+/// killed a write blocks instead of ending the process by SIGPIPE.
 pub(crate) fn output_pipe(owner: (u32, u32)) -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-    own(&writer, owner)?;
+    set_owner(&writer, owner)?;
     let both = reopened(&writer, OFlags::RDWR)?;
     set_nonblocking(&reader)?;
     Ok((reader, both))
 }
 
-/// A pipe from the shim to a process: what the process reads, and what the shim writes.
+/// A pipe from the shim to a process: the process's end and the shim's.
 pub(crate) fn input_pipe(owner: (u32, u32)) -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-    own(&reader, owner)?;
+    set_owner(&reader, owner)?;
     set_nonblocking(&writer)?;
     Ok((reader, writer))
 }
 
-/// Gives a pipe to the user `owner`; without a need it stays root's.
-pub(crate) fn own(pipe: &OwnedFd, owner: (u32, u32)) -> io::Result<()> {
+/// Gives a pipe to the user `owner`, unless that is root.
+pub(crate) fn set_owner(pipe: &OwnedFd, owner: (u32, u32)) -> io::Result<()> {
     if owner == (0, 0) {
         return Ok(());
     }
@@ -137,18 +137,18 @@ pub(crate) fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?)
 }
 
-/// Opens a client's FIFO for output. It has a reader from then on: a client that goes away does not end the process.
+/// Opens a client's FIFO for output. It is its own reader, so a client that goes away does not end the process.
 pub(crate) fn open_output_fifo(path: &Path) -> io::Result<OwnedFd> {
     opened(path, OFlags::RDWR | OFlags::NONBLOCK)
 }
 
-/// Opens a client's FIFO for input: what the process is to read, and what keeps it from ending with one client.
+/// Opens a client's FIFO for input: the process's end, and a descriptor that keeps it open after the client leaves.
 pub(crate) fn open_input_fifo(path: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
     let reader = opened(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
     Ok((reader, opened(path, OFlags::WRONLY | OFlags::NONBLOCK)?))
 }
 
-/// Opens a file for raw output, with the directories above it.
+/// Opens a file for raw output, and creates its parent directories.
 pub(crate) fn open_output_file(path: &Path) -> io::Result<OwnedFd> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;

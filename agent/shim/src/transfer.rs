@@ -1,22 +1,22 @@
-//! The copying of bytes from one descriptor to another, neither of which the shim waits for.
+//! Copies bytes from one descriptor to another without blocking on either.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// The buffer of one read, which all transfers share.
+/// The size of the read buffer, which all transfers share.
 pub(crate) const BUFFER: usize = 8 << 10;
-/// How often one transfer reads before others have their turn.
+/// The most reads of a transfer before others run.
 const ROUNDS: usize = 16;
 
 /// What a transfer waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// Something to read.
+    /// More input.
     Input,
-    /// Space to write to.
+    /// Space for output.
     Space,
-    /// Nothing: its source has ended, or nobody reads any more.
+    /// Nothing: the source has ended, or nobody reads any more.
     Ended,
 }
 
@@ -25,7 +25,7 @@ pub(crate) enum Waiting {
 pub(crate) struct Transfer {
     from: OwnedFd,
     to: OwnedFd,
-    /// What was read and could not be written yet.
+    /// Bytes that were read and could not be written yet.
     pending: Vec<u8>,
     pub(crate) waiting: Waiting,
 }
@@ -40,7 +40,7 @@ impl Transfer {
         self.descriptor(self.waiting)
     }
 
-    /// The descriptor that is waited for in that case.
+    /// The descriptor to wait for in this state.
     pub(crate) fn descriptor(&self, waiting: Waiting) -> Option<BorrowedFd<'_>> {
         match waiting {
             Waiting::Input => Some(self.from.as_fd()),
@@ -49,7 +49,7 @@ impl Transfer {
         }
     }
 
-    /// Copies what can be copied without waiting.
+    /// Copies what can be copied without blocking.
     pub(crate) fn advance(&mut self, buffer: &mut [u8]) -> Waiting {
         self.waiting = self.copy(buffer);
         self.waiting
@@ -72,14 +72,14 @@ impl Transfer {
                 }
                 Err(Errno::AGAIN) => return Waiting::Input,
                 Err(Errno::INTR) => {}
-                // A terminal whose other end is closed.
+                // The other end of the terminal is closed.
                 Err(_) => return Waiting::Ended,
             }
         }
         Waiting::Input
     }
 
-    /// Writes `bytes`, and keeps what cannot be written yet.
+    /// Writes `bytes`, and buffers what cannot be written yet.
     fn write(&mut self, mut bytes: &[u8]) -> Option<Waiting> {
         while !bytes.is_empty() {
             match rustix::io::write(&self.to, bytes) {

@@ -4,7 +4,6 @@ use prost::Message;
 
 use crate::messages::{Request, Response};
 
-/// The header's length.
 const HEADER: usize = 10;
 /// The longest message, as in containerd's own implementation.
 const MAX_MESSAGE: usize = 4 << 20;
@@ -13,7 +12,7 @@ const REQUEST: u8 = 1;
 /// The type of a frame with a response.
 const RESPONSE: u8 = 2;
 
-/// What a peer sent that is no ttrpc.
+/// Why received bytes are not ttrpc.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum FrameError {
     /// A message longer than the protocol allows.
@@ -24,13 +23,12 @@ pub(crate) enum FrameError {
     Undecodable,
 }
 
-/// Cuts received bytes into frames.
+/// Splits received bytes into frames.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     received: Vec<u8>,
 }
 
-/// A frame that this side understands.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Frame {
     /// A request on a stream.
@@ -42,12 +40,12 @@ pub(crate) enum Frame {
 }
 
 impl Decoder {
-    /// Takes what was received.
+    /// Adds received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// The next whole frame; `None`: more has to be received.
+    /// The next complete frame; `None` if more bytes are needed.
     pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some((header, rest)) = self.received.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _flags] = *header;
@@ -65,25 +63,23 @@ impl Decoder {
         let frame = frame.map_err(|_| FrameError::Undecodable)?;
         self.received.drain(..HEADER + length);
         if self.received.is_empty() {
-            // A connection is silent most of its life.
+            // A connection is silent most of the time, so the buffer is freed.
             self.received = Vec::new();
         }
         Ok(Some(frame))
     }
 }
 
-/// Appends the frame of a request to `out`.
 pub(crate) fn encode_request(stream: u32, request: &Request, out: &mut Vec<u8>) {
     encode(stream, REQUEST, request, out);
 }
 
-/// Appends the frame of a response to `out`.
 pub(crate) fn encode_response(stream: u32, response: &Response, out: &mut Vec<u8>) {
     encode(stream, RESPONSE, response, out);
 }
 
 fn encode(stream: u32, kind: u8, message: &impl Message, out: &mut Vec<u8>) {
-    // No message of a shim's comes near the limit.
+    // No message of a shim comes near the limit.
     let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&length.to_be_bytes());
     out.extend_from_slice(&stream.to_be_bytes());

@@ -196,7 +196,7 @@ impl DirectoryWatch {
 fn arm(adder: &WatchAdder, directory: &Path) -> Armed {
     let mut armed = Armed::default();
     for _ in 0..SETTLE_ROUNDS {
-        let place = DirectoryIdentity::of(directory);
+        let place = DirectoryIdentity::resolve(directory);
         let trail = trail::of(directory);
         let path = armed.path.drain(..).map(|(wd, ..)| wd).chain(armed.main.take().map(|(wd, ..)| wd));
         let overtaken = std::mem::take(&mut armed.overtaken).into_iter().chain(path).collect();
@@ -204,8 +204,8 @@ fn arm(adder: &WatchAdder, directory: &Path) -> Armed {
         // A directory that was removed before it was watched sends no event: it has to be resolved again.
         armed.unsettled = armed.failure.is_none() && trail.end.is_some() != armed.main.is_some();
         // A watched one sends an event when it moves away.
-        armed.place =
-            place.filter(|before| trail.is_straight() && DirectoryIdentity::of(directory).as_ref() == Some(before));
+        armed.place = place
+            .filter(|before| trail.is_straight() && DirectoryIdentity::resolve(directory).as_ref() == Some(before));
         if !armed.unsettled && directory_id(directory).ok() == armed.main.as_ref().map(|(.., id)| *id) {
             break;
         }

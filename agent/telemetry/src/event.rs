@@ -1,5 +1,5 @@
-//! Kubernetes Events, in memory and limited in number: what happened to which pod or workload and why, with kubelet's reasons
-//! first.
+//! Kubernetes Events, in memory and limited in number: what happened to which pod or workload and why, with kubelet's
+//! reasons where it has them.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -14,12 +14,12 @@ use limpet_model::pod::{PodKey, PodUid, fault};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// What reports the events.
+/// The component in events.
 const COMPONENT: &str = "limpet";
 
-/// The most distinct events stored; the oldest is dropped first.
+/// The most distinct events that are stored; the oldest is dropped first.
 pub const MAX_EVENTS: usize = 1_000;
-/// An apiserver's limit for the message of an event, in bytes; a longer one is cut.
+/// An apiserver's limit for an event's message in bytes; longer messages are truncated.
 pub const MAX_MESSAGE: usize = 1_024;
 
 /// Normal or Warning, as Kubernetes has it.
@@ -31,20 +31,19 @@ pub enum EventType {
     Warning,
 }
 
-/// One event; repeats of the same one raise `count` and `last_seen`.
+/// An event; repeats raise `count` and `last_seen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The involved pod; `None` for the node or a workload.
+    /// The pod that it is about; `None` for the node or a workload.
     pub pod: Option<(PodKey, PodUid)>,
-    /// The involved workload and its UID, if it is about one.
+    /// The workload that it is about, and its UID.
     pub workload: Option<(ObjectKey, String)>,
-    /// Where the Pod has the involved container, if any: `spec.containers{web}` ([`limpet_model::pod::Role::field_path`]).
+    /// The path of the container in the Pod, if it is about one: `spec.containers{web}`
+    /// ([`limpet_model::pod::Role::field_path`]).
     pub field_path: Option<String>,
-    /// Normal or Warning.
     pub event_type: EventType,
     /// kubelet's reason: `Pulling`, `Started`, `BackOff`, `FailedValidation`…
     pub reason: Cow<'static, str>,
-    /// The message for users.
     pub message: String,
     /// How often it happened.
     pub count: u32,
@@ -55,7 +54,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// The name of its object on the node `node`.
+    /// The event's object name on the node `node`.
     pub fn name(&self, node: &str) -> String {
         let object = match (&self.pod, &self.workload) {
             (Some((key, _)), _) => key.name(),
@@ -65,7 +64,7 @@ impl Event {
         format!("{object}.{:x}", self.first_seen.as_nanosecond())
     }
 
-    /// The event as Kubernetes has it (core/v1).
+    /// Converts it to Kubernetes' Event (core/v1).
     pub fn as_kubernetes(&self, node: &str) -> KubeEvent {
         let (involved_object, namespace) = match (&self.pod, &self.workload) {
             (Some((key, uid)), _) => {
@@ -121,7 +120,7 @@ impl Event {
             first_timestamp: Some(Time(self.first_seen)),
             last_timestamp: Some(Time(self.last_seen)),
             source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(node.to_owned()) }),
-            // As client-go has it since 1.27: `kubectl events` and field selectors read these.
+            // As in client-go since 1.27: `kubectl events` and field selectors read these fields.
             reporting_component: Some(COMPONENT.to_owned()),
             reporting_instance: Some(node.to_owned()),
             ..KubeEvent::default()
@@ -130,14 +129,14 @@ impl Event {
 }
 
 impl Event {
-    /// An event of the node, now.
+    /// An event of the node at the current time.
     fn now(event_type: EventType, reason: Cow<'static, str>, message: String) -> Self {
         let now = Timestamp::now();
         let (pod, workload, field_path) = (None, None, None);
         Self { pod, workload, field_path, event_type, reason, message, count: 1, first_seen: now, last_seen: now }
     }
 
-    /// The event that [`Self::as_kubernetes`] made this of; `None`: it is none of those.
+    /// Restores an event from [`Self::as_kubernetes`]; `None` for other events.
     pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
         let object = event.involved_object;
         let (pod, workload) = match object.kind.as_deref()? {
@@ -149,7 +148,7 @@ impl Event {
                 None => (None, None),
             },
         };
-        // The object's name has its time to the nanosecond, and two events of a second differ by it.
+        // The object's name contains the time to the nanosecond, which distinguishes events of the same second.
         let (_, time) = event.metadata.name.as_deref()?.rsplit_once('.')?;
         let first_seen = Timestamp::from_nanosecond(i128::from_str_radix(time, 16).ok()?).ok()?;
         Some(Self {
@@ -174,7 +173,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Records that something happened now; a repeat of a stored event (equal but for the times) raises its count.
+    /// Records an event at the current time. A repeat of a stored event (equal except for times) raises its count.
     /// Returns the count.
     pub fn emit(
         &self,
@@ -187,7 +186,7 @@ impl Events {
         self.record(Event { pod, field_path, ..Event::now(event_type, reason.into(), message) })
     }
 
-    /// Records that something happened now to a workload of that UID.
+    /// Records an event of the workload with this UID at the current time.
     pub fn emit_of_workload(
         &self,
         workload: (ObjectKey, String),
@@ -198,15 +197,15 @@ impl Events {
         self.record(Event { workload: Some(workload), ..Event::now(event_type, reason, message) });
     }
 
-    /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.
+    /// Records `event`, or adds its count to a stored event that is equal except for times. Returns the count.
     pub fn record(&self, mut event: Event) -> u32 {
         fault::cut(&mut event.message, MAX_MESSAGE);
         let message = event.message.clone();
         self.merge(event, |stored| *stored == message)
     }
 
-    /// Records the progress of a long operation: one event for all of it, whose message is always the newest.
-    /// `subject`: how those messages begin.
+    /// Records the progress of a long operation as a single event, which always has the newest message. `subject` is
+    /// the common prefix of the messages.
     pub fn emit_progress(
         &self,
         pod: &(PodKey, PodUid),
@@ -232,7 +231,7 @@ impl Events {
         self.merge(event, |stored| stored.starts_with(subject));
     }
 
-    /// Records `event` in the place of a stored one of the same subject, with both their counts.
+    /// Replaces a stored event with the same subject by `event`, and adds up both counts.
     fn merge(&self, event: Event, is_same: impl Fn(&String) -> bool) -> u32 {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
@@ -258,13 +257,13 @@ impl Events {
         count
     }
 
-    /// Whether an event of that pod with that message is stored.
+    /// Whether an event of this pod with this message is stored.
     pub fn has(&self, pod: Option<&(PodKey, PodUid)>, message: &str) -> bool {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.iter().any(|event| event.pod.as_ref() == pod && event.message == message)
     }
 
-    /// All stored events, least recent first.
+    /// All stored events, oldest first.
     pub fn snapshot(&self) -> Vec<Event> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }

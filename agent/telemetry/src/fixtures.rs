@@ -1,4 +1,4 @@
-//! Metrics for tests: of this crate, and of the crates above by the feature `fixtures`.
+//! Metrics for tests of this crate and, with the feature `fixtures`, of the crates above.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::metrics::{
     RejectionReason, RequestKind, ServerType, UpgradeOutcome,
 };
 
-/// Metrics of which every family has a value.
+/// Metrics with a value in every family.
 pub fn filled() -> Metrics {
     let metrics = Metrics::new("edge1");
     metrics.set_cgroup_version(2);

@@ -1,8 +1,8 @@
-//! What the agent reports to people and machines, besides the statuses that `limpet-core` decides: events, metrics,
+//! What the agent reports to people and machines, except the statuses that `limpet-core` decides: events, metrics,
 //! health, usage, rejected manifests, and the publishing of statuses.
 //!
-//! The parts that report (workers, executor, sources, cluster) and those that show it (server, command line) meet here,
-//! and know nothing of each other.
+//! The parts that report (workers, executor, sources, cluster) and those that show reports (server, command line)
+//! meet here, and do not depend on each other.
 
 pub mod event;
 #[cfg(any(test, feature = "fixtures"))]

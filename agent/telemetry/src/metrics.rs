@@ -1,7 +1,7 @@
-//! Metrics for Prometheus: kubelet's names for the same metrics, `limpet_` where kubelet has none.
+//! Metrics for Prometheus, with kubelet's names where it has the metric and the prefix `limpet_` otherwise.
 //!
 //! Counters and histograms are updated where things happen. State (running pods, health of the sources) is read from
-//! the snapshots at each scrape, so that it is not counted twice.
+//! snapshots at each scrape, so that it is not counted twice.
 
 mod apiserver;
 mod claims;
@@ -52,7 +52,7 @@ pub use requests::{RequestKind, ServerType};
 pub use text_format::CONTENT_TYPE;
 use volumes::VolumeFigures;
 
-/// The buckets of Prometheus' clients, which kubelet has where it names none.
+/// The default buckets of Prometheus' clients, which kubelet uses where it names none.
 const DEFAULT_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// kubelet's buckets for the start of a pod, with finer ones below its half second.
@@ -61,7 +61,7 @@ const POD_START_SECONDS: [f64; 20] = [
     3600.0,
 ];
 
-/// Containers with a time series of their own for their writes into the manifest directory.
+/// The most containers with a separate time series for their writes to the manifest directory.
 const MOST_WRITERS: usize = 50;
 
 /// The node's metrics. Clones share them.
@@ -93,7 +93,7 @@ pub struct Metrics {
     source_healthy: Family<SourceLabel, Gauge>,
     source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
-    /// Without a series on a node that is in no cluster.
+    /// Has no series outside a cluster.
     apiserver: ApiserverMetrics,
     merge_changes: Family<ChangeLabel, Counter>,
     merge_seconds: Histogram,
@@ -107,12 +107,12 @@ pub struct Metrics {
     volumes: VolumeFigures,
     cgroup_seconds: Family<OperationLabel, Histogram>,
     node_pressure: Family<ConditionLabel, Gauge>,
-    /// The containers with a label of their own in `writes_by_pod`.
+    /// The containers with their own label in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
 
 impl Metrics {
-    /// New metrics for the node of that name.
+    /// Metrics of the node with this name.
     pub fn new(node_name: &str) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
@@ -160,81 +160,82 @@ impl Metrics {
         metrics
     }
 
-    /// A pod's start began.
+    /// Counts the beginning of a pod's start.
     pub fn pod_start_begun(&self) {
         self.started_pods.inc();
     }
 
-    /// A pod could not be started: its sandbox, volumes or network failed.
+    /// Counts a pod that could not be started: its sandbox, volumes or network failed.
     pub fn pod_start_failed(&self) {
         self.started_pods_errors.inc();
     }
 
-    /// All containers of a pod are running, `took` after the pod was first seen.
+    /// Records that all containers of a pod are running, `took` after the pod was first seen.
     pub fn pod_started(&self, took: Duration) {
         self.pod_start.observe(took.as_secs_f64());
     }
 
-    /// A container's start began.
+    /// Counts the beginning of a container's start.
     pub fn container_start_begun(&self, container_type: ContainerType) {
         self.started_containers.get_or_create(&TypeLabel { container_type }).inc();
     }
 
-    /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`, …
+    /// Counts a container that could not be started; `code` is kubelet's reason: `CreateContainerError`,
+    /// `ErrImagePull`, …
     pub fn container_start_failed(&self, container_type: ContainerType, code: &'static str) {
         self.started_containers_errors.get_or_create(&StartErrorLabels { container_type, code }).inc();
     }
 
-    /// A container ended; `reason` is that of its status.
+    /// Counts a container's end; `reason` is the one in its status.
     pub fn container_terminated(&self, container_type: ContainerType, exit_code: i32, reason: &str) {
         let reason = reason.to_owned();
         self.terminated_containers.get_or_create(&TerminationLabels { container_type, exit_code, reason }).inc();
     }
 
-    /// An image of so many bytes was pulled within `took`.
+    /// Records an image's pull: its size in bytes and its duration.
     pub fn image_pulled(&self, bytes: u64, took: Duration) {
         self.pulls.observe(bytes, took);
     }
 
-    /// A request to a listener of the agent was answered after `took`.
+    /// Records the answer to a request to a listener of the agent, after `took`.
     pub fn request_answered(&self, kind: &RequestKind, took: Duration) {
         self.requests.answered(kind, took);
     }
 
-    /// A WebSocket to what the route of that beginning leads to was opened, in a protocol that needs no translation.
+    /// Counts a WebSocket to the route with this prefix, in a protocol that needs no translation.
     pub fn websocket_opened(&self, path: &str) {
         self.requests.websocket_opened(path);
     }
 
-    /// The version of the node's cgroups.
+    /// Records the version of the node's cgroups.
     pub fn set_cgroup_version(&self, version: i64) {
         self.cgroup_version.set(version);
     }
 
-    /// When the newest upgrade of limpet ended, and how.
+    /// Records when and how the newest upgrade of limpet ended.
     pub fn set_last_upgrade(&self, outcome: UpgradeOutcome, at: Timestamp) {
         self.last_upgrade.clear();
         self.last_upgrade.get_or_create(&UpgradeLabel { outcome }).set(at.as_duration().as_secs_f64());
     }
 
-    /// When the pods last began to end for a shutdown, and when they had ended.
+    /// Records when the pods last began to end for a shutdown, and when they had ended.
     pub fn set_shutdown_times(&self, start: Option<Timestamp>, end: Option<Timestamp>) {
         let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_duration().as_secs_f64());
         self.shutdown_start.set(seconds(start));
         self.shutdown_end.set(seconds(end));
     }
 
-    /// A probe of a container has run.
+    /// Counts a container's probe.
     pub fn probed(&self, pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) {
         self.probes.count(pod, container, kind, result);
     }
 
-    /// The pod is gone, and with it the counts of its probes.
+    /// Removes the probe counts of a deleted pod.
     pub fn forget_probes(&self, pod: &PodRecord) {
         self.probes.forget(pod);
     }
 
-    /// A call to containerd returned after `took`.
+    /// Records a call to containerd that returned after `took`.
     pub fn runtime_operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
         let label = OperationLabel { operation_type: operation };
         self.operations.get_or_create(&label).inc();
@@ -244,42 +245,42 @@ impl Metrics {
         }
     }
 
-    /// A pod's cgroup was made, changed or removed: `create`, `update`, `destroy`.
+    /// Records that a pod's cgroup was created, changed or removed: `create`, `update`, `destroy`.
     pub fn cgroup_operation(&self, operation: &'static str, took: Duration) {
         self.cgroup_seconds.get_or_create(&OperationLabel { operation_type: operation }).observe(took.as_secs_f64());
     }
 
-    /// A volume of that CSI driver was mounted, or was not.
+    /// Records a mount by this CSI driver, successful or not.
     pub fn volume_mounted(&self, driver: &str, took: Duration, succeeded: bool) {
         self.volumes.mounted(driver, took, succeeded);
     }
 
-    /// Whether containerd's event stream is open.
+    /// Records whether containerd's event stream is open.
     pub fn set_containerd_connected(&self, connected: bool) {
         self.containerd_connected.set(i64::from(connected));
     }
 
-    /// Those of a node in a cluster.
+    /// The metrics of a node in a cluster.
     pub fn apiserver(&self) -> &ApiserverMetrics {
         &self.apiserver
     }
 
-    /// The merge passed on a change.
+    /// Counts a change that the merge passed on.
     pub fn merge_change(&self, change: MergeChange) {
         self.merge_changes.get_or_create(&ChangeLabel { change }).inc();
     }
 
-    /// The duration of a merge that changed something.
+    /// Records the duration of a merge with changes.
     pub fn merged(&self, took: Duration) {
         self.merge_seconds.observe(took.as_secs_f64());
     }
 
-    /// A manifest was rejected for `count` new faults.
+    /// Counts the `count` new faults of a rejected manifest.
     pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason, count: usize) {
         self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc_by(count as u64);
     }
 
-    /// The active backend that attributes manifest changes, and the backend that failed, if any.
+    /// Records the active backend that attributes manifest changes, and the backend that failed, if any.
     pub fn manifest_watch(&self, backend: &'static str, lost: Option<&'static str>) {
         self.manifest_watch.clear();
         self.manifest_watch.get_or_create(&BackendLabel { backend }).set(1);
@@ -288,7 +289,7 @@ impl Metrics {
         }
     }
 
-    /// A process of a pod changed something in the manifest directory; `None`: the pod is unknown.
+    /// Counts a change in the manifest directory by a pod's process; `None` if the pod is unknown.
     pub fn manifest_written_by_pod(&self, pod: Option<&str>, container: Option<&str>) {
         let (namespace, name) = pod.and_then(|pod| pod.split_once('/')).unwrap_or_default();
         let mut labels = WriterLabels {
@@ -307,22 +308,22 @@ impl Metrics {
         self.writes_by_pod.get_or_create(&labels).inc();
     }
 
-    /// The guard caught a process that may not change a file.
+    /// Counts attempts of a process to change a guarded file.
     pub fn manifest_guarded(&self, verdict: GuardVerdict, attempts: u32) {
         self.guarded.get_or_create(&VerdictLabel { verdict }).inc_by(attempts.into());
     }
 
-    /// Garbage collection has removed an image.
+    /// Counts an image that garbage collection has removed.
     pub fn image_removed(&self, reason: ImageRemoval) {
         self.images_removed.get_or_create(&RemovalLabel { reason }).inc();
     }
 
-    /// A pod was ended because the node was short of something.
+    /// Counts a pod that was evicted because the node was short of a resource.
     pub fn evicted(&self, signal: Signal) {
         self.evictions.get_or_create(&SignalLabel { eviction_signal: signal.as_str() }).inc();
     }
 
-    /// Whether the node has a condition.
+    /// Records whether the node has a condition.
     pub fn node_pressure(&self, condition: Pressure, holds: bool) {
         self.node_pressure.get_or_create(&ConditionLabel { condition: condition.as_str() }).set(i64::from(holds));
     }
@@ -339,12 +340,12 @@ impl Metrics {
         encode(&self.registry)
     }
 
-    /// What drivers report of the volumes of claims, by namespace and name, in place of what they reported before.
+    /// Replaces the figures that CSI drivers report about claims, by namespace and name.
     pub fn set_claims(&self, claims: impl IntoIterator<Item = ((String, String), ClaimFigures)>) {
         self.claims.set(claims);
     }
 
-    /// The results of probes alone, in the same format.
+    /// Renders only the probe results, in the same format.
     pub fn render_probes(&self) -> String {
         let mut probes = Registry::default();
         self.probes.register(&mut probes);
@@ -353,7 +354,7 @@ impl Metrics {
 
     fn take_pods(&self, observed: &ObservedPods) {
         let mut running = 0;
-        // Those that are not static, and those that are.
+        // Counts pods that are not static, and static ones.
         let mut active = [0, 0];
         let mut states = [
             (ContainerState::Created, 0),
@@ -409,13 +410,14 @@ impl Metrics {
 fn encode(registry: &Registry) -> String {
     let mut page = String::new();
     match text::encode(&mut page, registry) {
-        Ok(()) => text_format::of(&page),
-        // Writing to a String cannot fail: an encoder rejects a value, and no parser takes half of a page for a whole one.
+        Ok(()) => text_format::from_open_metrics(&page),
+        // Writing to a `String` cannot fail. If an encoder rejects a value, no parser takes this text for a complete
+        // page.
         Err(_) => "a metric could not be encoded\n".to_owned(),
     }
 }
 
-/// The state of a container that exists; `None` before it was created.
+/// The state of an existing container; `None` before it was created.
 fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
     let state = container.state.as_ref()?;
     if state.running.is_some() {
@@ -425,7 +427,7 @@ fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
         let unseen = ended.reason.as_deref() == Some("ContainerStatusUnknown");
         return Some(if unseen { ContainerState::Unknown } else { ContainerState::Exited });
     }
-    // A waiting container has either exited before, or was created and not started, or does not exist.
+    // A waiting container has exited before, or was created and not started, or does not exist.
     if container.last_state.as_ref().is_some_and(|last| last.terminated.is_some()) {
         return Some(ContainerState::Exited);
     }

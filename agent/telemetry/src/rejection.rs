@@ -8,14 +8,14 @@ use limpet_model::source::SourceKind;
 #[derive(Debug)]
 pub struct RejectedManifest<'a> {
     pub source: SourceKind,
-    /// The faults; each error is counted once, also those that are not shown.
+    /// The faults; each error is counted once, even if it is not shown.
     pub faults: &'a [Fault],
     /// The faults in one sentence.
     pub message: &'a str,
 }
 
-/// Counts the faults, and emits an event for each pod whose last good version keeps running; for the node if there is
-/// none.
+/// Counts the faults, and emits an event for each pod whose last good version keeps running, or for the node if there
+/// is none.
 pub fn report<'a>(
     events: &Events,
     metrics: &Metrics,
@@ -23,7 +23,7 @@ pub fn report<'a>(
     kept: impl IntoIterator<Item = &'a PodRecord>,
 ) {
     for fault in rejected.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-        metrics.manifest_rejected(rejected.source, RejectionReason::of(fault), fault.count());
+        metrics.manifest_rejected(rejected.source, RejectionReason::fault(fault), fault.count());
     }
     let mut of_pods = kept.into_iter().peekable();
     if of_pods.peek().is_none() {

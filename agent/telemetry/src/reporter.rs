@@ -1,4 +1,4 @@
-//! What the executor reports to people and machines: status, events, log lines, counts.
+//! Reports of workers and the executor to people and machines: status, events, log lines, counts.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,35 +29,31 @@ use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::verdict::PodVerdict;
 
-/// Where pods and the runtime are reported: for readers, people and machines.
+/// Reports about pods and the runtime.
 #[derive(Debug)]
 pub struct Reporter {
     /// containerd's socket, for messages.
     pub runtime_endpoint: PathBuf,
     /// The node's name.
     pub node_name: String,
-    /// Whether pods can be attached to a network.
+    /// Whether pods can have a pod network.
     pub network: watch::Receiver<NetworkStatus>,
-    /// Events for people.
     pub events: Events,
-    /// Metrics for machines.
     pub metrics: Metrics,
-    /// The status of every pod, for readers.
     pub observed: Observed,
-    /// Whether containerd answers, for health checks.
     pub health: Health,
-    /// Which devices of plugins containers have.
+    /// The devices of plugins that containers have.
     pub devices: Arc<dyn DeviceHealth>,
 }
 
-/// The devices of plugins that containers have, as far as a pod's status shows them.
+/// The health of containers' plugin devices, as far as a pod's status shows it.
 pub trait DeviceHealth: fmt::Debug + Send + Sync {
     /// Writes the health of the devices that the pod's containers have into its status, as kubelet does.
     fn show_health(&self, record: &PodRecord, status: &mut PodStatus);
 }
 
 impl Reporter {
-    /// Publishes what readers see of the pod, if it differs from what they saw.
+    /// Publishes the pod's status for readers, if it has changed.
     pub fn publish(&self, pod: &PodState, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&pod.record.key).cloned();
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
@@ -96,7 +92,7 @@ impl Reporter {
         }
     }
 
-    /// The node has as many pods as it may have: this one waits for a slot, or fails.
+    /// Reports that the node already runs as many pods as it may, so this one waits for a slot, or fails.
     pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, verdict: PodVerdict, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         let known = known.filter(|known| known.record.uid == record.uid);
@@ -104,7 +100,7 @@ impl Reporter {
             Arc::ptr_eq(&known.record, record) && known.status.message.as_ref() == Some(&verdict.message)
         };
         if known.as_deref().is_some_and(is_shown) {
-            // Of ten thousand manifests each slot that is freed would have all but one reported once more.
+            // Otherwise each freed slot would report all but one of ten thousand waiting manifests again.
             return;
         }
         let start = known.and_then(|known| known.status.start_time.clone());
@@ -117,7 +113,7 @@ impl Reporter {
         self.publish(&pod, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
     }
 
-    /// Whether this node has rejected this pod and its source does not show it yet.
+    /// Whether this node has rejected this pod and its source does not show that yet.
     pub fn has_refused(&self, record: &PodRecord) -> bool {
         let observed = self.observed.load();
         let known = observed.pods.get(&record.key).filter(|known| known.record.uid == record.uid);
@@ -125,7 +121,7 @@ impl Reporter {
         record.source.traits().is_replaced && known.is_some_and(failed)
     }
 
-    /// The deadline of the pod has passed.
+    /// Reports that the pod's deadline has passed.
     pub fn report_deadline(&self, pod: &PodState, verdict: &PodVerdict) {
         let PodVerdict { reason, message, .. } = verdict;
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "the node terminates the pod");
@@ -133,14 +129,14 @@ impl Reporter {
         self.events.emit(key, None, EventType::Normal, "DeadlineExceeded", message.clone());
     }
 
-    /// The node is short of what the pod takes, and ends it.
+    /// Reports that the pod is evicted because the node is short of a resource.
     pub fn report_eviction(&self, pod: &PodState, verdict: &PodVerdict) {
         let PodVerdict { reason, message, .. } = verdict;
         tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "pod evicted");
         self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
-    /// The reason why the pod was ended no longer applies: it runs again.
+    /// Reports that the reason for the pod's eviction no longer applies, so it runs again.
     pub fn report_eviction_over(&self, pod: &PodState) {
         let eviction = pod.verdict.as_ref().and_then(|verdict| verdict.eviction);
         let message = match eviction.map(|eviction| eviction.pressure.as_str()) {
@@ -152,17 +148,17 @@ impl Reporter {
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
     }
 
-    /// The node is shutting down, and ends the pod within `grace` at most.
+    /// Reports that the node is shutting down, and ends the pod within `grace` at most.
     pub fn report_shutdown(&self, pod: &PodState, grace: Duration) {
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, ?grace, "pod terminated: the node is shutting down");
     }
 
-    /// The node does not shut down after all: the pod runs again.
+    /// Reports that the node does not shut down after all, so the pod runs again.
     pub fn report_shutdown_over(&self, pod: &PodState) {
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, "the shutdown was cancelled: the pod runs again");
     }
 
-    /// The pod is gone; its last status stays for those who have registered to take it.
+    /// Retires a pod that is gone; its last status stays for registered consumers.
     pub fn retire(&self, key: &PodKey) {
         if let Some(known) = self.observed.load().pods.get(key) {
             self.metrics.forget_probes(&known.record);
@@ -170,12 +166,13 @@ impl Reporter {
         self.report_overdue(self.observed.publish(key, None));
     }
 
-    /// Whether the pod's last status waits for those who take it.
+    /// Whether the pod's last status waits for its consumers.
     pub fn is_retired(&self, record: &PodRecord) -> bool {
         self.observed.load().is_awaited(&record.uid)
     }
 
-    /// The pod is to end, and nothing of it is here: those who take last statuses learn that it is gone.
+    /// Retires a pod that ends without ever having been started here, so that consumers of last statuses learn that
+    /// it is gone.
     pub fn retire_unstarted(&self, record: &Arc<PodRecord>) {
         if self.is_retired(record) {
             return;
@@ -198,7 +195,7 @@ impl Reporter {
         }
     }
 
-    /// The node does not take the pod, now or at all.
+    /// Reports that the node does not admit the pod, now or at all.
     pub fn report_not_admitted(&self, pod: &PodState, verdict: &PodVerdict) {
         if !verdict.is_final() {
             let when = if admission::waits(pod) { "The pod starts when that is over" } else { "" };
@@ -208,7 +205,7 @@ impl Reporter {
         self.event(pod, None, EventType::Warning, verdict.reason.clone(), verdict.cause().to_owned());
     }
 
-    /// The host does not have what the pod names: it was refused for that, or is tried again.
+    /// Reports that the host lacks something that the pod names: it was refused for that, or is retried.
     pub fn report_host_lack(&self, pod: &PodState, refusal: &Refusal) {
         let Refusal { reason, message } = refusal;
         if let Some(verdict) = pod.verdict.as_ref().filter(|verdict| verdict.is_final()) {
@@ -218,25 +215,25 @@ impl Reporter {
         self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
-    /// The node has no room for the resources of a newer version: kubelet's event.
+    /// Reports that the node has no room for the resources of a newer version: kubelet's event.
     pub fn report_deferred(&self, pod: &PodState, desired: &PodRecord, refusal: &Refusal) {
         tracing::warn!(pod = %pod.record.key, reason = refusal.reason, message = refusal.message, "resize deferred");
         let message = deferred_message(desired, refusal);
         self.event(pod, None, EventType::Warning, "ResizeDeferred", message);
     }
 
-    /// The pod waits for a CNI configuration.
+    /// Reports that the pod waits for a CNI configuration.
     pub fn report_network_wait(&self, pod: &PodState) {
         let message = format!("network is not ready: {}", *self.network.borrow());
         self.report_wait(pod, None, plan::NETWORK_NOT_READY, message);
     }
 
-    /// A container waits for what its pod refers to and is not there yet.
+    /// Reports that a container waits for a missing object to which its pod refers.
     pub fn report_awaited(&self, pod: &PodState, slot: &ContainerSlot, awaited: &Awaited) {
         self.report_wait(pod, Some(&slot.name), "Failed", awaited.to_string());
     }
 
-    /// Says once a pod what it waits for.
+    /// Reports once per pod what it waits for.
     fn report_wait(
         &self,
         pod: &PodState,
@@ -251,7 +248,7 @@ impl Reporter {
         }
     }
 
-    /// A container is being ended, and why.
+    /// Reports that a container is being ended, and why.
     pub fn report_killing(&self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let message = match cause {
             KillCause::PodEnds => format!("Stopping container {}", slot.name),
@@ -262,8 +259,9 @@ impl Reporter {
             KillCause::PostStartFailed => "FailedPostStartHook".to_owned(),
             KillCause::ProbeFailed(kind) => {
                 let probe = kind.to_string().to_ascii_lowercase();
-                let own = pod.container_spec(&slot.name).and_then(|container| container.restart_policy.as_deref());
-                let restarts = own.unwrap_or(plan::restart_policy(pod)) != "Never";
+                let own_policy =
+                    pod.container_spec(&slot.name).and_then(|container| container.restart_policy.as_deref());
+                let restarts = own_policy.unwrap_or(plan::restart_policy(pod)) != "Never";
                 match slot.role {
                     Role::Sidecar => format!("Init container {} failed {probe} probe", slot.name),
                     _ if restarts => format!("Container {} failed {probe} probe, will be restarted", slot.name),
@@ -279,7 +277,7 @@ impl Reporter {
         self.event(pod, Some(&slot.name), EventType::Normal, "Killing", message);
     }
 
-    /// The OOM killer killed a process of a container, and not its first one.
+    /// Reports that the OOM killer killed a process of a container other than its first one.
     pub fn report_survived(&self, pod: &PodState, id: &ContainerId, kills: u64) {
         let mut instances = pod.containers.iter().filter_map(|slot| Some((slot, slot.instance.as_ref()?)));
         let Some((slot, instance)) = instances.find(|(_, one)| one.id == *id && one.is_running()) else { return };
@@ -292,26 +290,26 @@ impl Reporter {
         }
     }
 
-    /// The container's image is here and was not pulled.
+    /// Reports that the container's image was already present.
     pub fn report_image_present(&self, pod: &PodState, slot: &ContainerSlot, image: &str) {
         let message = format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
         self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
     }
 
-    /// A container runs.
+    /// Reports that a container runs.
     pub fn report_start(&self, pod: &PodState, slot: &ContainerSlot) {
         let name = &slot.name;
         self.event(pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
         self.event(pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
     }
 
-    /// A container could not be started.
+    /// Reports that a container could not be started.
     pub fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {
         tracing::warn!(pod = %pod.record.key, container = slot.name, reason, message, "container not started");
         self.event(pod, Some(&slot.name), EventType::Warning, "Failed", format!("Error: {message}"));
     }
 
-    /// A container ended: one line, and an event when a pause follows.
+    /// Reports a container's end: a log line, and an event if a pause follows.
     pub fn report_exit(&self, pod: &PodState, index: usize, now: Now) {
         let slot = &pod.containers[index];
         let Some(Instance { life: Life::Exited { exit, retry_at, .. }, attempt, .. }) = &slot.instance else { return };
@@ -319,7 +317,7 @@ impl Reporter {
             pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, attempt, code = exit.code,
             reason = exit.reason, "container exited"
         );
-        self.metrics.container_terminated(ContainerType::of(slot.role), exit.code, &exit.reason);
+        self.metrics.container_terminated(ContainerType::role(slot.role), exit.code, &exit.reason);
         if pod.ending.is_none() && *retry_at > now.mono {
             let message = format!(
                 "Back-off restarting failed container {} in pod {}_{}({})",
@@ -332,15 +330,15 @@ impl Reporter {
         }
     }
 
-    /// Pods that claim one key or one UID: said to the one that runs and to the one that does not, once per pair.
+    /// Reports pods that claim the same key or UID, to the one that runs and to the one that does not, once per pair.
     pub fn report_duplicates(&self, desired: &DesiredPods, contested: &[PodKey]) {
-        let found = contested.iter().filter_map(|key| desired.duplicates.get(key));
-        for duplicate in found.flat_map(|duplicates| duplicates.iter()) {
+        let duplicates = contested.iter().filter_map(|key| desired.duplicates.get(key));
+        for duplicate in duplicates.flat_map(|duplicates| duplicates.iter()) {
             let Duplicate { winner, loser } = duplicate;
-            let of = |record: &PodRecord| Some((record.key.clone(), record.uid.clone()));
+            let reference = |record: &PodRecord| Some((record.key.clone(), record.uid.clone()));
             let to_loser = duplicate.loser_message();
-            self.events.emit(of(winner), None, EventType::Warning, "DuplicatePod", duplicate.winner_message());
-            if self.events.emit(of(loser), None, EventType::Warning, "DuplicatePod", to_loser.clone()) == 1 {
+            self.events.emit(reference(winner), None, EventType::Warning, "DuplicatePod", duplicate.winner_message());
+            if self.events.emit(reference(loser), None, EventType::Warning, "DuplicatePod", to_loser.clone()) == 1 {
                 tracing::warn!(pod = %loser.key, source = %loser.source, file = %loser.origin, "{to_loser}");
             }
         }
@@ -349,7 +347,7 @@ impl Reporter {
         }
     }
 
-    /// Counts what a merge brought.
+    /// Counts the changes of a merge.
     pub fn count_merge(&self, changes: &[PodChange], took: Duration) {
         self.metrics.merged(took);
         for change in changes {
@@ -363,7 +361,7 @@ impl Reporter {
         }
     }
 
-    /// containerd is there and its state is read.
+    /// Reports that containerd is connected and its state was read.
     pub fn runtime_ready(&self, containers: usize, adopted: usize) {
         self.connected(true);
         let socket = self.runtime_endpoint.display();
@@ -375,14 +373,14 @@ impl Reporter {
         self.health.set_containerd(connected);
     }
 
-    /// containerd is gone.
+    /// Reports that containerd is gone.
     pub fn runtime_gone(&self, pods: usize) {
         self.connected(false);
         let socket = self.runtime_endpoint.display();
         tracing::warn!(%socket, "containerd gone; {pods} pods keep running, waiting for it");
     }
 
-    /// containerd was not there when the agent started.
+    /// Reports that containerd was away when the agent started.
     pub fn runtime_absent(&self) {
         self.connected(false);
         let socket = self.runtime_endpoint.display();
@@ -403,7 +401,7 @@ impl Reporter {
     }
 }
 
-/// Where the Pod has the container of that name.
+/// The path of the container with this name in the Pod.
 fn field_path(pod: &PodState, container: Option<&str>) -> Option<String> {
     let slot = pod.containers.iter().find(|slot| Some(slot.name.as_str()) == container)?;
     Some(slot.role.field_path(&slot.name))
@@ -429,7 +427,7 @@ fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {
     pod.containers.iter().filter_map(observed).collect()
 }
 
-/// The one thing about the pod that people should know and its status column does not say.
+/// The most important remark about the pod that its status column does not show.
 fn note(pod: &PodState) -> Option<String> {
     if pod.hanging.is_some() {
         return pod.hanging.clone();
@@ -449,7 +447,7 @@ fn note(pod: &PodState) -> Option<String> {
     failing.or_else(deferred).or_else(|| debugged_by(pod))
 }
 
-/// The ephemeral containers that run in the pod: its other columns do not show them.
+/// The ephemeral containers that run in the pod, which no other column shows.
 fn debugged_by(pod: &PodState) -> Option<String> {
     let running = pod.containers.iter().filter(|slot| slot.role == Role::Ephemeral && slot.is_running());
     let names: Vec<&str> = running.map(|slot| slot.name.as_str()).collect();

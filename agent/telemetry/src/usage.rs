@@ -1,7 +1,7 @@
-//! What the node, its pods and their containers use: read from the kernel on request, and at no other time.
+//! The resource usage of the node, its pods and their containers, read from the kernel only on request.
 //!
-//! Nothing is sampled. What is kept between two requests is each group's last reading ([`rates`]), because CPU use is a
-//! difference of two, and the last measurement of each pod's disk ([`disks`]), because that is dear.
+//! Nothing is sampled. Kept between requests are each group's last reading ([`rates`]), because CPU usage is the
+//! difference of two, and the last measurement of each pod's disk ([`disks`]), because measuring it is expensive.
 
 pub mod claims;
 pub mod disks;
@@ -30,57 +30,47 @@ use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::QosClass;
 use rates::{NanoCores, Rates};
 
-/// What the node and its running pods have used.
+/// The usage of the node and its running pods.
 #[derive(Debug, Clone, Default)]
 pub struct NodeUsage {
     /// When the node booted.
     pub booted: Option<Timestamp>,
-    /// Bytes of memory set aside as huge pages.
+    /// The memory reserved as huge pages, in bytes.
     pub huge_pages: u64,
-    /// All processes of the node.
     pub group: GroupUsage,
-    /// All pods together.
     pub all_pods: Option<GroupUsage>,
-    /// The groups above burstable and best-effort pods; of a whole reading.
+    /// The groups above burstable and best-effort pods; only in a whole reading.
     pub levels: Vec<GroupUsage>,
-    /// The node's network; of a whole reading.
+    /// The node's network; only in a whole reading.
     pub interfaces: Option<Vec<Interface>>,
-    /// The file system of the agent's root directory; of a whole reading.
+    /// The file system of the agent's root directory; only in a whole reading.
     pub disk: Option<Space>,
-    /// The machine; of a whole reading.
+    /// The machine; only in a whole reading.
     pub machine: Option<Machine>,
-    /// Process ids; of a whole reading.
+    /// Process ids; only in a whole reading.
     pub process_ids: Option<ProcessIds>,
-    /// The pods that have a running container.
+    /// The pods with a running container.
     pub pods: Vec<PodUsage>,
 }
 
-/// What a pod has used.
 #[derive(Debug, Clone)]
 pub struct PodUsage {
     pub record: Arc<PodRecord>,
-    /// When it was started.
     pub started: Option<Timestamp>,
     /// Its cgroup, with all its containers.
     pub group: Option<GroupUsage>,
-    /// Its network, if that is not the node's; of a whole reading.
+    /// Its network, unless that is the node's; only in a whole reading.
     pub interfaces: Option<Vec<Interface>>,
-    /// Its running containers.
     pub containers: Vec<ContainerUsage>,
 }
 
-/// What a running container has used.
 #[derive(Debug, Clone)]
 pub struct ContainerUsage {
-    /// Its name in the pod.
     pub name: String,
-    /// Its id in containerd.
     pub id: String,
-    /// The image as its status names it.
+    /// The image, as in its status.
     pub image: String,
-    /// When it was started.
     pub started: Option<Timestamp>,
-    /// Its cgroup.
     pub group: GroupUsage,
 }
 
@@ -96,7 +86,7 @@ impl NodeUsage {
 }
 
 pub trait ReadUsage: fmt::Debug + Send + Sync {
-    /// Reads that of the node and of these pods.
+    /// Reads the usage of the node and of these pods.
     fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>>;
 }
 
@@ -110,33 +100,35 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A meter that has read nothing yet.
+    /// A meter without readings.
     pub fn new(reader: Arc<dyn ReadUsage>, disks: DiskMeter, claims: ClaimMeter) -> Self {
         Self { reader, disks, claims, rates: Arc::default() }
     }
 
-    /// What drivers report of the claims of these pods; some of it as it was a while ago.
+    /// What drivers report about the claims of these pods; some of it may be older.
     pub async fn claims(&self, pods: &ObservedPods) -> BTreeMap<ClaimName, VolumeDisk> {
         self.claims.volumes(pods).await
     }
 
-    /// What images and these pods take on disk; some of it as it was a while ago.
+    /// The disk usage of images and of these pods; some of it may be older.
     pub async fn disks(&self, pods: &ObservedPods) -> Disks {
         self.disks.disks(pods).await
     }
 
-    /// What was used until now.
+    /// The counters now.
     ///
     /// # Errors
-    /// The kernel's files do not answer.
+    ///
+    /// The kernel's files cannot be read.
     pub async fn usage(&self, pods: Arc<ObservedPods>, depth: Depth) -> io::Result<NodeUsage> {
         self.reader.read(pods, depth).await
     }
 
-    /// The same with the CPU use since the last call.
+    /// The same with CPU usage since the last call.
     ///
     /// # Errors
-    /// The kernel's files do not answer.
+    ///
+    /// The kernel's files cannot be read.
     pub async fn usage_and_rates(&self, pods: Arc<ObservedPods>, depth: Depth) -> io::Result<(NodeUsage, NanoCores)> {
         let usage = self.reader.read(pods, depth).await?;
         let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,10 +137,8 @@ impl Meter {
     }
 }
 
-/// Reads the usage of this node.
 #[derive(Debug)]
 pub struct NodeReader {
-    /// The pods' cgroups.
     pub cgroups: Cgroups,
     /// The agent's root directory: kubelet's nodefs.
     pub root: PathBuf,
@@ -158,7 +148,7 @@ impl ReadUsage for NodeReader {
     fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>> {
         Box::pin(async move {
             let cgroups = self.cgroups.clone();
-            // One reading at a time, on one thread. Eviction, which has another subject, waits for none.
+            // One reading at a time, on one thread. Eviction uses another subject, so it never waits for this.
             let mut usage = blocking::run(PathBuf::from("/sys/fs"), DEADLINE, move |progress| {
                 node(&cgroups, &pods, depth, progress)
             })
@@ -175,7 +165,7 @@ fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth, progress: &Progres
     let whole = depth == Depth::Whole;
     let level = |class| cgroups.usage(Group::Level(class), depth);
     let each = |pod: &Arc<ObservedPod>| {
-        // A slow machine may take long for many pods.
+        // A slow machine may need long for many pods.
         progress.at(Path::new("/sys/fs"));
         of_pod(cgroups, pod, depth)
     };

@@ -1,4 +1,4 @@
-//! The snapshots of the node, which are the layers of images and the writable ones of containers, and what they take.
+//! The node's snapshots, which are the layers of images and the writable layers of containers, and their disk usage.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::error::RuntimeError;
 use limpet_host::disk_usage::DiskUsage;
 use limpet_model::container::ContainerId;
 
-/// A filter for the snapshots that containers write to.
+/// Selects the snapshots that containers write to.
 const ACTIVE_SNAPSHOTS: &str = "kind==active";
 
 impl Containers {
@@ -19,13 +19,13 @@ impl Containers {
         self.snapshot_keys(vec![ACTIVE_SNAPSHOTS.to_owned()]).await
     }
 
-    /// The bytes of the container's writable layer, as containerd counts them; a missing one has none.
+    /// The size of the container's writable layer, by containerd's count; zero if it does not exist.
     pub async fn layer_usage(&self, id: &ContainerId) -> Result<DiskUsage, RuntimeError> {
         self.snapshot_usage(id.as_str()).await
     }
 
-    /// What all snapshots take together, except for the writable ones of `apart`, which are counted elsewhere. containerd knows
-    /// what an image's layer takes; a writable one it walks.
+    /// The total size of all snapshots, except the writable ones in `apart`, which are counted elsewhere. containerd
+    /// knows the size of an image's layer, and walks a writable one.
     pub async fn layers_usage(&self, apart: &HashSet<String>) -> Result<DiskUsage, RuntimeError> {
         let mut total = DiskUsage::default();
         for key in self.snapshot_keys(Vec::new()).await?.difference(apart) {
@@ -35,7 +35,7 @@ impl Containers {
     }
 
     async fn snapshot_keys(&self, filters: Vec<String>) -> Result<HashSet<String>, RuntimeError> {
-        let failed = |status| RuntimeError::of("Snapshots.List", "the node", status);
+        let failed = |status| RuntimeError::from_status("Snapshots.List", "the node", status);
         let message = ListSnapshotsRequest { snapshotter: self.config.snapshotter.clone(), filters };
         let request = self.client.call("Snapshots.List", message);
         let mut pages = self.snapshots().list(request).await.map_err(failed)?.into_inner();
@@ -55,7 +55,7 @@ impl Containers {
                 Ok(DiskUsage { bytes: count(usage.size), inodes: count(usage.inodes) })
             }
             Err(status) if status.code() == Code::NotFound => Ok(DiskUsage::default()),
-            Err(status) => Err(RuntimeError::of("Snapshots.Usage", key, status)),
+            Err(status) => Err(RuntimeError::from_status("Snapshots.Usage", key, status)),
         }
     }
 }

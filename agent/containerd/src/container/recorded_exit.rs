@@ -1,7 +1,8 @@
-//! The ends of containers as limpet's shim has recorded them: known even when neither agent nor containerd ran then.
+//! Exits of containers as limpet's shim records them, so that they are known even if neither agent nor containerd was
+//! running.
 //!
-//! containerd forgets a task whose shim has gone. The shim writes down how a container ended before it tells anyone, in a
-//! directory of the agent's, so that an exit while shim, containerd and agent were down is known exactly.
+//! containerd forgets a task whose shim has gone. The shim writes a container's exit to a directory of the agent's
+//! before it reports the exit to anyone, so an exit while shim, containerd and agent were down is known exactly.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use super::Containers;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_model::container::{ContainerId, Task};
 
-/// What the agent reads of a record.
+/// The fields of a record that the agent reads.
 #[derive(Deserialize)]
 struct Record {
     code: i32,
@@ -21,7 +22,7 @@ struct Record {
 }
 
 impl Containers {
-    /// The recorded ends of those containers that have one.
+    /// The recorded exits of these containers.
     pub(super) async fn recorded_exits(&self, ids: Vec<ContainerId>) -> Vec<(ContainerId, Task)> {
         if ids.is_empty() || !self.config.exit_dir.exists() {
             return Vec::new();
@@ -33,7 +34,6 @@ impl Containers {
         read.await.unwrap_or_default()
     }
 
-    /// Removes the record of a container that is removed.
     pub(super) fn remove_recorded_exit(&self, id: &ContainerId) {
         match std::fs::remove_file(self.config.exit_dir.join(id.as_str())) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

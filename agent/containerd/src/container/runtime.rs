@@ -1,4 +1,4 @@
-//! The runtime of a container: containerd's shim, and the options it takes.
+//! The runtime of a container: containerd's shim and its options.
 
 use std::path::{Path, PathBuf};
 
@@ -9,36 +9,36 @@ use prost_types::Any;
 use super::ContainersConfig;
 use limpet_model::container::ContainerId;
 
-/// containerd's shim for runc and what is called like it.
+/// containerd's shim for runc and compatible runtimes.
 pub const RUNC_SHIM: &str = "io.containerd.runc.v2";
-/// The name of limpet's own shim, as of its program.
+/// The program name of limpet's own shim.
 pub const SHIM_PROGRAM: &str = "containerd-shim-limpet-v1";
-/// The handler that containerd calls its own runtime by, as RuntimeClasses name it.
+/// The handler of containerd's default runtime, as RuntimeClasses name it.
 pub const RUNC_HANDLER: &str = "runc";
 
 /// What a `runtimeClassName` refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeClass {
-    /// The shim's name for containerd: `io.containerd.runsc.v1`.
+    /// The shim's name in containerd: `io.containerd.runsc.v1`.
     pub runtime: String,
-    /// The OCI runtime that [`RUNC_SHIM`] calls; `None`: that of pods without a class.
+    /// The OCI runtime that [`RUNC_SHIM`] calls; `None`: the one of pods without a class.
     pub binary: Option<PathBuf>,
     /// The configuration file of another shim.
     pub config: Option<PathBuf>,
-    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which is not possible
-    /// on a ramfs.
+    /// [`RUNC_SHIM`]: changes the container's root with `chroot` instead of `pivot_root`, which is impossible on a
+    /// ramfs.
     pub no_pivot_root: bool,
     /// [`RUNC_SHIM`]: containers keep the session keyring of their runtime.
     pub no_new_keyring: bool,
-    /// Its containers are modules for WebAssembly, where an image has one.
+    /// Whether its containers run WebAssembly modules, where an image has one.
     pub wasm: bool,
-    /// CDI devices of each container, by their qualified names: `nvidia.com/gpu=all`.
+    /// CDI devices of each container, by qualified name: `nvidia.com/gpu=all`.
     pub devices: Vec<String>,
 }
 
 impl RuntimeClass {
-    /// What is called like this shim, with nothing set.
-    pub fn of(runtime: impl Into<String>) -> Self {
+    /// A class with this shim and no options.
+    pub fn with_runtime(runtime: impl Into<String>) -> Self {
         let runtime = runtime.into();
         Self {
             runtime,
@@ -52,7 +52,7 @@ impl RuntimeClass {
     }
 }
 
-/// Options of [`RUNC_SHIM`], `containerd.runc.v1.Options`: those that limpet sets.
+/// Options of [`RUNC_SHIM`], `containerd.runc.v1.Options`: the fields that limpet sets.
 #[derive(Clone, PartialEq, Message)]
 struct RuncOptions {
     #[prost(bool, tag = "1")]
@@ -63,7 +63,7 @@ struct RuncOptions {
     binary_name: String,
     #[prost(bool, tag = "9")]
     systemd_cgroup: bool,
-    /// limpet's shim alone: the file that it records the container's exit in.
+    /// The file in which limpet's shim records the container's exit.
     #[prost(string, tag = "1000")]
     exit_file: String,
 }
@@ -77,18 +77,18 @@ struct FileOptions {
     config_path: String,
 }
 
-/// The binary that [`RUNC_SHIM`] calls for a container with `class`, or for one without; `None`: the shim's default.
+/// The binary that [`RUNC_SHIM`] calls for a container with or without a class; `None`: the shim's default.
 pub(super) fn binary<'a>(class: Option<&'a RuntimeClass>, config: &'a ContainersConfig) -> Option<&'a Path> {
     class.and_then(|class| class.binary.as_deref()).or(config.runtime_binary.as_deref())
 }
 
-/// limpet's shim, if containers with that class have it: it takes the place of [`RUNC_SHIM`] with all that a class says.
+/// limpet's shim, if containers with this class use it: it replaces [`RUNC_SHIM`], with all options of the class.
 pub(super) fn shim<'a>(class: Option<&RuntimeClass>, config: &'a ContainersConfig) -> Option<&'a Path> {
     config.shim.as_deref().filter(|_| class.is_none_or(|class| class.runtime == RUNC_SHIM))
 }
 
-/// The runtime of the container `id` with `class`, or of one without. `wrapper`: a program that [`RUNC_SHIM`] calls in place
-/// of its binary.
+/// The runtime of container `id` with `class`, or without one. `wrapper` is a program that [`RUNC_SHIM`] calls
+/// instead of its binary.
 pub(super) fn runtime(
     id: &ContainerId,
     class: Option<&RuntimeClass>,
@@ -109,13 +109,13 @@ pub(super) fn runtime(
         };
         Some(Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() })
     } else {
-        // A shim names the type of its file: `io.containerd.runsc.v1.options`.
+        // A shim defines the type of its options: `io.containerd.runsc.v1.options`.
         class.and_then(|class| class.config.as_deref()).map(|config| {
             let options = FileOptions { type_url: format!("{name}.options"), config_path: text(Some(config)) };
             Any { type_url: "runtimeoptions.v1.Options".to_owned(), value: options.encode_to_vec() }
         })
     };
-    // containerd runs a shim by its path as by a name.
+    // containerd accepts a shim's path instead of a name.
     RuntimeField { name: shim.map_or_else(|| name.to_owned(), |shim| text(Some(shim))), options }
 }
 
@@ -138,36 +138,37 @@ mod tests {
         let class = |runtime: &str, binary: Option<&str>, config: Option<&str>| RuntimeClass {
             binary: binary.map(PathBuf::from),
             config: config.map(PathBuf::from),
-            ..RuntimeClass::of(runtime)
+            ..RuntimeClass::with_runtime(runtime)
         };
         let runc = |class: Option<&RuntimeClass>| {
             let field = runtime(&id, class, None, &config);
             (field.name, RuncOptions::decode(&*field.options.unwrap().value).unwrap())
         };
-        let of = |binary: &str| RuncOptions {
+        let runc_options = |binary: &str| RuncOptions {
             binary_name: binary.to_owned(),
             systemd_cgroup: true,
             ..RuncOptions::default()
         };
-        assert_eq!(runc(None), (RUNC_SHIM.to_owned(), of("/usr/bin/runc")));
-        assert_eq!(runc(Some(&class(RUNC_SHIM, None, None))).1, of("/usr/bin/runc"));
-        assert_eq!(runc(Some(&class(RUNC_SHIM, Some("/usr/bin/crun"), None))).1, of("/usr/bin/crun"));
-        let on_ramfs = RuntimeClass { no_pivot_root: true, no_new_keyring: true, ..RuntimeClass::of(RUNC_SHIM) };
-        let without = RuncOptions { no_pivot_root: true, no_new_keyring: true, ..of("/usr/bin/runc") };
+        assert_eq!(runc(None), (RUNC_SHIM.to_owned(), runc_options("/usr/bin/runc")));
+        assert_eq!(runc(Some(&class(RUNC_SHIM, None, None))).1, runc_options("/usr/bin/runc"));
+        assert_eq!(runc(Some(&class(RUNC_SHIM, Some("/usr/bin/crun"), None))).1, runc_options("/usr/bin/crun"));
+        let on_ramfs =
+            RuntimeClass { no_pivot_root: true, no_new_keyring: true, ..RuntimeClass::with_runtime(RUNC_SHIM) };
+        let without = RuncOptions { no_pivot_root: true, no_new_keyring: true, ..runc_options("/usr/bin/runc") };
         assert_eq!(runc(Some(&on_ramfs)).1, without);
         let runsc = class("io.containerd.runsc.v1", None, Some("/etc/runsc.toml"));
         let wrapped = runtime(&id, None, Some(Path::new("/run/runtime")), &config);
-        assert_eq!(RuncOptions::decode(&*wrapped.options.unwrap().value).unwrap(), of("/run/runtime"));
+        assert_eq!(RuncOptions::decode(&*wrapped.options.unwrap().value).unwrap(), runc_options("/run/runtime"));
         let field = runtime(&id, Some(&runsc), None, &config);
         let options = FileOptions::decode(&*field.options.unwrap().value).unwrap();
         assert_eq!((field.name.as_str(), options.config_path.as_str()), ("io.containerd.runsc.v1", "/etc/runsc.toml"));
         assert_eq!(options.type_url, "io.containerd.runsc.v1.options");
         assert_eq!(runtime(&id, Some(&class("io.containerd.kata.v2", None, None)), None, &config).options, None);
-        // limpet's shim takes the place of runc's alone.
+        // limpet's shim replaces runc's shim only.
         let config = ContainersConfig { shim: Some("/usr/bin/shim".into()), ..config.clone() };
         let field = runtime(&id, Some(&class(RUNC_SHIM, None, None)), None, &config);
         assert_eq!(field.name, "/usr/bin/shim");
-        let options = RuncOptions { exit_file: "/run/limpet/exits/c1".to_owned(), ..of("/usr/bin/runc") };
+        let options = RuncOptions { exit_file: "/run/limpet/exits/c1".to_owned(), ..runc_options("/usr/bin/runc") };
         assert_eq!(RuncOptions::decode(&*field.options.unwrap().value).unwrap(), options);
         assert_eq!(runtime(&id, Some(&runsc), None, &config).name, "io.containerd.runsc.v1");
     }

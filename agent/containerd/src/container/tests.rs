@@ -1,4 +1,4 @@
-//! The records of containers against a private containerd.
+//! The records of containers in a private containerd.
 #![allow(clippy::unwrap_used)]
 
 use containerd_client::services::v1::UpdateContainerRequest;
@@ -46,7 +46,7 @@ fn identity(container: &str) -> ContainerIdentity {
     }
 }
 
-/// Twelve containers of a pod whose manifest is as large as a manifest may be: more than one answer of containerd's may hold.
+/// Twelve containers with the largest allowed manifest exceed the size of one answer of containerd's.
 #[tokio::test]
 async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
     let Some(test) = TestContainer::start() else { return };

@@ -1,4 +1,4 @@
-//! Changes of a container that exists: the resources of its task, and its record.
+//! Updates of an existing container: the resources of its task, and its record.
 
 use std::collections::HashMap;
 
@@ -17,9 +17,9 @@ use crate::spec::with_resources;
 const RESOURCES_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources";
 
 impl Containers {
-    /// Sets resources of the running task. `false`: there is none.
+    /// Sets resources of the running task. Returns false if there is none.
     pub async fn resize_task(&self, id: &ContainerId, resources: &LinuxResources) -> Result<bool, RuntimeError> {
-        // Plain numbers always serialise.
+        // Plain numbers always serialize.
         let resources = serde_json::to_vec(resources).unwrap_or_default();
         let message = UpdateTaskRequest {
             container_id: id.to_string(),
@@ -28,11 +28,11 @@ impl Containers {
         };
         found(self.tasks().update(self.client.call("Tasks.Update", message)).await)
             .map(|response| response.is_some())
-            .map_err(|status| RuntimeError::of("Tasks.Update", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Tasks.Update", id.as_str(), status))
     }
 
-    /// Writes the version that a container was resized to into its record: `change` brings its identity up to date.
-    /// `false`: the container does not exist.
+    /// Records the version to which a container was resized; `change` updates its identity. Returns false if the
+    /// container does not exist.
     pub async fn write_resize(
         &self,
         id: &ContainerId,
@@ -42,7 +42,7 @@ impl Containers {
     ) -> Result<bool, RuntimeError> {
         let request = self.client.call("Containers.Get", GetContainerRequest { id: id.to_string() });
         let response = found(self.containers().get(request).await)
-            .map_err(|status| RuntimeError::of("Containers.Get", id.as_str(), status))?;
+            .map_err(|status| RuntimeError::from_status("Containers.Get", id.as_str(), status))?;
         let Some(container) = response.and_then(|response| response.container) else { return Ok(false) };
         let unreadable = |message| RuntimeError::Refused {
             call: "Containers.Get",
@@ -67,16 +67,16 @@ impl Containers {
         };
         found(self.containers().update(self.client.call("Containers.Update", message)).await)
             .map(|response| response.is_some())
-            .map_err(|status| RuntimeError::of("Containers.Update", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Containers.Update", id.as_str(), status))
     }
 
-    /// Writes the container's state to its record. `false`: the container does not exist.
+    /// Writes the container's state to its record. Returns false if the container does not exist.
     pub async fn write_state(&self, id: &ContainerId, state: &ContainerState) -> Result<bool, RuntimeError> {
         self.write_extension(id, record::EXTENSION_STATE, record::state_extension(state)).await
     }
 
-    /// Writes the results of the container's probes, next to its state: an exit that is written meanwhile stays. Returns
-    /// whether there is still such a container.
+    /// Writes the container's probe results next to its state, so an exit that is written meanwhile is kept. Returns
+    /// false if the container does not exist.
     pub async fn write_probes(&self, id: &ContainerId, probes: &ProbeRecord) -> Result<bool, RuntimeError> {
         self.write_extension(id, record::EXTENSION_PROBES, record::probes_extension(probes)).await
     }
@@ -92,6 +92,6 @@ impl Containers {
         };
         found(self.containers().update(self.client.call("Containers.Update", message)).await)
             .map(|response| response.is_some())
-            .map_err(|status| RuntimeError::of("Containers.Update", id.as_str(), status))
+            .map_err(|status| RuntimeError::from_status("Containers.Update", id.as_str(), status))
     }
 }

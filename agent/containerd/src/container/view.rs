@@ -1,5 +1,5 @@
-//! Read-only views of images, which pods have as volumes. A view is a root of containerd's garbage collection: it stays until
-//! its pod goes.
+//! Read-only views of images, which pods use as volumes. containerd's garbage collection never removes a view; it is
+//! removed with its pod.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ fn key(uid: &PodUid, volume: &str) -> String {
 }
 
 impl Containers {
-    /// The mounts of a volume's view, which is made of the image `chain_id` unless there is one already.
+    /// The mounts of a volume's view, which is created from the image `chain_id` unless it exists.
     pub async fn view(&self, uid: &PodUid, volume: &str, chain_id: &str) -> Result<Vec<Mount>, RuntimeError> {
         let (key, snapshotter) = (key(uid, volume), self.config.snapshotter.clone());
         let message = ViewSnapshotRequest {
@@ -36,18 +36,18 @@ impl Containers {
                 let mounts = self.snapshots().mounts(self.client.call("Snapshots.Mounts", message)).await;
                 mounts
                     .map(|mounts| mounts.into_inner().mounts)
-                    .map_err(|status| RuntimeError::of("Snapshots.Mounts", &key, status))
+                    .map_err(|status| RuntimeError::from_status("Snapshots.Mounts", &key, status))
             }
-            Err(status) => Err(RuntimeError::of("Snapshots.View", &key, status)),
+            Err(status) => Err(RuntimeError::from_status("Snapshots.View", &key, status)),
         }
     }
 
-    /// Removes a volume's view. A missing one is success.
+    /// Removes a volume's view. A missing view counts as success.
     pub async fn remove_view(&self, uid: &PodUid, volume: &str) -> Result<(), RuntimeError> {
         let key = key(uid, volume);
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: key.clone() };
         found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(drop)
-            .map_err(|status| RuntimeError::of("Snapshots.Remove", &key, status))
+            .map_err(|status| RuntimeError::from_status("Snapshots.Remove", &key, status))
     }
 }

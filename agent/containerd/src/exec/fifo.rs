@@ -1,4 +1,4 @@
-//! The named pipes between a process in a container and the agent, by way of containerd's shim.
+//! The named pipes between a process in a container and the agent, through containerd's shim.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 
-/// The file with the id of the container that a directory belongs to.
+/// The file that records the container id of a directory.
 const OWNER_FILE: &str = "container";
 
 /// A session's directory of FIFOs.
@@ -16,7 +16,7 @@ pub(crate) struct Fifos {
     directory: PathBuf,
 }
 
-/// The agent's ends. Opened before the shim opens its own, without blocking.
+/// The agent's ends. They are opened before the shim opens its own, without blocking.
 #[derive(Debug)]
 pub(super) struct FifoEnds {
     pub(super) stdin: Option<Sender>,
@@ -25,7 +25,7 @@ pub(super) struct FifoEnds {
 }
 
 impl Fifos {
-    /// Creates the directory of session `id` of a container below `base`, for root alone, and the FIFOs in it.
+    /// Creates the directory of session `id` of a container below `base`, private to root, and the FIFOs in it.
     pub(super) fn make(
         base: &Path,
         id: &str,
@@ -49,7 +49,7 @@ impl Fifos {
                 rustix::fs::mknodat(CWD, self.directory.join(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
             }
         }
-        // Opening write-only fails without a reader, so the sender is a reader too until it is dropped.
+        // Opening for writing only fails without a reader, so the sender is also a reader until it is dropped.
         let sender = || OpenOptions::new().read_write(true).open_sender(self.directory.join("stdin"));
         let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name));
         Ok(FifoEnds {
@@ -59,19 +59,19 @@ impl Fifos {
         })
     }
 
-    /// Opens the agent's ends of an orphaned session again: a shim that is in the middle of its start waits for a reader, and
-    /// answers nothing about the process meanwhile.
+    /// Reopens the agent's ends of an orphaned session: a shim in the middle of a start blocks until there is a
+    /// reader.
     pub(super) fn reopen(&self) -> Vec<Receiver> {
         let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name)).ok();
         ["stdout", "stderr"].into_iter().filter_map(receiver).collect()
     }
 
-    /// The path for containerd; empty for a stream that is not used.
+    /// The path for containerd; empty for an unused stream.
     pub(super) fn path(&self, name: &str, wanted: bool) -> String {
         if wanted { self.directory.join(name).to_string_lossy().into_owned() } else { String::new() }
     }
 
-    /// Removes the directory. One that stays is found by [`orphans`].
+    /// Removes the directory. If that fails, [`orphans`] finds it later.
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
             tracing::debug!(path = %self.directory.display(), %error, "removing the FIFOs of a command failed");
@@ -79,13 +79,13 @@ impl Fifos {
     }
 }
 
-/// Orphaned sessions of a killed agent: id, container and directory.
+/// Orphaned sessions of a killed agent, with id, container and directory.
 pub(crate) fn orphans(base: &Path) -> Vec<(String, String, Fifos)> {
     let Ok(entries) = std::fs::read_dir(base) else { return Vec::new() };
     entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
-            // Without an owner it was never passed to containerd.
+            // Without an owner the session was never passed to containerd.
             let container = std::fs::read_to_string(entry.path().join(OWNER_FILE)).unwrap_or_default();
             Some((entry.file_name().into_string().ok()?, container, Fifos { directory: entry.path() }))
         })
@@ -106,7 +106,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let (fifos, ends) = Fifos::make(base.path(), "one", "c1", true, false).unwrap();
         let (mut stdin, mut stdout) = (ends.stdin.unwrap(), ends.stdout);
-        // The shim's side.
+        // Opens the shim's end.
         let mut reader = std::fs::File::open(fifos.path("stdin", true)).unwrap();
         let mut writer = std::fs::File::options().write(true).open(fifos.path("stdout", true)).unwrap();
         stdin.write_all(b"in").await.unwrap();
@@ -127,8 +127,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         assert!(orphans(&base.path().join("none")).is_empty());
         let (fifos, _ends) = Fifos::make(base.path(), "one", "c1", true, true).unwrap();
-        let found = orphans(base.path());
-        assert_eq!((found[0].0.as_str(), found[0].1.as_str()), ("one", "c1"));
+        let orphaned = orphans(base.path());
+        assert_eq!((orphaned[0].0.as_str(), orphaned[0].1.as_str()), ("one", "c1"));
         fifos.remove();
         assert!(orphans(base.path()).is_empty());
     }

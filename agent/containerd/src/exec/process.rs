@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What is read of an OCI spec; most of one is seccomp rules.
+/// The fields that are read of an OCI spec; most of a spec is seccomp rules.
 #[derive(Deserialize)]
 struct Spec {
     process: Option<Map<String, Value>>,

@@ -1,4 +1,4 @@
-//! A command that is run to its end: its exit code, and what it wrote.
+//! Runs a command to its end and collects its exit code and output.
 
 use std::io::ErrorKind;
 use std::sync::{Mutex, PoisonError};
@@ -9,12 +9,12 @@ use tokio::time::timeout;
 
 use super::{ExecError, ExecSession};
 
-/// A command that has exited may have left its output open in child processes, which are not waited for.
+/// How long to wait for further output of a command that has exited: child processes may keep its output open.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);
-/// What is read at once.
+/// The size of a read in bytes.
 const CHUNK: usize = 4 << 10;
 
-/// What a command writes, up to a limit; the rest is read and dropped. One may be for both of its outputs.
+/// A command's output up to a limit; the rest is read and dropped. Both outputs may share one.
 #[derive(Debug)]
 pub struct CappedOutput {
     most: usize,
@@ -22,12 +22,11 @@ pub struct CappedOutput {
 }
 
 impl CappedOutput {
-    /// Keeps `most` bytes.
+    /// Keeps at most `most` bytes.
     pub fn new(most: usize) -> Self {
         Self { most, bytes: Mutex::default() }
     }
 
-    /// What was kept.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,15 +37,15 @@ impl CappedOutput {
         bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
     }
 
-    /// Reads a stream to its end, so that its writer never has to wait. Many commands run at one moment and write nothing for
-    /// long: a buffer is there only while something is read.
+    /// Reads a stream to its end, so that its writer never blocks. Many commands run at once and write nothing for
+    /// long, so the buffer exists only during a read.
     async fn read(&self, stream: Receiver) {
         while stream.readable().await.is_ok() {
             let mut chunk = [0; CHUNK];
             match stream.try_read(&mut chunk) {
                 Ok(count @ 1..) => {
                     self.add(&chunk[..count]);
-                    // A writer that is as fast as this leaves others their turn.
+                    // Lets other tasks run while a fast writer keeps this one busy.
                     tokio::task::consume_budget().await;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -57,11 +56,12 @@ impl CappedOutput {
 }
 
 impl ExecSession {
-    /// Waits until the command has ended, and keeps what it writes. Returns its exit code, 128 plus the signal's number if a
-    /// signal ended it. Dropping it kills the process.
+    /// Waits until the command has ended, and keeps its output. Returns its exit code, or 128 plus the signal's
+    /// number. Dropping the future kills the process.
     ///
     /// # Errors
-    /// When its exit is not known. A command that fails is a result.
+    ///
+    /// The exit is unknown. A command that fails is a result.
     pub async fn finish(self, output: &CappedOutput, errors: &CappedOutput) -> Result<i32, ExecError> {
         let Self { stdout, stderr, mut exit, .. } = self;
         let read = async {
@@ -75,7 +75,7 @@ impl ExecSession {
         let mut read = std::pin::pin!(read);
         tokio::select! {
             code = exit.wait() => {
-                // What was not read by then is not waited for.
+                // Output that has not been read by then is dropped.
                 let _ = timeout(OUTPUT_IDLE, &mut read).await;
                 code
             }

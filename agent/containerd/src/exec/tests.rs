@@ -1,4 +1,5 @@
-//! Commands in a container of a private containerd, without an image: its root file system is a directory with busybox.
+//! Commands in a container of a private containerd, without an image: its root file system is a directory with
+//! busybox.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -9,7 +10,7 @@ async fn exec(test: &TestContainer, command: &[&str]) -> Result<ExecSession, Exe
     start(&test.client, &test.fifo_dir(), test.request(command)).await
 }
 
-/// Reads both streams to their end; output and exit code.
+/// Reads both streams to their end. Returns their text and the exit code.
 async fn finish(mut session: ExecSession) -> (String, String, i32) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let stderr = async {
@@ -111,7 +112,7 @@ async fn orphaned_sessions_are_swept() {
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();
     sweep(&test.client, &test.fifo_dir()).await;
-    // 128 plus SIGKILL: the exec session did not kill it.
+    // 128 plus SIGKILL from elsewhere: the session itself did not kill it.
     assert_eq!(session.exit.wait().await.unwrap(), 137);
     test.all_cleaned_up().await;
 }

@@ -1,7 +1,8 @@
-//! Whether an image may be used: asks `imagePolicy` and, when an image is pulled, containerd's image verifiers.
+//! Decides whether an image may be used: asks `imagePolicy` and, when an image is pulled, containerd's image
+//! verifiers.
 //!
-//! An image is judged by its name and digest. One that was accepted is not judged again while its keys stay the same.
-//! Without a policy and without verifiers nothing is requested and nothing is kept.
+//! An image is judged by name and digest. An accepted image is not judged again while its keys stay the same. Without
+//! a policy and verifiers, nothing is requested and nothing is stored.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -23,10 +24,9 @@ use super::signatures::{self, FetchedSignatures};
 use super::{Images, PullAccess};
 use crate::image_verifier::{self, Judgement, VerifierSettings};
 
-/// How many verdicts are remembered.
+/// The most cached verdicts.
 const MAX_REMEMBERED: usize = 256;
 
-/// What decides which images may be used.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     policy: Option<ImagePolicy>,
@@ -35,39 +35,39 @@ pub(super) struct Admission {
     accepted: Mutex<HashMap<(String, String), String>>,
 }
 
-/// The keys of a rule as they are now.
+/// The current keys of a rule.
 struct Keys {
     keys: Vec<RuleKey>,
     /// A digest of all of them.
     fingerprint: String,
 }
 
-/// A judgement that needs the signatures in the registry.
+/// A judgement that still needs the signatures in the registry.
 struct Pending {
     keys: Keys,
-    /// What is kept on the node.
+    /// The evidence that is stored on the node.
     evidence: Evidence,
 }
 
-/// How far a judgement is without the registry.
+/// The state of a judgement without the registry.
 enum Step {
     Judged(Verdict),
     Accepted,
     Fetch(Pending),
 }
 
-/// What `limpet images verify` shows.
+/// The result of `limpet images verify`.
 #[derive(Debug)]
 pub struct ImageReport {
-    /// The image's name, normalized.
+    /// The image's normalized name.
     pub image: String,
-    /// What it refers to.
+    /// The digest to which the name resolves.
     pub digest: String,
-    /// It is on the node.
+    /// Whether it is on the node.
     pub is_local: bool,
-    /// By `imagePolicy`; `None`: there is none.
+    /// The verdict of `imagePolicy`; `None` without one.
     pub verdict: Option<Verdict>,
-    /// By containerd's image verifiers; `None`: there are none.
+    /// The verdict of containerd's image verifiers; `None` without any.
     pub verifiers: Option<Judgement>,
 }
 
@@ -76,7 +76,7 @@ impl Admission {
         Self { policy, verifiers, accepted: Mutex::default() }
     }
 
-    /// Judges an image that is being pulled, when its first document is stored under `lease` and nothing else is.
+    /// Judges an image during its pull, when only its first document is stored under `lease`.
     pub(super) async fn pulled(
         &self,
         store: &Store,
@@ -105,7 +105,7 @@ impl Admission {
         }
     }
 
-    /// Judges without the registry, as far as that is possible.
+    /// Judges as far as possible without the registry.
     async fn begin(
         &self,
         policy: &ImagePolicy,
@@ -130,7 +130,7 @@ impl Admission {
         Ok(Step::Fetch(Pending { keys, evidence }))
     }
 
-    /// Judges with the signatures of the registry.
+    /// Judges with the signatures from the registry.
     fn finish(
         &self,
         policy: &ImagePolicy,
@@ -149,7 +149,7 @@ impl Admission {
         verdict
     }
 
-    /// `None`: there are no verifiers.
+    /// The verifiers' verdict; `None` if there are none.
     async fn ask_verifiers(&self, name: &ImageName, target: &types::Descriptor) -> Option<Judgement> {
         let settings = self.verifiers.as_ref()?;
         let descriptor = image_verifier::descriptor(&target.media_type, &target.digest, target.size);
@@ -184,7 +184,7 @@ fn result(name: &ImageName, verdict: &Verdict) -> Result<(), ImageError> {
     }
 }
 
-/// Reads the key files of a rule. One that cannot be read accepts nothing.
+/// Reads the key files of a rule. A key that cannot be read accepts nothing.
 async fn read_keys(files: &[PathBuf]) -> Keys {
     let mut keys = Vec::with_capacity(files.len());
     let mut all = Vec::new();
@@ -208,10 +208,11 @@ async fn read_keys(files: &[PathBuf]) -> Keys {
 }
 
 impl Images {
-    /// Judges an image that is on the node by `imagePolicy`, before a container is made of it. Its signatures are requested
-    /// from its registry only if those that are kept beside it do not suffice.
+    /// Judges a local image by `imagePolicy`, before a container is created from it. Requests its signatures from its
+    /// registry only if those stored with it do not suffice.
     ///
     /// # Errors
+    ///
     /// `Refused`, with rule and keys; `InvalidName`; `Runtime` while containerd does not answer.
     pub async fn admit(&self, reference: &str, digest: &str, access: &PullAccess) -> Result<(), ImageError> {
         let admission = &self.inner.admission;
@@ -231,10 +232,11 @@ impl Images {
         }
     }
 
-    /// Judges an image by everything there is, whether it is on the node or not.
+    /// Judges an image, local or not, by policy and verifiers.
     ///
     /// # Errors
-    /// `InvalidName`; what a pull of its manifest fails with, if it is not on the node; `Runtime`.
+    ///
+    /// `InvalidName`; the error of pulling its manifest, if it is not local; `Runtime`.
     pub async fn report(&self, reference: &str) -> Result<ImageReport, ImageError> {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
@@ -262,7 +264,7 @@ impl Images {
         Ok(ImageReport { image: name.whole, digest: target.digest, is_local, verdict, verifiers })
     }
 
-    /// The signatures in the registry, with the first credentials that it accepts; without an answer, why.
+    /// The signatures in the registry, with the first credentials that it accepts, or why there are none.
     async fn fetch_signatures(&self, name: &ImageName, digest: &str, access: &PullAccess) -> FetchedSignatures {
         let provided = self.inner.credentials(name, access).await;
         let mut turn = 0;
@@ -281,7 +283,7 @@ impl Images {
         }
     }
 
-    /// What the registry has under a name, with the node's credentials.
+    /// The registry's descriptor for a name, with the node's credentials.
     async fn remote_descriptor(&self, name: &ImageName) -> Result<types::Descriptor, ImageError> {
         let access = PullAccess::default();
         let provided = self.inner.credentials(name, &access).await;

@@ -1,7 +1,7 @@
-//! Image archives: reads a tar of `docker save` or of an OCI layout once, from beginning to end.
+//! Reads an image archive, a tar of `docker save` or of an OCI layout, once from beginning to end.
 //!
-//! No entry of an archive is written to a path on this node: entries are known by their name inside the archive only, and
-//! all counts and sizes are bounded.
+//! No entry of an archive is written to a path on this node: an entry's name only identifies it within the archive.
+//! All counts and sizes are bounded.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -28,7 +28,7 @@ const MAX_ENTRIES: usize = 16_384;
 const MAX_IMAGES: usize = 256;
 /// The most bytes of headers before one entry; names and their extensions take a few hundred.
 const MAX_HEADERS: u64 = 1 << 20;
-/// Bytes read at once.
+/// The size of a read in bytes.
 const CHUNK: usize = 256 << 10;
 
 /// The reader's output, in the archive's order.
@@ -46,7 +46,7 @@ pub(super) enum ArchivePart {
     Link { name: String, target: String },
 }
 
-/// Reads an archive and sends its content; blocks. Returns early, without error, when the receiver is gone.
+/// Reads an archive and sends its content. Blocks. Returns early, without error, once the receiver is gone.
 pub(super) fn read(path: &Path, out: &mpsc::Sender<ArchivePart>) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let mut file = BufReader::with_capacity(CHUNK, file);
@@ -76,7 +76,8 @@ pub(super) fn read(path: &Path, out: &mpsc::Sender<ArchivePart>) -> Result<(), S
     Ok(())
 }
 
-/// Bounds what is read of an archive before the next entry: the reader of tar keeps extensions, such as long names, in memory.
+/// Bounds the bytes that are read before the next entry, because the tar reader keeps extensions such as long names
+/// in memory.
 struct Metered {
     reader: Box<dyn Read>,
     left: Rc<Cell<u64>>,
@@ -95,7 +96,7 @@ impl Read for Metered {
     }
 }
 
-/// Sends one entry; `false` when the receiver is gone.
+/// Sends one entry. Returns false once the receiver is gone.
 fn read_entry(entry: &mut tar::Entry<'_, Metered>, out: &mpsc::Sender<ArchivePart>) -> Result<bool, String> {
     let name = own_name(&entry.path_bytes());
     let kind = entry.header().entry_type();
@@ -117,7 +118,8 @@ fn read_entry(entry: &mut tar::Entry<'_, Metered>, out: &mpsc::Sender<ArchivePar
         entry.read_to_end(&mut bytes).map_err(|error| format!("{name}: {error}"))?;
         return Ok(out.blocking_send(ArchivePart::List { name: list, bytes }).is_ok());
     }
-    // Every other name is a blob: `<id>/layer.tar`, `<id>.json`, `sha256:<id>`, `<id>.tar.gz`, as each builder likes.
+    // Every other name is a blob; builders use `<id>/layer.tar`, `<id>.json`, `sha256:<id>`, `<id>.tar.gz` and
+    // others.
     let digest = name.strip_prefix("blobs/sha256/").map(|hex| format!("sha256:{hex}"));
     let digest = digest.filter(|digest| document::is_sha256(digest));
     if out.blocking_send(ArchivePart::Blob { name: name.clone(), size, digest }).is_err() {
@@ -217,7 +219,7 @@ pub(super) struct ArchiveContents {
 /// An image in an archive.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ArchivedImage {
-    /// Normalised.
+    /// Normalized.
     pub(super) name: String,
     pub(super) target: Target,
 }
@@ -250,18 +252,18 @@ static DOCKER_MANIFESTS: Shape = Shape::List(&Shape::Struct(&[
 impl ArchiveContents {
     /// The images and their names.
     pub(super) fn images(&self) -> Result<Vec<ArchivedImage>, String> {
-        let mut found = match self.lists.get("index.json") {
+        let mut images = match self.lists.get("index.json") {
             Some(bytes) => from_index(bytes)?,
             None => Vec::new(),
         };
-        if let (true, Some(bytes)) = (found.is_empty(), self.lists.get("manifest.json")) {
-            found = self.saved_images(bytes)?;
+        if let (true, Some(bytes)) = (images.is_empty(), self.lists.get("manifest.json")) {
+            images = self.saved_images(bytes)?;
         }
-        if found.len() > MAX_IMAGES {
-            return Err(format!("{} images, at most {MAX_IMAGES}", found.len()));
+        if images.len() > MAX_IMAGES {
+            return Err(format!("{} images, at most {MAX_IMAGES}", images.len()));
         }
-        if !found.is_empty() {
-            return Ok(found);
+        if !images.is_empty() {
+            return Ok(images);
         }
         Err(match self.lists.contains_key("index.json") || self.lists.contains_key("manifest.json") {
             false => "neither index.json nor manifest.json: not an image archive".to_owned(),
@@ -272,7 +274,7 @@ impl ArchiveContents {
     fn saved_images(&self, bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
         let saved: Vec<DockerManifest> =
             go_json::read(bytes, &DOCKER_MANIFESTS).map_err(|error| format!("manifest.json: {error}"))?;
-        let mut found = Vec::new();
+        let mut images = Vec::new();
         for image in saved {
             if image.layers.len() > MAX_LAYERS {
                 return Err(format!("manifest.json: {} layers, at most {MAX_LAYERS}", image.layers.len()));
@@ -282,13 +284,13 @@ impl ArchiveContents {
             let layers: Vec<StoredBlob> = layers.collect::<Result<_, _>>()?;
             for tag in image.repo_tags {
                 let name = normalize(&tag).map_err(|error| error.to_string())?;
-                found.push(ArchivedImage {
+                images.push(ArchivedImage {
                     name,
                     target: Target::Assemble { config: config.clone(), layers: layers.clone() },
                 });
             }
         }
-        Ok(found)
+        Ok(images)
     }
 
     fn blob(&self, name: &str) -> Result<&StoredBlob, String> {
@@ -304,7 +306,7 @@ impl ArchiveContents {
     }
 }
 
-/// The named images of an OCI layout; of several entries with one name the one for this platform.
+/// The named images of an OCI layout. Of several entries with one name, the one for this platform is used.
 fn from_index(bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
     let Document::Index(index) = Document::parse(bytes).map_err(|error| format!("index.json: {error}"))? else {
         return Err("index.json is not an image index".to_owned());

@@ -1,6 +1,6 @@
-//! Credentials for registries, from a pod's pull secrets and docker's `config.json`, matched as in kubelet's keyring.
+//! Credentials for registries, from a pod's pull secrets and Docker's `config.json`, matched as in kubelet's keyring.
 //!
-//! The files are read for every pull: a changed password needs no restart, and no secret stays in memory.
+//! The files are read for every pull, so a changed password needs no restart, and no secret stays in memory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,9 +27,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Credentials for a registry. The debug format shows no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
-    /// A name and its password.
+    /// A user name and password.
     Password {
-        /// The account.
         user: String,
         /// Its password or access token.
         password: String,
@@ -38,7 +37,7 @@ pub(super) enum Credentials {
     IdentityToken(String),
 }
 
-/// The fields of kubelet's `AuthConfig`, in its order: what it hashes.
+/// The fields of kubelet's `AuthConfig` that its hash covers, in its order.
 #[derive(Serialize)]
 struct Hashed<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -50,7 +49,7 @@ struct Hashed<'a> {
 }
 
 impl Credentials {
-    /// The hash by which the agent remembers them.
+    /// The hash that identifies them in the agent's records.
     fn hash(&self) -> CredentialHash {
         let hashed = match self {
             Self::Password { user, password } => Hashed { username: user, password, identitytoken: "" },
@@ -84,7 +83,7 @@ static DOCKER_CONFIG: Shape = Shape::Struct(&[
     always("credsStore", Shape::Text),
 ]);
 
-/// The older format, which is the entries alone.
+/// The older format, which consists of the entries only.
 static DOCKER_CFG: Shape = ENTRIES;
 
 const ENTRIES: Shape = Shape::Map(&ENTRY);
@@ -111,7 +110,7 @@ impl Entry {
             return Some(Credentials::IdentityToken(self.identitytoken));
         }
         if !self.auth.is_empty() {
-            // As Go: line breaks in it do not count.
+            // As in Go, line breaks are ignored.
             let encoded: String = self.auth.trim().chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
             let decoded = String::from_utf8(BASE64.decode(encoded).ok()?).ok()?;
             let (user, password) = decoded.split_once(':')?;
@@ -123,32 +122,32 @@ impl Entry {
     }
 }
 
-/// Credentials, what they are for, and whose they are.
+/// Credentials with their registry and source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Candidate {
-    /// A registry, with globs, and the beginning of a repository.
+    /// A registry, with globs, and a prefix of the repository.
     pub(super) pattern: String,
     pub(super) credentials: Credentials,
     pub(super) source: PullCredential,
 }
 
-/// The credentials in the node's auth files.
+/// Credentials in the order of their use.
 #[derive(Default)]
 pub(super) struct Keyring {
-    /// In the order they are tried: file by file, the longest pattern first.
+    /// In the order in which they are tried: file by file, the longest pattern first.
     entries: Vec<Candidate>,
     /// Messages about unusable entries.
     pub(super) complaints: Vec<String>,
 }
 
 impl Keyring {
-    /// The credentials of pull secrets, then those of the files, then those that credential providers gave, in kubelet's order.
-    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf], provided: &[Candidate]) -> Self {
+    /// The credentials of pull secrets, then of the files, then of credential providers, in kubelet's order.
+    pub(super) fn new(secrets: &[Arc<ObjectRecord>], files: &[PathBuf], provided: &[Candidate]) -> Self {
         let mut keyring = Self::default();
         for secret in secrets {
             keyring.add_secret(secret);
         }
-        // All of the secrets together: the longest first.
+        // Sorted across all secrets, the longest pattern first.
         keyring.entries.sort_by(|a, b| b.pattern.cmp(&a.pattern));
         let of_files = Self::read(files);
         keyring.entries.extend(of_files.entries);
@@ -159,7 +158,8 @@ impl Keyring {
         keyring
     }
 
-    /// Adds a Secret of one of the two types that hold credentials; one of another type, or without its key, has none.
+    /// Adds the credentials of a Secret of one of the two types for credentials. Other Secrets, and those without the
+    /// key, add none.
     fn add_secret(&mut self, secret: &ObjectRecord) {
         let (key, whole) = match &*secret.secret_type {
             "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", true),
@@ -216,17 +216,17 @@ impl Keyring {
     }
 
     fn add_entries(&mut self, auths: HashMap<String, Entry>, origin: &str) {
-        let mut found: Vec<Candidate> = Vec::new();
+        let mut candidates: Vec<Candidate> = Vec::new();
         for (key, entry) in auths {
             match entry.credentials() {
                 Some(credentials) => {
-                    found.push(Candidate { pattern: normal_key(&key), credentials, source: PullCredential::Node });
+                    candidates.push(Candidate { pattern: normal_key(&key), credentials, source: PullCredential::Node });
                 }
                 None => self.complaints.push(format!("{origin}: auths[{key:?}] has no usable credentials")),
             }
         }
-        found.sort_by(|a, b| b.pattern.cmp(&a.pattern));
-        self.entries.append(&mut found);
+        candidates.sort_by(|a, b| b.pattern.cmp(&a.pattern));
+        self.entries.append(&mut candidates);
     }
 
     /// Reports only the position: serde's message may quote the value.
@@ -235,11 +235,11 @@ impl Keyring {
         self.complaints.push(format!("{origin}: not docker's format at {line}:{column}"));
     }
 
-    /// The credentials for `host` (`docker.io` for Docker Hub) and a repository there. `turn`: of several, 0 is the first, 1
-    /// the next; beyond the last one it is the last.
+    /// The credentials for `host` (`docker.io` for Docker Hub) and a repository. `turn` selects one of several: 0 is
+    /// the first; beyond the last, the last is returned.
     pub(super) fn find(&self, host: &str, repository: &str, turn: usize) -> Option<&Candidate> {
-        let found = self.all(host, repository);
-        found.get(turn.min(found.len().saturating_sub(1))).copied()
+        let all = self.all(host, repository);
+        all.get(turn.min(all.len().saturating_sub(1))).copied()
     }
 
     /// The number of different credentials for a repository.
@@ -248,16 +248,16 @@ impl Keyring {
     }
 
     fn all(&self, host: &str, repository: &str) -> Vec<&Candidate> {
-        let mut found: Vec<&Candidate> = Vec::new();
+        let mut distinct: Vec<&Candidate> = Vec::new();
         for candidate in self.candidates(host, repository) {
-            if !found.iter().any(|earlier| earlier.credentials == candidate.credentials) {
-                found.push(candidate);
+            if !distinct.iter().any(|earlier| earlier.credentials == candidate.credentials) {
+                distinct.push(candidate);
             }
         }
-        found
+        distinct
     }
 
-    /// All credentials for a repository, also those that several Secrets have.
+    /// All credentials for a repository, including those that occur in several Secrets.
     pub(super) fn candidates(&self, host: &str, repository: &str) -> impl Iterator<Item = &Candidate> {
         let host = if is_docker_hub(host) { "index.docker.io" } else { host };
         self.entries.iter().filter(move |candidate| matches(&candidate.pattern, host, repository))
@@ -279,7 +279,8 @@ fn is_docker_hub(host: &str) -> bool {
     matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io")
 }
 
-/// Normalises a key: `https://index.docker.io/v1/` is `index.docker.io`; a path that is not the API's version is retained.
+/// Normalizes a key: `https://index.docker.io/v1/` becomes `index.docker.io`; a path that is not the API's version is
+/// kept.
 pub(super) fn normal_key(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
@@ -290,7 +291,7 @@ pub(super) fn normal_key(key: &str) -> String {
     if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
 }
 
-/// kubelet's `URLsMatch`: as many labels, each by its glob; equal ports; the path is a prefix.
+/// kubelet's `URLsMatch`: the same number of labels, each matched by its glob; equal ports; the path is a prefix.
 pub(super) fn matches(glob: &str, host: &str, repository: &str) -> bool {
     let (glob_host, glob_path) = glob.split_once('/').unwrap_or((glob, ""));
     let (glob_name, glob_port) = glob_host.split_once(':').unwrap_or((glob_host, ""));
@@ -300,7 +301,7 @@ pub(super) fn matches(glob: &str, host: &str, repository: &str) -> bool {
     labels && glob_port == port && repository.starts_with(glob_path)
 }
 
-/// `*` is any run of characters, `?` any one.
+/// Matches `*` with any run of characters, `?` with any single one.
 fn glob_match(glob: &[u8], text: &[u8]) -> bool {
     let (mut g, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

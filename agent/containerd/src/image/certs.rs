@@ -13,7 +13,7 @@ use super::error::ImageError;
 
 /// The largest `hosts.toml` that is read.
 const MAX_FILE: u64 = 1 << 20;
-/// The most files that are looked at in a directory of certificates.
+/// The most files that are read in a directory of certificates.
 const MAX_CERTIFICATE_FILES: usize = 1024;
 
 /// One registry host: the base URL of its API and its connection settings.
@@ -21,15 +21,15 @@ const MAX_CERTIFICATE_FILES: usize = 1024;
 pub(super) struct Endpoint {
     /// `https://registry-1.docker.io/v2`, without a slash at the end.
     pub(super) base: String,
-    /// The same with another protocol, which is tried if the first is not spoken there.
+    /// The base URL with the other scheme, which is tried if the host does not speak the first.
     pub(super) other_base: Option<String>,
     /// `host[:port]`, for credentials and messages.
     pub(super) host: String,
-    /// May resolve tags.
+    /// Whether it may resolve tags.
     pub(super) resolve: bool,
-    /// May serve content.
+    /// Whether it may serve content.
     pub(super) pull: bool,
-    /// Accepts any certificate.
+    /// Whether any certificate is accepted.
     pub(super) skip_verify: bool,
     /// PEM files of additional certificate authorities.
     pub(super) ca: Vec<PathBuf>,
@@ -37,9 +37,9 @@ pub(super) struct Endpoint {
     pub(super) client: Vec<(PathBuf, Option<PathBuf>)>,
     /// Sent with every request.
     pub(super) headers: Vec<(String, String)>,
-    /// Not the registry itself: `?ns=` passes the registry's name.
+    /// Whether it is a mirror, to which `?ns=` passes the registry's name.
     pub(super) mirror: bool,
-    /// Where the registry is by its name or by `server`: its credentials are for it, and for no mirror.
+    /// Whether it is the registry itself, by name or by `server`. Its credentials are sent to it, and to no mirror.
     pub(super) server: bool,
 }
 
@@ -71,7 +71,7 @@ impl Endpoint {
         if host == "docker.io" {
             server = "registry-1.docker.io";
         } else if is_loopback(address) {
-            // Plain HTTP on a loopback port other than 443, where a certificate adds nothing; TLS if that is spoken there.
+            // Plain HTTP on loopback ports other than 443, where a certificate adds nothing; TLS as the alternative.
             if !matches!(port, None | Some("443")) {
                 scheme = "http";
                 self.other_base = (port != Some("80")).then(|| format!("https://{server}/v2"));
@@ -83,7 +83,7 @@ impl Endpoint {
         self.mirror = false;
     }
 
-    /// As containerd: TLS is tried first at an http URL with settings for TLS, unless its port is that of HTTP.
+    /// As in containerd, TLS is tried first for an http URL with TLS settings, unless its port is HTTP's.
     fn prefer_tls(&mut self, is_explicit: bool) {
         let tls = self.base.strip_prefix("http://").map(|rest| format!("https://{rest}"));
         let port = split_port(&self.host).1;
@@ -105,7 +105,6 @@ fn is_loopback(address: &str) -> bool {
     address == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// A string or a list of them.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum OneOrMany<T> {
@@ -142,15 +141,17 @@ struct HostsFile {
     host: toml::Table,
 }
 
-/// The endpoints for images of `host`, in order. `dir` is `certs.d`; a missing one means containerd's defaults.
+/// The endpoints for images of `host`, in order. `dir` is `certs.d`; containerd's defaults apply if it does not
+/// exist.
 ///
 /// # Errors
-/// `Config` when the applicable file is unreadable or invalid: a typo must not let a pull bypass the mirror.
+///
+/// `Config` if the applicable file is unreadable or invalid: a typo must not make a pull bypass the mirror.
 pub(super) fn endpoints(dir: &Path, host: &str) -> Result<Vec<Endpoint>, ImageError> {
     let (address, port) = split_port(host);
     let underscored = port.map(|port| format!("{address}_{port}_"));
     let names = underscored.as_deref().into_iter().chain([host, "_default"]);
-    // The first directory counts, whatever it contains.
+    // The first existing directory is used, whatever it contains.
     for directory in names.map(|name| dir.join(name)) {
         let failed = |path: &Path, cause: String| ImageError::Config { path: path.to_owned(), cause };
         match std::fs::metadata(&directory) {
@@ -175,7 +176,7 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// The text of a `hosts.toml`; `None` when there is none.
+/// The text of a `hosts.toml`; `None` if it does not exist.
 fn read_hosts(path: &Path) -> io::Result<Option<String>> {
     match std::fs::metadata(path) {
         Err(error) if is_missing(&error) => Ok(None),
@@ -185,8 +186,8 @@ fn read_hosts(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// The registry itself with Docker's files of a directory without `hosts.toml`: `*.crt` are authorities, `*.cert` and
-/// `*.key` the client's certificate and its key.
+/// The registry itself, with Docker's files in a directory without `hosts.toml`: `*.crt` are authorities, `*.cert`
+/// and `*.key` are the client's certificate and key.
 fn with_certificate_files(directory: &Path, host: &str) -> io::Result<Endpoint> {
     let mut endpoint = Endpoint::default_for(host);
     let mut files = Vec::new();
@@ -227,7 +228,7 @@ fn parse(text: &str, dir: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
         endpoints.push(endpoint(Some(&url), table, dir, host).map_err(|error| format!("host.{url:?}: {error}"))?);
     }
     let server = endpoint(file.server.as_deref(), server, dir, host).map_err(|error| format!("server: {error}"))?;
-    // A host's table may be that of the registry itself, or only add settings to the server.
+    // A host's table may describe the registry itself, or only add settings to the server.
     let origins = |endpoint: &Endpoint| -> Vec<_> {
         let bases = std::iter::once(&endpoint.base).chain(&endpoint.other_base);
         bases.filter_map(|base| Some(reqwest::Url::parse(base).ok()?.origin())).collect()
@@ -243,19 +244,19 @@ fn parse(text: &str, dir: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
 fn endpoint(url: Option<&str>, table: HostTable, dir: &Path, host: &str) -> Result<Endpoint, String> {
     let mut endpoint = Endpoint::default_for(host);
     if let Some(url) = url.filter(|url| !url.is_empty()) {
-        let own = endpoint.host.clone();
+        let default_host = endpoint.host.clone();
         (endpoint.base, endpoint.host) = base(url, table.override_path)?;
         endpoint.other_base = None;
-        endpoint.mirror = endpoint.host != own && endpoint.host != host;
+        endpoint.mirror = endpoint.host != default_host && endpoint.host != host;
         endpoint.skip_verify = false;
     }
-    // An empty list means all, as none does.
+    // An empty list means all, like a missing one.
     if let Some(capabilities) = table.capabilities.filter(|capabilities| !capabilities.is_empty()) {
         let has = |name: &str| capabilities.iter().any(|capability| capability.eq_ignore_ascii_case(name));
         (endpoint.pull, endpoint.resolve) = (has("pull"), has("resolve"));
         let known = |capability: &str| ["pull", "resolve", "push"].iter().any(|k| k.eq_ignore_ascii_case(capability));
         if let Some(unknown) = capabilities.iter().find(|capability| !known(capability)) {
-            // Of a newer containerd, or a mistake: what remains still counts.
+            // The capability is a newer containerd's, or a mistake. The others still apply.
             tracing::warn!(host = endpoint.host, capability = unknown, "hosts.toml: unknown capability is ignored");
         }
     }

@@ -1,7 +1,7 @@
 //! Calls to containerd's content store and leases, for pulls and imports.
 //!
-//! Blobs are written through ingests that survive a lost connection and a restart of the agent: an ingest is found again
-//! by its `ref`, derived from the digest, and reports its offset.
+//! Blobs are written through ingests that survive a lost connection and a restart of the agent: an ingest is found
+//! again by its `ref`, which is derived from the digest, and reports its offset.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,9 +22,9 @@ use super::document;
 use super::error::CallError;
 use crate::client::{CALL_DEADLINE, Client};
 
-/// How many bytes are collected before they are sent: a round trip costs more than a copy.
+/// How many bytes are collected before they are sent, because a round trip costs more than a copy.
 const CHUNK: usize = 256 << 10;
-/// How often opening an ingest that another connection still holds is tried.
+/// The number of attempts to open an ingest that another connection still holds.
 const LOCK_ATTEMPTS: u32 = 8;
 
 /// Labels by key.
@@ -35,7 +35,6 @@ pub(super) type Labels = HashMap<String, String>;
 pub(super) struct Blob<'a> {
     /// `sha256:…`.
     pub(super) digest: &'a str,
-    /// Bytes.
     pub(super) size: u64,
 }
 
@@ -52,7 +51,7 @@ pub(super) struct Store {
 
 /// The result of opening a blob for writing.
 pub(super) enum Opened {
-    /// It exists already, and is protected by the lease now.
+    /// It already exists, and the lease now protects it.
     Present,
     /// It has to be written from `Ingest::offset` on.
     Ingest(Box<Ingest>),
@@ -60,9 +59,9 @@ pub(super) enum Opened {
 
 /// The result of committing a blob.
 pub(super) enum Completed {
-    /// It is stored, and protected by the lease.
+    /// It is stored, and the lease protects it.
     Stored,
-    /// Another client has stored it meanwhile: it is not protected by the lease.
+    /// Another client has stored it meanwhile, so the lease does not protect it.
     Appeared,
 }
 
@@ -110,7 +109,7 @@ impl Store {
             .collect())
     }
 
-    /// A blob's size and labels; `None` when it is missing.
+    /// A blob's size and labels; `None` if it is missing.
     pub(super) async fn info(&self, digest: &str) -> Result<Option<(u64, Labels)>, CallError> {
         let request = self.client.request(InfoRequest { digest: digest.to_owned() });
         match self.content().info(request).await {
@@ -122,7 +121,8 @@ impl Store {
         }
     }
 
-    /// Reads a whole small blob. `None` when it is missing, or damaged: then it is removed, to be fetched again.
+    /// Reads a small blob completely. `None` if it is missing, or damaged; a damaged blob is removed, so that it is
+    /// fetched again.
     pub(super) async fn read_document(&self, digest: &str) -> Result<Option<Vec<u8>>, CallError> {
         let Some((size, _)) = self.info(digest).await? else { return Ok(None) };
         let failed = |status: Status| CallError::new("Content.Read", digest, &status);
@@ -154,7 +154,7 @@ impl Store {
         }
     }
 
-    /// Adds labels to a blob, without changing its others.
+    /// Adds labels to a blob and keeps its others.
     pub(super) async fn label(&self, digest: &str, labels: Labels) -> Result<(), CallError> {
         if labels.is_empty() {
             return Ok(());
@@ -182,10 +182,11 @@ impl Store {
         }
     }
 
-    /// Protects a blob that has just been seen by the lease.
+    /// Protects a blob that was just found with the lease.
     ///
     /// # Errors
-    /// `Aborted`: it was collected, because its last reference was removed. A retry writes it again.
+    ///
+    /// `Aborted` if it was collected, because its last reference was removed. A retry writes it again.
     pub(super) async fn protect(&self, blob: Blob<'_>, lease: &str) -> Result<(), CallError> {
         match self.open(blob, lease).await? {
             Opened::Present => Ok(()),
@@ -201,7 +202,7 @@ impl Store {
         self.open_ingest(&format!("limpet-{}", blob.digest), blob, lease).await
     }
 
-    /// Starts to write a blob whose digest is known only at its end; `reference` is the ingest's.
+    /// Starts to write a blob whose digest is known only at its end; `reference` names the ingest.
     pub(super) async fn open_unnamed(&self, reference: &str, size: u64, lease: &str) -> Result<Opened, CallError> {
         self.open_ingest(reference, Blob { digest: "", size }, lease).await
     }
@@ -219,7 +220,8 @@ impl Store {
                     return Ok(Opened::Ingest(Box::new(ingest)));
                 }
                 Err(error) if error.code == Code::AlreadyExists => return Ok(Opened::Present),
-                // The connection of an agent that was just killed: containerd releases the ingest when it notices.
+                // An agent that was just killed still holds the connection; containerd releases the ingest when it
+                // notices.
                 Err(error) if error.is_locked() && attempts < LOCK_ATTEMPTS => {
                     attempts += 1;
                     tokio::time::sleep(pause).await;
@@ -246,12 +248,12 @@ impl Store {
             expected: blob.digest.to_owned(),
             ..Default::default()
         };
-        // The channel is empty and holds one.
+        // The channel is empty and holds one message.
         let _ = requests.try_send(first);
         let stream =
             futures_util::stream::unfold(receiver, |mut r| async move { r.recv().await.map(|message| (message, r)) });
         let mut request = self.client.leased_request(stream, lease);
-        // The stream lives as long as the download; every answer has a deadline of its own.
+        // The stream lasts as long as the download; every answer has its own deadline.
         request.metadata_mut().remove("grpc-timeout");
         let begin = async {
             let mut responses = self.content().write(request).await?.into_inner();
@@ -296,7 +298,7 @@ pub(super) struct Ingest {
     responses: Streaming<WriteContentResponse>,
     digest: String,
     size: u64,
-    /// Bytes that containerd has.
+    /// The number of bytes that containerd has.
     offset: u64,
     buffer: BytesMut,
     _writer: OwnedMutexGuard<()>,
@@ -308,9 +310,9 @@ impl Ingest {
         self.offset + self.buffer.len() as u64
     }
 
-    /// Starts again at the first byte.
+    /// Restarts at the first byte.
     pub(super) fn restart(&mut self) {
-        // containerd truncates when a write comes for offset 0.
+        // containerd truncates on a write at offset 0.
         self.offset = 0;
         self.buffer.clear();
     }
@@ -356,7 +358,8 @@ impl Ingest {
     }
 
     async fn send(&mut self, action: WriteAction, data: Bytes, labels: Labels) -> Result<(), CallError> {
-        // Sent with every write, it would end the stream as soon as another client has stored the blob.
+        // The digest is sent only with the commit: with every write it would end the stream as soon as another client
+        // has stored the blob.
         let expected = if action == WriteAction::Commit { self.digest.clone() } else { String::new() };
         let request = WriteContentRequest {
             action: action.into(),
@@ -367,7 +370,7 @@ impl Ingest {
             labels,
             ..Default::default()
         };
-        // A closed channel means that the stream ended; its status has the reason.
+        // If the channel is closed the stream has ended, and its status has the reason.
         let _ = self.requests.send(request).await;
         let answer = async { self.responses.message().await?.ok_or_else(|| Status::unavailable("stream ended")) };
         let answer = within_deadline(answer).await;

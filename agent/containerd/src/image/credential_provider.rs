@@ -1,7 +1,7 @@
-//! Credential providers: programs on the node that give credentials for images, called as kubelet calls them.
+//! Credential providers: programs on the node that return credentials for images, called as kubelet calls them.
 //!
-//! A program reads a CredentialProviderRequest from its standard input and prints a CredentialProviderResponse. What it
-//! answers is cached in memory, for the image, its registry or all images, as long as the answer says.
+//! A program reads a CredentialProviderRequest from stdin and prints a CredentialProviderResponse. Its answer is
+//! cached in memory, for the image, its registry or all images, as long as the answer says.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -23,11 +23,11 @@ mod service_account;
 use service_account::Identity;
 pub use service_account::{PullAccount, TokenAttributes, TokenCache};
 
-/// How long a program may take, as with kubelet.
+/// The deadline of a program, as in kubelet.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How many bytes of a program's standard error become part of a message.
+/// The most bytes of a program's stderr in a message.
 const MAX_COMPLAINT: usize = 512;
-/// Cached answers of one provider; then all are forgotten.
+/// The most cached answers of a provider; beyond it all are dropped.
 const MAX_CACHED: usize = 1024;
 /// The key of answers for all images; no image has such a name.
 const GLOBAL: &str = "<global>";
@@ -39,7 +39,7 @@ pub struct CredentialProvider {
     pub name: String,
     /// The program: the name in the directory of the providers.
     pub program: PathBuf,
-    /// The images that it is called for: hosts with globs, each with a port and a prefix of the path if need be.
+    /// The images that it is called for: hosts with globs, optionally with a port and a path prefix.
     pub match_images: Vec<String>,
     /// How long an answer is cached if it does not contain a duration.
     pub default_cache_duration: Duration,
@@ -49,7 +49,7 @@ pub struct CredentialProvider {
     pub args: Vec<String>,
     /// Variables added to the agent's own environment.
     pub env: Vec<(String, String)>,
-    /// The tokens it gets of the pod's service account; `None`: it gets none.
+    /// The service account tokens that it gets; `None` if it gets none.
     pub token_attributes: Option<TokenAttributes>,
 }
 
@@ -60,14 +60,14 @@ impl fmt::Debug for CredentialProvider {
 }
 
 impl CredentialProvider {
-    /// Whether the entry's `matchImages` has the image, by kubelet's rules.
+    /// Whether the entry's `matchImages` matches the image, by kubelet's rules.
     fn matches(&self, image: &ImageName) -> bool {
         self.match_images.iter().any(|glob| auth::matches(glob, &image.host, &image.repository))
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // As under kubelet: providers of clouds are configured by the environment.
+        // As under kubelet, because cloud providers are configured through the environment.
         command.envs(program::whole_environment());
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
         command
@@ -77,16 +77,15 @@ impl CredentialProvider {
 /// Patterns of images and the credentials for them.
 pub(super) type Entries = Vec<(String, Credentials)>;
 
-/// What the providers of an image gave.
 #[derive(Debug, Default)]
 pub(super) struct ProvidedCredentials {
     /// The credentials, provider by provider.
     pub(super) entries: Vec<Candidate>,
-    /// Why providers gave none, without what they printed.
+    /// Why providers failed, without their output.
     pub(super) failures: Vec<String>,
 }
 
-/// The node's providers, with what they answered before.
+/// The node's providers with their cached answers.
 #[derive(Debug, Default)]
 pub(super) struct CredentialProviders {
     all: Vec<Cached>,
@@ -104,13 +103,13 @@ impl CredentialProviders {
         Self { all: providers.into_iter().map(cached).collect() }
     }
 
-    /// Whether a provider of the image gets tokens of service accounts.
+    /// Whether a provider for the image gets service account tokens.
     pub(super) fn take_tokens(&self, image: &ImageName) -> bool {
         self.all.iter().any(|cached| cached.provider.token_attributes.is_some() && cached.provider.matches(image))
     }
 
-    /// Asks every provider that matches the image, side by side. One that fails affects no other. `account`: of the pod
-    /// that needs the image.
+    /// Calls every provider that matches the image, concurrently. A failure does not affect the others. `account` is
+    /// that of the pod that needs the image.
     pub(super) async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> ProvidedCredentials {
         let asked = self.all.iter().filter(|cached| cached.provider.matches(image));
         let answers = futures_util::future::join_all(asked.map(|cached| cached.credentials(image, account))).await;
@@ -132,7 +131,7 @@ impl CredentialProviders {
 }
 
 impl Cached {
-    /// The provider's credentials, and whose they are: of the account whose token it gets, else the node's.
+    /// The provider's credentials and their source: the account whose token it gets, else the node.
     async fn credentials(
         &self,
         image: &ImageName,
@@ -210,7 +209,7 @@ fn not_run(error: &io::Error) -> String {
     }
 }
 
-/// The beginning of what a program wrote to its standard error, on one line.
+/// The beginning of a program's stderr, on one line.
 fn complaint(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -221,7 +220,7 @@ fn complaint(stderr: &[u8]) -> String {
     }
 }
 
-/// What an answer is cached for.
+/// For which images an answer is cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum Scope {
     Image,
@@ -267,7 +266,7 @@ struct AuthConfig {
 }
 
 impl Answer {
-    /// Reads an answer. The message of an error has nothing of it, as it may hold credentials.
+    /// Parses an answer. An error's message quotes nothing of it, since it may contain credentials.
     fn parse(text: &[u8], provider: &CredentialProvider) -> Result<Self, String> {
         let at = |error: serde_json::Error| format!("its answer is invalid at {}:{}", error.line(), error.column());
         let meta: TypeMeta = serde_json::from_slice(text).map_err(at)?;
@@ -289,7 +288,7 @@ impl Answer {
         };
         let lasts = match response.cache_duration.as_deref() {
             None => provider.default_cache_duration,
-            // Over before it begins.
+            // A negative duration has already passed.
             Some(text) if text.starts_with('-') => Duration::ZERO,
             Some(text) => go_duration::parse(text).ok_or("its cacheDuration is not a duration such as 10m")?,
         };
@@ -303,16 +302,16 @@ impl Answer {
     }
 }
 
-/// What credentials are wanted for.
+/// What credentials are needed for.
 struct Subject {
     /// Registry and repository.
     image: String,
     registry: String,
-    /// The service account by [`Identity::cache_key`]; empty: no account counts.
+    /// The service account by [`Identity::cache_key`]; empty if accounts do not matter.
     account: String,
 }
 
-/// Answers that still hold, by image, registry, or [`GLOBAL`], and by account.
+/// Valid answers by image, registry or [`GLOBAL`], and by account.
 #[derive(Debug, Default)]
 struct Cache {
     answers: HashMap<(String, String), (Instant, Entries)>,
@@ -322,11 +321,11 @@ impl Cache {
     fn get(&self, subject: &Subject, now: Instant) -> Option<Entries> {
         let Subject { image, registry, account } = subject;
         let keys = [image, registry, GLOBAL].map(|key| (key.to_owned(), account.clone()));
-        let found = keys.iter().filter_map(|key| self.answers.get(key));
-        found.filter(|(until, _)| now <= *until).map(|(_, entries)| entries.clone()).next()
+        let answers = keys.iter().filter_map(|key| self.answers.get(key));
+        answers.filter(|(until, _)| now <= *until).map(|(_, entries)| entries.clone()).next()
     }
 
-    /// Keeps the answer, if it lasts, and forgets those that do not any more.
+    /// Caches the answer, if it has a lifetime, and drops expired ones.
     fn put(&mut self, answer: &Answer, subject: &Subject, now: Instant) {
         self.answers.retain(|_, (until, _)| now <= *until);
         if answer.lasts.is_zero() {

@@ -12,9 +12,9 @@ use super::platform::{ImagePlatform, WASM_REMEDY, is_wasm_system};
 
 /// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
-/// The largest document, in bytes, that is hashed and parsed on the agent's own thread.
+/// The largest document in bytes that is hashed and parsed without a blocking thread.
 const MAX_INLINE_DOCUMENT: usize = 32 << 10;
-/// The limit of overlayfs for layers.
+/// overlayfs' limit for layers.
 pub(super) const MAX_LAYERS: usize = 127;
 /// The limit for entries of an index.
 const MAX_MANIFESTS: usize = 1024;
@@ -34,7 +34,7 @@ pub(super) enum Document {
     Manifest(Box<ImageManifest>),
 }
 
-/// The members of a platform. Its `os.version` and `os.features` are of other systems.
+/// The members of a platform. `os.version` and `os.features` belong to other systems.
 const PLATFORM: Shape =
     Shape::Struct(&[always("architecture", Shape::Text), always("os", Shape::Text), may("variant", Shape::Text)]);
 
@@ -47,7 +47,7 @@ const DESCRIPTOR: &[Member] = &[
     may("platform", PLATFORM),
 ];
 
-/// The members of manifests and indexes; those that a document has decide which it is.
+/// The members of manifests and indexes; those present determine which of them a document is.
 static DOCUMENT: Shape = Shape::Struct(&[
     may("mediaType", Shape::Text),
     may("manifests", Shape::List(&Shape::Struct(DESCRIPTOR))),
@@ -79,7 +79,7 @@ static CONFIGURATION: Shape = Shape::Struct(&[
 ]);
 
 impl Document {
-    /// Parses a manifest or an index; the members decide, and a document that could be both is refused, because different
+    /// Parses a manifest or an index, by the members that it has. A document that could be either is refused, because
     /// clients would interpret it as different images.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let document = go_json::value(bytes, &DOCUMENT).map_err(|error| format!("manifest is not JSON: {error}"))?;
@@ -95,7 +95,7 @@ impl Document {
     }
 }
 
-/// Whether a document is an index with entries, of whatever kind.
+/// Whether a document is an index with entries of any kind.
 pub(super) fn lists_manifests(bytes: &[u8]) -> bool {
     let document = serde_json::from_slice::<Value>(bytes).unwrap_or_default();
     document.get("manifests").and_then(Value::as_array).is_some_and(|entries| !entries.is_empty())
@@ -114,7 +114,7 @@ fn parse_index(mut index: Map<String, Value>) -> Result<Document, String> {
     for entry in entries {
         match descriptor(entry) {
             Ok(descriptor) => usable.push(descriptor),
-            // It is perhaps another platform's.
+            // It may be for another platform.
             Err(error) => problem = Some(error),
         }
     }
@@ -188,7 +188,7 @@ pub(super) fn parse_config(bytes: &[u8], manifest: &ImageManifest) -> Result<Ima
     }
 }
 
-/// Whether an image of that configuration is of the platform that is wanted.
+/// Whether an image with this configuration fits the wanted platform.
 pub(super) fn fits(config: &ImageConfiguration, wanted: ImagePlatform) -> Result<(), String> {
     let is_module = is_wasm_system(&config.os().to_string());
     match wanted {
@@ -204,8 +204,8 @@ pub(super) fn is_sha256(digest: &str) -> bool {
         .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
 }
 
-/// Runs `work` on a document, which is returned too: a small one on this thread, a large one on another, because hashing or
-/// parsing it takes a small board many milliseconds.
+/// Runs `work` on a document, and returns the document too. A small one is handled on this thread, a large one on a
+/// blocking thread, because hashing or parsing it takes a small board many milliseconds.
 pub(super) async fn examine<T: Send + 'static>(
     bytes: Vec<u8>,
     work: impl FnOnce(&[u8]) -> T + Send + 'static,
@@ -221,7 +221,7 @@ pub(super) async fn examine<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The agent stops.
+        // The agent is stopping.
         Err(_) => std::future::pending().await,
     }
 }

@@ -15,7 +15,6 @@ use limpet_model::image_name::InvalidImageName;
 pub struct CallError {
     /// The call, such as `Content.Write`.
     pub operation: &'static str,
-    /// What it was about: a digest, a snapshot key, an image's name.
     pub subject: String,
     /// gRPC's code.
     pub code: Code,
@@ -55,114 +54,52 @@ impl CallError {
 /// Why an image cannot be used. Cloned for all callers that wait for the same pull.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The reference cannot be parsed; no retry helps.
+    /// The reference cannot be parsed. Retrying does not help.
     #[error(transparent)]
     InvalidName(#[from] InvalidImageName),
     /// The registry answered that it has no such image.
     #[error("failed to pull image \"{image}\": {image}: not found ({cause})")]
-    NotFound {
-        /// The normalised reference.
-        image: String,
-        /// The host that answered.
-        cause: String,
-    },
+    NotFound { image: String, cause: String },
     /// The registry requires credentials, or rejected them.
     #[error("failed to pull image \"{image}\": pull access denied: {cause}")]
-    Unauthorized {
-        /// The normalised reference.
-        image: String,
-        /// The host that answered, and whether credentials were sent.
-        cause: String,
-    },
+    Unauthorized { image: String, cause: String },
     /// No registry could be reached.
     #[error("failed to pull image \"{image}\": registry unreachable: {cause}")]
-    Unreachable {
-        /// The normalised reference.
-        image: String,
-        /// The network errors, by host.
-        cause: String,
-    },
+    Unreachable { image: String, cause: String },
     /// The download was interrupted more often than it is retried; the next pull resumes it.
     #[error("failed to pull image \"{image}\": download of {digest} broke off: {cause}")]
-    Cut {
-        /// The normalised reference.
-        image: String,
-        /// The blob.
-        digest: String,
-        /// The network error.
-        cause: String,
-    },
+    Cut { image: String, digest: String, cause: String },
     /// containerd's disk is full.
     #[error("failed to pull image \"{image}\": no space left on containerd's disk: {cause}")]
-    DiskFull {
-        /// The normalised reference.
-        image: String,
-        /// containerd's message.
-        cause: String,
-    },
+    DiskFull { image: String, cause: String },
     /// The content from the registry or archive is not an image this node can run.
     #[error("failed to pull image \"{image}\": {cause}")]
-    Content {
-        /// The normalised reference.
-        image: String,
-        /// What is wrong: digest, size, missing platform, not JSON...
-        cause: String,
-    },
+    Content { image: String, cause: String },
     /// The registry answered with an error status, such as 500 or 429, or violated the protocol.
     #[error("failed to pull image \"{image}\": {cause}")]
-    Registry {
-        /// The normalised reference.
-        image: String,
-        /// Host, request and status.
-        cause: String,
-    },
+    Registry { image: String, cause: String },
     /// A file below `certs.d` cannot be used.
     #[error("registry configuration {}: {cause}", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        cause: String,
-    },
+    Config { path: PathBuf, cause: String },
     /// A call to containerd failed, or it is not reachable.
     #[error("image \"{image}\": {source}")]
-    Runtime {
-        /// The normalised reference.
-        image: String,
-        /// The call that failed.
-        source: CallError,
-    },
-    /// The intent to pull the image could not be recorded.
+    Runtime { image: String, source: CallError },
+    /// The intent to pull the image could not be recorded on disk.
     #[error("Failed to record image pull intent for container image \"{image}\": {cause}")]
-    Unrecorded {
-        /// The reference.
-        image: String,
-        /// Why not.
-        cause: String,
-    },
+    Unrecorded { image: String, cause: String },
     /// `imagePolicy` or an image verifier refuses the image.
     #[error(
         "image pull failed for {image} because the signature validation failed: {cause} \
          (see: limpet images verify {image})"
     )]
-    Refused {
-        /// The normalised reference.
-        image: String,
-        /// The rule with its keys, or the verifier.
-        cause: String,
-    },
+    Refused { image: String, cause: String },
     /// An image archive cannot be imported.
     #[error("image archive {}: {cause}", path.display())]
-    Archive {
-        /// The archive.
-        path: PathBuf,
-        /// What is wrong with it.
-        cause: String,
-    },
+    Archive { path: PathBuf, cause: String },
 }
 
 impl ImageError {
-    /// The waiting reason kubelet shows for it.
+    /// kubelet's waiting reason for the error.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::InvalidName(_) => "InvalidImageName",
@@ -177,12 +114,12 @@ impl ImageError {
         matches!(self, Self::InvalidName(_))
     }
 
-    /// Whether the image is there and must not be used.
+    /// Whether the image exists and must not be used.
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
 
-    /// What failed, without the image's name where that is known.
+    /// The cause, without the image's name where callers know it.
     pub(super) fn cause(&self) -> String {
         match self {
             Self::NotFound { cause, .. }
@@ -194,7 +131,7 @@ impl ImageError {
         }
     }
 
-    /// Whether containerd itself did not answer: nothing is known about the image.
+    /// Whether containerd did not answer, so nothing is known about the image.
     pub fn is_runtime_unavailable(&self) -> bool {
         use Code::{Cancelled, DeadlineExceeded, Unavailable};
         matches!(self, Self::Runtime { source, .. } if matches!(source.code, Unavailable | DeadlineExceeded | Cancelled))
@@ -205,7 +142,7 @@ impl ImageError {
         matches!(self, Self::Unreachable { .. } | Self::Cut { .. })
     }
 
-    /// The same error; one about missing credentials also contains why there were none.
+    /// Adds `causes` to an error about missing credentials.
     pub(super) fn with_causes(mut self, causes: &[String]) -> Self {
         if let Self::Unauthorized { cause, .. } = &mut self {
             for further in causes {
@@ -221,7 +158,7 @@ impl ImageError {
         matches!(self, Self::Cut { .. } | Self::Unreachable { .. } | Self::Registry { .. } | Self::Runtime { .. })
     }
 
-    /// Whether the same attempt may succeed later without a change of the image or its name.
+    /// Whether a retry may succeed without a change of the image or its name.
     pub fn is_transient(&self) -> bool {
         self.keeps_ingests() || matches!(self, Self::DiskFull { .. })
     }

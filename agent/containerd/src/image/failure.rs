@@ -1,4 +1,4 @@
-//! Why one host did not answer a request of a pull, and the error that the pull makes of it.
+//! Failures of single hosts during a pull, and the pull's error that results from them.
 
 use std::time::Duration;
 
@@ -21,9 +21,9 @@ pub(super) struct Failure {
 pub(super) enum Kind {
     Unreachable,
     Registry,
-    /// 400: perhaps TLS is spoken there.
+    /// 400: the host may require TLS.
     BadRequest,
-    /// It answers later, perhaps after the time that it asks for.
+    /// The host is overloaded, and may have asked for a pause.
     Busy(Option<Duration>),
     Unauthorized,
     NotFound,
@@ -35,7 +35,7 @@ impl Failure {
         Self { kind, cause: cause.into() }
     }
 
-    /// The failure of an answer that is neither the content nor a redirect.
+    /// The failure for an answer that is neither content nor a redirect.
     pub(super) fn of_status(response: &Response, before: &str, after: &str) -> Self {
         let status = response.status();
         let kind = match status.as_u16() {

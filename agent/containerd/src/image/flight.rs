@@ -1,4 +1,4 @@
-//! Running pulls: callers that request one image with the same access share one pull, and each sees its progress.
+//! Running pulls. Callers that request one image with the same access share a pull, and each sees its progress.
 
 use std::sync::{Arc, PoisonError};
 
@@ -13,20 +13,19 @@ use limpet_model::image_name::{ImageName, normalize};
 use limpet_model::pull_credential::PullCredential;
 use limpet_model::pull_progress::PullProgress;
 
-/// What a pull brought.
+/// The result of a successful pull.
 #[derive(Debug, Clone)]
 pub struct PulledNow {
-    /// The image.
     pub image: Arc<LocalImage>,
-    /// What the registry has accepted for it.
+    /// The credential that the registry accepted for it.
     pub with: PullCredential,
 }
 
-/// The result of one pull, shared by all that wait for it.
+/// The result of one pull, shared by all callers.
 pub(super) type PullResult = Result<PulledNow, ImageError>;
 type Job = BoxFuture<'static, PullResult>;
 
-/// A running pull, driven by the futures that wait for it; it stops when all are dropped.
+/// A running pull, driven by its callers' futures; it stops when all are dropped.
 pub(super) struct Flight {
     job: WeakShared<Job>,
     access: PullAccess,
@@ -34,14 +33,14 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Its job, unless it has ended.
+    /// Its job, if it still runs.
     fn running(&self) -> Option<Shared<Job>> {
         self.job.upgrade().filter(|job| job.peek().is_none())
     }
 }
 
-/// One caller's part in a pull. The pull continues only while one of its callers waits in [`Self::next`]; when all are
-/// dropped it stops, and a later pull resumes it.
+/// One caller's share in a pull. The pull continues only while a caller waits in [`Self::next`]. When all are dropped
+/// it stops, and a later pull resumes it.
 pub struct RunningPull {
     job: Shared<Job>,
     progress: watch::Receiver<PullProgress>,
@@ -53,17 +52,15 @@ impl std::fmt::Debug for RunningPull {
     }
 }
 
-/// What a caller learns next of a pull.
 #[derive(Debug)]
 pub enum PullStep {
-    /// How far it is; at most once a second, and at each layer.
+    /// The progress; sent at most once a second, and for each layer.
     Progress(PullProgress),
-    /// Its end.
     Ended(PullResult),
 }
 
 impl RunningPull {
-    /// The next step. Cancel safe; not to be called after the end.
+    /// The next step. Cancel safe; must not be called after the end.
     pub async fn next(&mut self) -> PullStep {
         tokio::select! {
             biased;
@@ -74,19 +71,21 @@ impl RunningPull {
 }
 
 impl Images {
-    /// Pulls an image, or the missing parts of it; concurrent calls for one image share a pull. When dropped, the pull stops
-    /// (unless another caller waits for it), and a later one resumes it.
+    /// Pulls an image, or its missing parts; concurrent calls for one image share a pull. Dropping the future stops
+    /// the pull unless another caller waits for it; a later pull resumes it.
     ///
     /// # Errors
+    ///
     /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
     pub async fn pull(&self, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
         Ok(self.start_pull(reference, PullAccess::of_node())?.job.await?.image)
     }
 
-    /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between
-    /// callers with the same access: another pod may not be permitted to pull the image.
+    /// The same with a pod's access, whose secrets are tried before the node's credentials. Only callers with the
+    /// same access share a pull, because another pod may not be allowed to pull the image.
     ///
     /// # Errors
+    ///
     /// `InvalidName`.
     pub fn start_pull(&self, reference: &str, mut access: PullAccess) -> Result<RunningPull, ImageError> {
         let name = ImageName::parse(reference)?;
@@ -94,15 +93,14 @@ impl Images {
         Ok(self.join(name, access))
     }
 
-    /// Whether a pull of the image runs.
     pub(super) fn is_pulled(&self, reference: &str) -> bool {
         let Ok(name) = normalize(reference) else { return false };
         let flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
         flights.get(&name).is_some_and(|flights| flights.iter().any(|flight| flight.running().is_some()))
     }
 
-    /// The running pull of this image, or a new one. A pull with another access starts when the one before it is done: content
-    /// that exists then is not downloaded again, only access is checked.
+    /// The running pull of this image, or a new one. A pull with another access starts after the running one:
+    /// existing content is not downloaded again, only access is checked.
     fn join(&self, name: ImageName, access: PullAccess) -> RunningPull {
         let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, flights| {
@@ -120,7 +118,7 @@ impl Images {
         let (inner, own) = (Arc::clone(&self.inner), access.clone());
         let job = async move {
             if let Some(mut before) = before {
-                // What the earlier pull downloads is this one's too. Its result does not matter.
+                // This pull also uses what the earlier one downloads. Its result does not matter.
                 while let PullStep::Progress(progress) = before.next().await {
                     sender.send_replace(progress);
                 }

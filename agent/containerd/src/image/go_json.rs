@@ -1,16 +1,16 @@
-//! JSON as Go's `encoding/json` reads it into its structs, so that a document which containerd or kubelet accepts is
+//! Reads JSON as Go's `encoding/json` reads it into structs, so that documents that containerd or kubelet accepts are
 //! accepted here.
 //!
-//! A [`Shape`] describes a Go type. Names of members are compared without case, the last of several counts, and null leaves
-//! a member as it is: empty. Other members are skipped, whatever they are. The result has no null and only the members
-//! of the shape, under their names; serde's strict types read it.
+//! A [`Shape`] describes a Go type. Member names are compared case-insensitively, the last of several counts, and
+//! null leaves a member unset. Unknown members are skipped. The result contains no null and only the shape's members,
+//! under their exact names; serde's strict types then read it.
 
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 use serde_json::{Map, Value};
 
-/// A type of Go, as far as documents need it.
+/// A Go type, as far as documents need it.
 #[derive(Debug)]
 pub(super) enum Shape {
     /// `string`.
@@ -30,16 +30,16 @@ pub(super) enum Shape {
 pub(super) struct Member {
     name: &'static str,
     shape: Shape,
-    /// Its zero value is inserted where it is missing.
+    /// Whether a missing member gets its zero value.
     always: bool,
 }
 
-/// A member that may be missing.
+/// An optional member.
 pub(super) const fn may(name: &'static str, shape: Shape) -> Member {
     Member { name, shape, always: false }
 }
 
-/// A member that has its zero value where it is missing.
+/// A member that gets its zero value if it is missing.
 pub(super) const fn always(name: &'static str, shape: Shape) -> Member {
     Member { name, shape, always: true }
 }
@@ -49,9 +49,9 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], shape: &'static Shape) -> 
     T::deserialize(value(bytes, shape)?)
 }
 
-/// The members of a document.
+/// The shape's members in a document.
 pub(super) fn value(bytes: &[u8], shape: &'static Shape) -> Result<Value, serde_json::Error> {
-    // Go replaces what is not UTF-8.
+    // Like Go, replaces invalid UTF-8.
     let text = String::from_utf8_lossy(bytes);
     let mut deserializer = serde_json::Deserializer::from_str(&text);
     let value = shape.deserialize(&mut deserializer)?;
@@ -71,7 +71,7 @@ impl Shape {
     }
 }
 
-/// Inserts what a struct always has.
+/// Adds the members that a struct always has.
 fn complete(mut object: Map<String, Value>, members: &'static [Member]) -> Map<String, Value> {
     for member in members.iter().filter(|member| member.always) {
         object.entry(member.name).or_insert_with(|| member.shape.zero());
@@ -79,7 +79,7 @@ fn complete(mut object: Map<String, Value>, members: &'static [Member]) -> Map<S
     object
 }
 
-/// `None` is null.
+/// Deserializes to `None` for null.
 impl<'de> DeserializeSeed<'de> for &'static Shape {
     type Value = Option<Value>;
 
@@ -106,7 +106,7 @@ impl<'de> Visitor<'de> for &'static Shape {
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         match self {
-            // As bytes: half of a surrogate pair is no error to Go.
+            // Read as bytes, because Go accepts half of a surrogate pair.
             Shape::Text => deserializer.deserialize_bytes(self),
             _ => deserializer.deserialize_any(self),
         }

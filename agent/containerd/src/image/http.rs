@@ -1,7 +1,8 @@
-//! HTTP with one registry host: its clients, redirects, and the least speed of its answers.
+//! HTTP with one registry host: its clients, redirects, and a minimum download rate.
 //!
-//! What `certs.d` and the credentials say of a host (headers, client certificate, `skip_verify`, password, token) is
-//! for its own origin: a redirect to another one is followed without them, and never from https to http.
+//! The settings of a host in `certs.d` and its credentials (headers, client certificate, `skip_verify`, password,
+//! token) apply to its own origin only: a redirect to another origin is followed without them, and never from https
+//! to http.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,19 +22,19 @@ use super::error::ImageError;
 use super::failure::{Failure, Kind};
 use super::login::Login;
 
-/// How long a connection may take.
+/// The deadline for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a registry may send nothing before the connection counts as lost.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a document may take: it is small.
+/// The deadline for a document, which is small.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The most redirects followed for one request.
 const MAX_REDIRECTS: usize = 5;
-/// The hosts elsewhere whose tokens are kept during one pull.
+/// The most other hosts whose tokens are kept during a pull.
 const MAX_HOSTS_ELSEWHERE: usize = 32;
-/// The fewest bytes that a download may bring in [`MIN_RATE_WINDOW`]: a slower one would keep other pulls waiting for days.
+/// The fewest bytes per [`MIN_RATE_WINDOW`] of a download: a slower one would delay other pulls for days.
 const MIN_BYTES_PER_WINDOW: u64 = 32 << 10;
-/// Time spent waiting for the registry, without that of storing what came.
+/// Counts time spent waiting for the registry, not for storing the data.
 const MIN_RATE_WINDOW: Duration = Duration::from_secs(60);
 
 /// The clients of one host.
@@ -52,18 +53,17 @@ impl Http {
         let config = |cause: String| ImageError::Config { path: base.into(), cause };
         let base = Url::parse(base).map_err(|error| config(error.to_string()))?;
         let headers = headers(endpoint).map_err(config)?;
-        let own = client(endpoint, true)?;
+        let full = client(endpoint, true)?;
         let same = !endpoint.skip_verify && endpoint.client.is_empty();
-        let foreign = if same { own.clone() } else { client(endpoint, false)? };
-        Ok(Self { base, own, foreign, headers })
+        let foreign = if same { full.clone() } else { client(endpoint, false)? };
+        Ok(Self { base, own: full, foreign, headers })
     }
 
-    /// Whether `url` is at the host itself.
+    /// Whether `url` belongs to the host itself.
     pub(super) fn is_own(&self, url: &Url) -> bool {
         url.origin() == self.base.origin()
     }
 
-    /// The host's URL.
     pub(super) fn base(&self) -> &Url {
         &self.base
     }
@@ -73,13 +73,14 @@ impl Http {
         if self.is_own(url) { &self.own } else { &self.foreign }
     }
 
-    /// The client for a `url` that `asker` names: what is for the host alone is for no other one that names it.
+    /// The client for a `url` that `asker` refers to: settings for the host itself do not apply to URLs from
+    /// elsewhere.
     pub(super) fn client_for(&self, asker: &Url, url: &Url) -> &Client {
         if self.is_own(asker) { self.client(url) } else { &self.foreign }
     }
 
-    /// One GET that follows redirects; `login` and the host's headers go to the host alone, and a token that another
-    /// host gave goes to that one.
+    /// Sends a GET and follows redirects. `login` and the host's headers are sent to the host only, and another
+    /// host's token only to that host.
     pub(super) async fn get(
         &self,
         url: Url,
@@ -110,7 +111,7 @@ impl Http {
     }
 }
 
-/// The anonymous logins at other hosts that a host redirects to, by origin.
+/// Anonymous logins at other hosts to which a host redirects, by origin.
 #[derive(Default)]
 pub(super) struct Elsewhere {
     logins: Mutex<HashMap<String, Arc<Login>>>,
@@ -122,7 +123,7 @@ impl Elsewhere {
         logins.get(&url.origin().ascii_serialization()).cloned()
     }
 
-    /// The login at the host of `url`, without credentials: none of the host that redirected there are for it.
+    /// The anonymous login at the host of `url`. It never uses the redirecting host's credentials.
     pub(super) fn anonymous(&self, url: &Url) -> Arc<Login> {
         let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
         if logins.len() >= MAX_HOSTS_ELSEWHERE {
@@ -133,7 +134,6 @@ impl Elsewhere {
     }
 }
 
-/// Whether a status redirects a GET.
 pub(super) fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
@@ -148,14 +148,14 @@ fn target(from: &Url, location: Option<&str>) -> Result<Url, String> {
     }
 }
 
-/// A URL without path and query, which may be signed.
+/// The URL without path and query, which may be signed.
 pub(super) fn place(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     format!("{}://{host}{port}", url.scheme())
 }
 
-/// Watches that a body arrives at a reasonable speed.
+/// Checks that a body arrives at a reasonable rate.
 #[derive(Debug, Default)]
 struct MinimumRate {
     waited: Duration,
@@ -163,7 +163,7 @@ struct MinimumRate {
 }
 
 impl MinimumRate {
-    /// Counts `bytes` that have arrived; the error contains the rate.
+    /// Counts arrived `bytes`; the error names the rate.
     fn passed(&mut self, waited: Duration, bytes: usize) -> Result<(), String> {
         self.waited += waited;
         self.bytes += bytes as u64;
@@ -179,7 +179,6 @@ impl MinimumRate {
     }
 }
 
-/// The body of an answer.
 #[derive(Debug)]
 pub(super) struct Body {
     response: Response,
@@ -191,7 +190,7 @@ impl Body {
         Self { response, minimum_rate: MinimumRate::default() }
     }
 
-    /// The next piece; `None` at the end. The error names the host that was too slow.
+    /// The next piece; `None` at the end. The error names a host that was too slow.
     pub(super) async fn chunk(&mut self) -> Result<Option<bytes::Bytes>, String> {
         let began = Instant::now();
         let chunk = self.response.chunk().await.map_err(error_text)?;
@@ -223,7 +222,7 @@ pub(super) async fn read_bounded(response: Response, limit: u64) -> Result<Vec<u
     read.unwrap_or_else(|_| Err(Failure::new(Kind::Unreachable, late())))
 }
 
-/// An error's message with those of its causes, without the URL, which may be signed.
+/// An error's message and its causes, without the URL, which may be signed.
 pub(super) fn error_text(error: reqwest::Error) -> String {
     error_chain(&error.without_url())
 }
@@ -274,7 +273,7 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
     let broken = |cause: String| config(endpoint.base.clone().into(), cause);
     let skip_verify = own && endpoint.skip_verify;
     if !authorities.is_empty() && !skip_verify {
-        // A server's own certificate may be among them, which reqwest refuses.
+        // The certificates may include a server certificate, which reqwest rejects.
         let pem = identity.as_ref().map(|(_, pem)| &pem[..]);
         let tls = limpet_tls::client_config(authorities, System::Trusted, pem);
         let mut tls = tls.map_err(|error| broken(error.to_string()))?;
@@ -288,7 +287,7 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
             None => builder,
         }
     };
-    // A node without certificate authorities can still pull over plain HTTP; over TLS the handshake fails.
+    // A node without certificate authorities can still pull over plain HTTP; TLS handshakes fail.
     let full = builder().build().or_else(|_| builder().tls_certs_only([]).build());
     full.map_err(|error| broken(error_text(error)))
 }
@@ -298,7 +297,7 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
 mod tests {
     use super::*;
 
-    /// Answers one request over TLS with a certificate of its own, written to `dir`; the result is its port.
+    /// Answers one request over TLS with a certificate that is written to `dir`. Returns the port.
     fn serve(dir: &std::path::Path) -> u16 {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
@@ -374,14 +373,14 @@ mod tests {
     fn a_body_below_the_floor_is_given_up() {
         let second = Duration::from_secs(1);
         let mut minimum_rate = MinimumRate::default();
-        // The first minute is not judged, however slowly it begins.
+        // The first minute is not judged, however slow its start.
         (0..59).for_each(|_| minimum_rate.passed(second, 1).unwrap());
         let error = minimum_rate.passed(second, 1).unwrap_err();
         assert_eq!(error, "too slow: 60 bytes in 60 s; the minimum is 32768");
         // A pause does not matter in a window with enough bytes.
         minimum_rate.passed(second, MIN_BYTES_PER_WINDOW as usize).unwrap();
         (0..59).for_each(|_| minimum_rate.passed(second, 0).unwrap());
-        // What a window brought does not count for the next.
+        // A window's bytes do not count for the next.
         assert!((0..60).any(|_| minimum_rate.passed(second, 0).is_err()));
     }
 }

@@ -1,4 +1,4 @@
-//! Imports one archive into containerd: its blobs into the content store in order, then the last steps of a pull.
+//! Imports an archive into containerd: its blobs in order into the content store, then the last steps of a pull.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use limpet_model::image::LocalImage;
 /// Pieces between the reader and the writer: enough to keep both busy.
 const QUEUE_LENGTH: usize = 4;
 
-/// How long the next piece of an archive may take to be read.
+/// The deadline for reading the next piece of an archive.
 const ARCHIVE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The prefix of every import's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-import-";
 
-/// Imports all images of an archive; `labels` returns the labels of their records from the number of images.
+/// Imports all images of an archive. `labels` returns the labels of their records, given the number of images.
 pub(super) async fn import(
     store: &Store,
     path: &Path,
@@ -52,23 +52,23 @@ async fn import_leased(
     let file = path.to_owned();
     let reader = tokio::task::spawn_blocking(move || archive::read(&file, &sender));
     let contents = store_blobs(store, receiver, lease).await;
-    // containerd's failure takes precedence: it is why the reader stopped.
+    // containerd's error takes precedence, because it made the reader stop.
     let contents = contents.map_err(|error| ImageError::call(&path.display().to_string(), error))?;
     let read = timeout(ARCHIVE_DEADLINE, reader)
         .await
         .map_err(|_| broken(format!("its file system has not answered for {} s", ARCHIVE_DEADLINE.as_secs())))?;
     read.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
     let listed = tokio::task::spawn_blocking(move || contents.images()).await;
-    let found = listed.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
-    let mut images = Vec::with_capacity(found.len());
-    for image in &found {
+    let listed_images = listed.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
+    let mut images = Vec::with_capacity(listed_images.len());
+    for image in &listed_images {
         let target = target(store, image, lease).await?;
-        images.push(store.finish(&image.name, &target, labels(found.len()), lease, ImagePlatform::Any).await?);
+        images.push(store.finish(&image.name, &target, labels(listed_images.len()), lease, ImagePlatform::Any).await?);
     }
     Ok(images)
 }
 
-/// The next piece; `None` at the end of the archive, and when its file system does not answer.
+/// The next piece; `None` at the end of the archive, or if its file system does not respond.
 async fn next(pieces: &mut mpsc::Receiver<ArchivePart>) -> Option<ArchivePart> {
     timeout(ARCHIVE_DEADLINE, pieces.recv()).await.ok().flatten()
 }
@@ -94,7 +94,7 @@ async fn store_blobs(
     Ok(contents)
 }
 
-/// Writes one blob; `None` when the archive is truncated in it.
+/// Writes one blob; `None` if the archive is truncated in it.
 async fn store_blob(
     store: &Store,
     pieces: &mut mpsc::Receiver<ArchivePart>,
@@ -112,7 +112,7 @@ async fn store_blob(
         Opened::Ingest(ingest) => Some(ingest),
     };
     if let Some(ingest) = &mut ingest {
-        // Reading the file again is cheap, and the ingest of an interrupted download is replaced.
+        // Reading the file again is cheap, so the ingest of an interrupted download is replaced.
         ingest.restart();
     }
     let mut layer_type = None;

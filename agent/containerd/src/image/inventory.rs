@@ -1,4 +1,4 @@
-//! The images of the node: their names, pins and uses, which containers need them, and the file system that they are on.
+//! The node's images: their names, pins and last uses, the containers that need them, and their file system.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use super::preload::PINNED_LABEL;
 use super::{ImageName, Images};
 use limpet_model::image::{LocalImage, StoredImage};
 
-/// The label on an image's record with the time of its last use. It is written when a use ends, not while it lasts.
+/// The label with the time of an image's last use. It is written when a use ends, not while it lasts.
 const LAST_USED: &str = "limpet.io/last-used";
 
 impl Images {
@@ -41,27 +41,32 @@ impl Images {
         Ok(images)
     }
 
-    /// The names of the images that containers in containerd use, limpet's or another client's: of those that have a
-    /// root file system, running or not.
+    /// The names of images that containers in containerd use, limpet's or other clients', if they have a root file
+    /// system, running or not.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer.
+    ///
+    /// `Runtime` if containerd does not answer.
     pub async fn of_containers(&self) -> Result<HashSet<String>, ImageError> {
         self.inner.store.images_of_containers().await.map_err(|error| ImageError::call("*", error))
     }
 
-    /// The bytes of an image's documents and packed layers; `None`: a part of it is missing, or it is for another platform.
+    /// The size of an image's documents and packed layers in bytes; `None` if a part is missing, or the image is for
+    /// another platform.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer.
+    ///
+    /// `Runtime` if containerd does not answer.
     pub async fn size(&self, image: &StoredImage) -> Result<Option<u64>, ImageError> {
         Ok(self.documents(image).await?.map(|local| local.size))
     }
 
-    /// The contents of an image's documents; `None`: one is missing, or it is for another platform. It need not be unpacked.
+    /// An image's documents; `None` if one is missing, or the image is for another platform. The image need not be
+    /// unpacked.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer.
+    ///
+    /// `Runtime` if containerd does not answer.
     pub async fn documents(&self, image: &StoredImage) -> Result<Option<LocalImage>, ImageError> {
         let name = image.names.first().map_or("*", String::as_str);
         match self.inner.store.resolve(name, &image.digest, ImagePlatform::Any).await {
@@ -71,10 +76,12 @@ impl Images {
         }
     }
 
-    /// Pins an image, which protects it from removal, or unpins it, on all its names. False: no image has that name.
+    /// Pins an image under all its names, which protects it from removal, or unpins it. Returns false if no image has
+    /// that name.
     ///
     /// # Errors
-    /// `InvalidName`; `Runtime` when containerd does not answer.
+    ///
+    /// `InvalidName`; `Runtime` if containerd does not answer.
     pub async fn pin(&self, reference: &str, pinned: bool) -> Result<bool, ImageError> {
         let name = ImageName::parse(reference)?;
         let Some(digest) = self.target(&name).await? else { return Ok(false) };
@@ -87,24 +94,26 @@ impl Images {
         Ok(true)
     }
 
-    /// Writes down when an image was last used, on one of its names.
+    /// Records when an image was last used, on one of its names.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer.
+    ///
+    /// `Runtime` if containerd does not answer.
     pub async fn record_last_use(&self, name: &str, at: Timestamp) -> Result<(), ImageError> {
         let labels = Labels::from([(LAST_USED.to_owned(), at.to_string())]);
         self.inner.store.label_image(name, labels).await.map_err(|error| ImageError::call(name, error))
     }
 
-    /// The directory of the snapshots, on whose file system images are measured.
+    /// The directory of the snapshots, whose file system is measured for images.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer, or has no such snapshotter.
+    ///
+    /// `Runtime` if containerd does not answer, or has no such snapshotter.
     pub async fn directory(&self) -> Result<PathBuf, ImageError> {
         self.inner.store.snapshotter_root().await.map_err(|error| ImageError::call("*", error))
     }
 
-    /// Notes that something in the store may not be needed any more: a pod or a container has gone.
+    /// Notifies that a pod or container has gone, so an image may no longer be needed.
     pub fn released(&self) {
         self.inner.changed.notify_one();
     }
@@ -114,12 +123,12 @@ impl Images {
         self.inner.contents.subscribe()
     }
 
-    /// Notes that the use of a disk was measured: the agent is awake, and the disk of images may have filled.
+    /// Notifies that disk usage was measured: the agent is awake, and the images' disk may have filled.
     pub fn note_measurement(&self) {
         self.inner.measured.notify_one();
     }
 
-    /// Resolves after a measurement. For one task only.
+    /// Resolves after a measurement. Only one task may wait.
     pub async fn measured(&self) {
         self.inner.measured.notified().await;
     }
@@ -129,13 +138,14 @@ impl Images {
         self.inner.ran_out.swap(false, Ordering::Relaxed)
     }
 
-    /// Resolves when an image was stored, did not fit on the disk, or may no longer be needed. For one task only.
+    /// Resolves when an image was stored, did not fit on the disk, or may no longer be needed. Only one task may
+    /// wait.
     pub async fn changed(&self) {
         self.inner.changed.notified().await;
     }
 }
 
-/// The records as images: one for each digest, in its order.
+/// Groups records by digest, one image each, in the order of digests.
 fn by_digest(records: Vec<Image>) -> Vec<StoredImage> {
     let mut images: BTreeMap<String, StoredImage> = BTreeMap::new();
     for record in records {
@@ -163,7 +173,7 @@ impl Store {
     async fn images_of_containers(&self) -> Result<HashSet<String>, CallError> {
         let failed = |status: tonic::Status| CallError::new("Containers.ListStream", "*", &status);
         let mut containers = ContainersClient::new(self.client.channel()).max_decoding_message_size(64 << 20);
-        // One by one: a single answer with all of them may exceed containerd's limit for messages.
+        // Streamed, because a single answer may exceed containerd's limit for messages.
         let listed = containers.list_stream(self.client.request(ListContainersRequest::default())).await;
         let mut stream = listed.map_err(failed)?.into_inner();
         let mut containers = Vec::new();

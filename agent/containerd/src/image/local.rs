@@ -17,11 +17,11 @@ use super::platform::{HostPlatform, ImagePlatform, is_wasm};
 use super::unpack::Layer;
 use limpet_model::image::LocalImage;
 
-/// The label of an index for the manifest of it that is here, which the collector of garbage keeps then.
+/// An index's label for its local manifest, which protects the manifest from garbage collection.
 const REFERENCE: &str = "containerd.io/gc.ref.content.m.0";
 const REFERENCE_OF_WASM: &str = "containerd.io/gc.ref.content.m.wasi";
 
-/// How many indexes may be between a name and its manifest.
+/// The most indexes between a name and its manifest.
 pub(super) const MAX_DEPTH: usize = 4;
 
 /// An image's documents, all of them in the content store.
@@ -38,12 +38,12 @@ pub(super) struct Resolved {
 
 impl Resolved {
     fn layers(&self) -> Vec<Layer<'_>> {
-        Layer::of(&self.manifest, &self.config, &self.chain_ids)
+        Layer::all(&self.manifest, &self.config, &self.chain_ids)
     }
 
     /// The chain id of the image's snapshot.
     fn chain_id(&self) -> &str {
-        // A configuration without layers is refused when it is parsed.
+        // Parsing has rejected a configuration without layers.
         self.chain_ids.last().map_or("", String::as_str)
     }
 
@@ -100,7 +100,7 @@ impl Store {
             .map_err(|status| CallError::new("Images.List", filter, &status))
     }
 
-    /// Reads an image's documents. `None` when one is missing: the image has to be pulled again.
+    /// Reads an image's documents. `None` if one is missing, so the image has to be pulled again.
     pub(super) async fn resolve(
         &self,
         image: &str,
@@ -117,7 +117,7 @@ impl Store {
             match document::examine(bytes, Document::parse).await.1.map_err(content)? {
                 Document::Index(index) => {
                     let chosen = platform.select(index.manifests(), wanted).map_err(content)?;
-                    // Each has its own: another pod may have the manifest of the other platform.
+                    // Platforms have separate labels, because another pod may use the other platform's manifest.
                     let label = if is_wasm(chosen) { REFERENCE_OF_WASM } else { REFERENCE };
                     let chosen = chosen.digest().to_string();
                     indexes.push((std::mem::replace(&mut digest, chosen.clone()), label, chosen));
@@ -163,7 +163,7 @@ impl Store {
         Ok(true)
     }
 
-    /// The image of a record; unpacks it if its snapshot is missing but its layers exist.
+    /// The image of a record. Unpacks it if its snapshot is missing but its layers exist.
     pub(super) async fn local(
         &self,
         name: &str,
@@ -186,7 +186,8 @@ impl Store {
         Ok(Some(resolved.into_local(name, digest)))
     }
 
-    /// The last steps of a pull or an import, once all content is stored under `lease`: references, snapshots, the record.
+    /// The last steps of a pull or an import, once all content is stored under `lease`: references, snapshots, the
+    /// record.
     pub(super) async fn finish(
         &self,
         name: &str,
@@ -204,7 +205,7 @@ impl Store {
     }
 
     async fn reference_and_unpack(&self, resolved: &Resolved, lease: &str) -> Result<(), CallError> {
-        // The references come first: they protect layers that another image has unpacked already.
+        // References come first, because they protect layers that another image has already unpacked.
         for (digest, labels) in resolved.gc_labels(&self.snapshotter) {
             self.label(&digest, labels).await?;
         }
@@ -228,7 +229,7 @@ impl Store {
     }
 }
 
-/// The id of a lease for one job on one image: the same after a restart.
+/// The id of a lease for a job on an image, which is the same after a restart.
 pub(super) fn lease_id(job: &str, subject: &str) -> String {
     let digest = document::sha256(subject.as_bytes());
     format!("limpet-{job}-{}", digest.get(7..23).unwrap_or_default())

@@ -18,7 +18,7 @@ impl Login {
         Self { credentials, authorization: Mutex::default() }
     }
 
-    /// Whether credentials were sent, for the message of a refusal.
+    /// Describes whether credentials were sent, for a refusal's message.
     pub(super) fn description(&self) -> &'static str {
         if self.credentials.is_some() { " with the node's credentials" } else { " without credentials" }
     }
@@ -36,12 +36,11 @@ impl Login {
         }
     }
 
-    /// The credentials for the host, if there are any.
     pub(super) fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
     }
 
-    /// Keeps the header to sign with from now on.
+    /// Signs further requests with this header.
     pub(super) fn authorize(&self, header: HeaderValue) {
         *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(header);
     }

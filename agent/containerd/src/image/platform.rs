@@ -2,35 +2,35 @@
 
 use oci_spec::image::{Descriptor, Platform};
 
-/// The rank of a platform whose programs this node's processor may run beside its own.
+/// The rank of a foreign platform whose programs the node's processor may also run.
 const FOREIGN: u8 = 100;
 
 /// The platform of modules for WebAssembly, as a runtime class names it.
 pub const WASM: &str = "wasi/wasm";
 
-/// Which manifest of an index is used.
+/// Which manifest of an index to use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ImagePlatform {
     /// The node's own.
     #[default]
     Node,
-    /// That of WebAssembly, else the node's own: a pod whose runtime class runs modules may have other containers beside.
+    /// WebAssembly's, else the node's own: a pod whose runtime class runs modules may also have other containers.
     Wasm,
-    /// The node's own, else that of WebAssembly: for what is stored and not started.
+    /// The node's own, else WebAssembly's: for images that are stored and not started.
     Any,
 }
 
-/// Whether programs of that system are modules for WebAssembly: `wasi`, `wasip1`.
+/// Whether programs for this system are WebAssembly modules: `wasi`, `wasip1`.
 pub(super) fn is_wasm_system(os: &str) -> bool {
     os.to_ascii_lowercase().starts_with("wasi")
 }
 
-/// Whether it is that of WebAssembly.
+/// Whether it is a manifest for WebAssembly.
 pub(super) fn is_wasm(descriptor: &Descriptor) -> bool {
     descriptor.platform().as_ref().is_some_and(|platform| is_wasm_system(&platform.os().to_string()))
 }
 
-/// What a pod needs whose image is a module.
+/// The remedy for a pod whose image is a WebAssembly module.
 pub(super) const WASM_REMEDY: &str =
     "it is for wasi/wasm: give the pod a runtimeClassName whose entry in runtimeClasses has `platform: wasi/wasm`";
 
@@ -62,14 +62,14 @@ impl HostPlatform {
             ("arm64", _) => 8,
             ("arm", "armv5tel" | "armv5tejl") => 5,
             ("arm", "armv6l") => 6,
-            // armv7l, and an arm64 kernel beneath a 32-bit userland.
+            // armv7l, and an arm64 kernel under a 32-bit userland.
             ("arm", _) => 7,
             _ => 0,
         };
         Self { architecture, arm_version }
     }
 
-    /// How well `platform` matches, smaller is better; `None`: not at all.
+    /// How well `platform` matches, smaller is better; `None` if it does not.
     fn rank(&self, platform: &Platform) -> Option<u8> {
         let os = platform.os().to_string();
         if !os.is_empty() && !os.eq_ignore_ascii_case("linux") {
@@ -81,7 +81,7 @@ impl HostPlatform {
             ("arm", "arm", variant) => self.arm_gap(variant),
             ("arm64", "arm64", variant) => self.arm_gap(variant),
             ("amd64", "amd64", "v1") => Some(1),
-            // As containerd: the older instruction set, if there is nothing better.
+            // As in containerd, the older instruction set is the last resort.
             ("amd64", "386", "") => Some(FOREIGN),
             ("arm64", "arm", variant) => self.arm_gap(variant).map(|gap| FOREIGN.saturating_add(gap)),
             // v2 to v4 of amd64 need instructions the node may lack.
@@ -98,7 +98,8 @@ impl HostPlatform {
     /// The manifest to use.
     ///
     /// # Errors
-    /// There is none, and what would help.
+    ///
+    /// None matches; the message says what would help.
     pub(super) fn select<'a>(
         &self,
         manifests: &'a [Descriptor],
@@ -127,7 +128,7 @@ impl HostPlatform {
     }
 }
 
-/// An architecture and its variant by their usual names, as containerd normalises them. Without a variant arm is v7 and
+/// The usual names of an architecture and its variant, normalized as in containerd. Without a variant, arm is v7 and
 /// arm64 is v8.
 fn normal(architecture: &str, variant: &str) -> (String, String) {
     let (architecture, mut variant) = (architecture.to_ascii_lowercase(), variant.to_ascii_lowercase());
@@ -187,7 +188,7 @@ mod tests {
             (&["linux/amd64", "wasip1/wasm32"], Wasm, Ok(1)),
             (&["wasi/wasm", "linux/amd64"], Any, Ok(1)),
             (&["wasi/wasm"], Any, Ok(0)),
-            // A container of another kind beside a module's.
+            // A normal container beside a module.
             (&["linux/amd64"], Wasm, Ok(0)),
             (&["wasi/wasm"], Node, Err("platform: wasi/wasm")),
             (&["linux/arm64"], Node, Err("no manifest for linux/amd64")),

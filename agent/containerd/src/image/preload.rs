@@ -1,7 +1,7 @@
-//! Imports the image archives of a directory, at start and when they appear.
+//! Imports the image archives in a directory, at start and when they appear.
 //!
-//! Labels on the images' records in containerd show which archive was imported, so a start with unchanged archives reads
-//! none of them. Events of the directory are hints; each leads to one listing.
+//! Labels on the images' records in containerd show which archives were imported, so a start with unchanged archives
+//! reads none of them. Events of the directory are hints; each triggers one listing.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -27,7 +27,6 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(20);
 /// The label that protects an image from garbage collectors.
 pub(super) const PINNED_LABEL: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
-/// The result of importing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ArchiveEvent {
     /// Its images were imported.
@@ -41,21 +40,20 @@ pub enum ArchiveEvent {
     Failed {
         /// The archive.
         path: PathBuf,
-        /// Why.
         error: ImageError,
     },
 }
 
-/// The identity of a file: another size or time is another archive.
+/// A file's identity: a different size or time means a different archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp(String);
 
 /// The result of one listing of the directory.
 #[derive(Debug, Default)]
 struct Scan {
-    /// containerd answered, or no call was needed.
+    /// Whether containerd answered, or no call was needed.
     answered: bool,
-    /// A transient failure occurred.
+    /// Whether a transient failure occurred.
     retry: bool,
 }
 
@@ -64,17 +62,17 @@ impl Images {
     /// running.
     pub async fn archives_ready(&self) {
         let mut ready = self.inner.ready.subscribe();
-        // Fails only when the sender is gone, and `self` holds it.
+        // Fails only if the sender is gone, and `self` holds it.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
-    /// The normalised names of all images imported from archives since the agent started, and every change of them.
+    /// The normalized names of all images imported from archives since the agent started.
     pub fn imported(&self) -> watch::Receiver<Arc<HashSet<String>>> {
         self.inner.imported.subscribe()
     }
 
-    /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) of the configured directory, which is created if it
-    /// is missing, and those that appear there, until `stop`. Their images are pinned.
+    /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) in the configured directory, which is created
+    /// if it does not exist, and those that appear there, until `stop`. Their images are pinned.
     pub async fn import_archives(&self, stop: CancellationToken) {
         self.import_archives_with(stop, |_| {}).await;
     }
@@ -136,7 +134,7 @@ impl Images {
         }
     }
 
-    /// Imports new archives; `tried` are those that were imported or have failed permanently.
+    /// Imports new archives; `tried` has those that were imported or have failed permanently.
     async fn scan(&self, dir: &Path, tried: &mut HashMap<PathBuf, Stamp>, report: &impl Fn(ArchiveEvent)) -> Scan {
         let directory = dir.to_owned();
         let listed = blocking::run(dir.to_owned(), blocking::DEADLINE, move |_| archives(&directory)).await;
@@ -264,10 +262,10 @@ async fn open(dir: &Path) -> io::Result<PathWatch> {
 
 /// The archives of a directory in the order of their names.
 fn archives(dir: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
-    let mut found = Vec::new();
+    let mut archives = Vec::new();
     let entries = match std::fs::read_dir(dir) {
-        // Removed: its parent is watched, and it is listed when it exists again.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        // The directory was removed. Its parent is watched, and it is listed again once it exists.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(archives),
         entries => entries?,
     };
     for entry in entries {
@@ -276,11 +274,11 @@ fn archives(dir: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
         let Ok(metadata) = std::fs::metadata(entry.path()) else { continue };
         if metadata.is_file() && is_archive(&entry.file_name().to_string_lossy()) {
             let stamp = format!("{}-{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());
-            found.push((entry.path(), Stamp(stamp)));
+            archives.push((entry.path(), Stamp(stamp)));
         }
     }
-    found.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(found)
+    archives.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(archives)
 }
 
 fn is_archive(name: &str) -> bool {

@@ -1,4 +1,4 @@
-//! The progress of a pull, reported at most once a second and without a timer: only what arrives updates it.
+//! The progress of a pull, reported at most once a second and without a timer: only arriving data updates it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use limpet_model::pull_progress::PullProgress;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The least time between two reports of arriving bytes.
+/// The shortest time between two reports of arriving data.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two lines in the log.
+/// The shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Sums up the progress of one pull's layers.
@@ -32,24 +32,24 @@ impl Meter {
         Self { image: image.to_owned(), state: Mutex::default(), out }
     }
 
-    /// The manifest is read. An attempt with other credentials begins once more.
+    /// Records that the manifest was read. An attempt with other credentials begins again.
     pub(super) fn begin(&self, total: u64, layers: usize) {
         self.change(Instant::now(), true, |progress| {
             *progress = PullProgress { total, layers, ..PullProgress::default() };
         });
     }
 
-    /// A layer is downloaded.
+    /// Records that a layer was downloaded.
     pub(super) fn downloaded(&self) {
         self.change(Instant::now(), true, |progress| progress.downloaded += 1);
     }
 
-    /// A layer is unpacked.
+    /// Records that a layer was unpacked.
     pub(super) fn unpacked(&self) {
         self.change(Instant::now(), true, |progress| progress.unpacked += 1);
     }
 
-    /// Changes the state and reports it, if `at` is late enough after the last report or the change is a `step`.
+    /// Changes the state, and reports it if `at` is late enough after the last report or the change is a `step`.
     fn change(&self, at: Instant, step: bool, change: impl FnOnce(&mut PullProgress)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state.progress);
@@ -57,7 +57,7 @@ impl Meter {
             state.reported = Some(at);
             self.out.send_replace(state.progress);
         }
-        // Only the beginning and the end of a pull shorter than the interval are logged.
+        // A pull shorter than the interval logs only its beginning and end.
         let logged = *state.logged.get_or_insert(at);
         if at.duration_since(logged) >= LOG_INTERVAL {
             state.logged = Some(at);
@@ -80,7 +80,7 @@ pub(super) struct BlobMeter<'a> {
 }
 
 impl BlobMeter<'_> {
-    /// Sets the bytes of the blob that were downloaded; fewer than before when it starts again.
+    /// Sets the number of downloaded bytes of the blob, which decreases when it restarts.
     pub(super) fn set(&mut self, bytes: u64) {
         self.set_at(Instant::now(), bytes);
     }

@@ -1,8 +1,8 @@
 //! One pull: from a registry into containerd's content store, then to snapshots and an image record.
 //!
-//! Several layers are downloaded at once, and each is unpacked as soon as those below it are.
-//! Everything is created under one lease, whose id is derived from the image's name. An interrupted pull leaves lease and
-//! ingests, and the next one, also after a restart of the agent, resumes it.
+//! Several layers are downloaded at once, and each is unpacked as soon as those below it are. Everything is created
+//! under one lease, whose id is derived from the image's name. An interrupted pull leaves its lease and ingests, and
+//! the next pull resumes it, even after a restart of the agent.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -25,13 +25,13 @@ use super::unpack::Layer;
 use limpet_model::image::LocalImage;
 use limpet_model::pull_credential::PullCredential;
 
-/// Layers that are downloaded at once.
+/// The most layers that are downloaded at once.
 const PARALLEL_LAYERS: usize = 3;
-/// Attempts in a row with less than `MIN_PROGRESS` before a download fails.
+/// The most attempts in a row with less than `MIN_PROGRESS` before a download fails.
 const MAX_ATTEMPTS: u32 = 5;
 /// Bytes that count as progress.
 const MIN_PROGRESS: u64 = 1 << 20;
-/// The first pause between attempts; each is twice as long as the one before.
+/// The first pause between attempts, which doubles each time.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// The longest list of repositories on a blob; containerd's limit for a label is 4,096 bytes with its key.
@@ -42,7 +42,7 @@ pub(super) const LEASE_PREFIX: &str = "limpet-pull-";
 
 /// Why a download ended early.
 enum DownloadError {
-    /// The network: try again from this offset.
+    /// The network failed; a further attempt continues at the offset.
     Interrupted(String),
     /// Anything else.
     Failed(ImageError),
@@ -66,7 +66,7 @@ struct Pull<'a> {
     lease: String,
 }
 
-/// Pulls an image, or the missing parts of it; also returns what the registry has accepted for it.
+/// Pulls an image, or its missing parts. Also returns the credential that the registry accepted.
 pub(super) async fn pull(
     store: &Store,
     session: Session,
@@ -84,7 +84,7 @@ pub(super) async fn pull(
     if result.as_ref().err().is_none_or(|error| !error.keeps_ingests())
         && let Err(error) = store.delete_lease(&pull.lease).await
     {
-        // Its content is in use or small; the next pull of this image reuses the lease.
+        // The content is in use or small. The next pull of this image reuses the lease.
         tracing::warn!(image, %error, "deleting the lease of the pull failed");
     }
     result.map(|local| (local, pull.session.credential()))
@@ -99,13 +99,13 @@ impl Pull<'_> {
         let top = self.session.manifest(self.session.name.target.as_str()).await?;
         let Documents { manifest, config, target } = self.documents(top).await?;
         let chain_ids = document::chain_ids(config.rootfs().diff_ids());
-        let layers = Layer::of(&manifest, &config, &chain_ids);
+        let layers = Layer::all(&manifest, &config, &chain_ids);
         self.meter.begin(layers.iter().map(|layer| layer.descriptor.size()).sum(), layers.len());
         self.layers(&layers).await?;
         self.store.finish(self.image(), &target, Labels::new(), &self.lease, self.platform).await
     }
 
-    /// Downloads several layers at once, and unpacks what has arrived meanwhile.
+    /// Downloads several layers at once, and unpacks arrived layers meanwhile.
     async fn layers(&self, layers: &[Layer<'_>]) -> Result<(), ImageError> {
         let call = |error| ImageError::call(self.image(), error);
         let (arrived, arrivals) = watch::channel(vec![false; layers.len()]);
@@ -122,11 +122,11 @@ impl Pull<'_> {
         let downloaded = tokio::select! {
             biased;
             downloaded = &mut download => downloaded,
-            // It ends first only when it fails: without a layer it has nothing to end with.
+            // Unpacking ends first only if it fails, because its last layer has not arrived.
             unpacked = &mut unpack => return unpacked.map_err(call),
         };
         if downloaded.is_err() {
-            // The layer that is being unpacked is finished; no further one is begun.
+            // The layer that is being unpacked is finished; no other one is begun.
             arrived.send_replace(Vec::new());
         }
         let unpacked = unpack.await;
@@ -164,7 +164,8 @@ impl Pull<'_> {
                 Document::Manifest(manifest) => {
                     let digest = manifest.config().digest().to_string();
                     let call = |error| ImageError::call(image, error);
-                    // Another registry's content is used only if this one has it, too: it may hold secrets.
+                    // Content from another registry is used only if this one has it too, because it may contain
+                    // secrets.
                     let known = match self.is_from_here(&digest).await? {
                         true => self.store.read_document(&digest).await.map_err(call)?,
                         false => None,
@@ -178,7 +179,7 @@ impl Pull<'_> {
                     let config = config.map_err(content)?;
                     document::fits(&config, self.platform).map_err(content)?;
                     self.put(&digest, &bytes).await?;
-                    // Set in the first round.
+                    // The first round has set it.
                     return Ok(Documents { manifest, config, target: target.unwrap_or_default() });
                 }
             }
@@ -192,30 +193,30 @@ impl Pull<'_> {
         put.map_err(|error| ImageError::call(self.image(), error))
     }
 
-    /// The label of containerd's own clients for the repositories of a registry from which content came.
+    /// The label in which containerd's own clients record from which repositories of a registry content came.
     fn source_key(&self) -> String {
         format!("containerd.io/distribution.source.{}", self.session.name.host)
     }
 
-    /// From which repositories of the registry content came, if it is here.
+    /// The repositories of the registry from which content came, if it is on the node.
     async fn sources(&self, digest: &str) -> Result<String, ImageError> {
         let known = self.store.info(digest).await.map_err(|error| ImageError::call(self.image(), error))?;
         Ok(known.and_then(|(_, mut labels)| labels.remove(&self.source_key())).unwrap_or_default())
     }
 
-    /// The source of content, beside those that it has already.
+    /// The labels that add the image's repository to the sources of content.
     async fn source_labels(&self, digest: &str) -> Result<Labels, ImageError> {
         let sources = with_source(&self.sources(digest).await?, &self.session.name.repository);
         Ok(Labels::from([(self.source_key(), sources)]))
     }
 
-    /// Whether content came from the image's repository: who may read its manifest may read it.
+    /// Whether content came from the image's repository, so that a reader of its manifest may also read it.
     async fn is_from_here(&self, digest: &str) -> Result<bool, ImageError> {
         Ok(self.sources(digest).await?.split(',').any(|source| source == self.session.name.repository))
     }
 
-    /// Makes sure that the registry would serve a layer that is here already: a manifest may name any digest. Asks for its
-    /// last byte.
+    /// Verifies that the registry would serve a layer that is already here, by requesting its last byte: a manifest
+    /// may name any digest.
     async fn prove_access(&self, layer: &Descriptor) -> Result<(), ImageError> {
         let digest: &str = layer.digest().as_ref();
         if self.is_from_here(digest).await? {
@@ -255,7 +256,7 @@ impl Pull<'_> {
                 Ok(Completed::Appeared) => {}
                 Err(error) if error.is_corrupt() => {
                     self.store.abort(&digest).await.map_err(call)?;
-                    // The ingest of an earlier attempt may be damaged by a power cut: start again from the beginning.
+                    // A power cut may have damaged the ingest of an earlier attempt, so the download restarts.
                     if !resumed || scratch {
                         return Err(call(error));
                     }
@@ -266,7 +267,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Downloads until the ingest has all bytes, over several connections if some are lost.
+    /// Downloads until the ingest is complete, over several connections if some are lost.
     async fn fill(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), ImageError> {
         let (mut strikes, mut pause) = (0, INITIAL_RETRY_DELAY);
         loop {
@@ -307,21 +308,21 @@ impl Pull<'_> {
             Err(ImageError::Unreachable { cause, .. }) => return Err(DownloadError::Interrupted(cause)),
             Err(error) => return Err(DownloadError::Failed(error)),
         };
-        // A registry without ranges starts at the beginning: bytes that are stored already are skipped.
+        // A registry without ranges starts at the beginning, so stored bytes are skipped.
         let mut skip = ingest.offset() - download.offset.min(ingest.offset());
         while ingest.offset() < size {
             match download.chunk().await {
                 Ok(Some(chunk)) => {
                     let passed = skip.min(chunk.len() as u64);
                     skip -= passed;
-                    // Never more than the size in the manifest.
+                    // Never stores more than the size in the manifest.
                     let left = (chunk.len() as u64).min(passed + size - ingest.offset());
                     let new = chunk.get(passed as usize..left as usize).unwrap_or_default();
                     ingest.write(new).await.map_err(call)?;
                     meter.set(ingest.offset());
                 }
                 ended => {
-                    // First store the received bytes.
+                    // Stores the received bytes first.
                     ingest.flush().await.map_err(call)?;
                     let cause = ended.err().unwrap_or_else(|| "the registry closed it early".to_owned());
                     return Err(DownloadError::Interrupted(cause));
@@ -332,7 +333,7 @@ impl Pull<'_> {
     }
 }
 
-/// A list of repositories with one more, as containerd writes it.
+/// Adds a repository to a list, in containerd's format.
 fn with_source(sources: &str, repository: &str) -> String {
     let mut all: Vec<&str> = sources.split(',').filter(|source| !source.is_empty()).collect();
     all.push(repository);

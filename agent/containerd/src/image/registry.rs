@@ -1,7 +1,7 @@
 //! A client of a registry and its mirrors for one image: the OCI distribution protocol over HTTP.
 //!
-//! The hosts of `certs.d` are tried in order; the one that served the manifest is tried first for the rest. A session
-//! lives as long as its pull: an idle agent has no connection, no certificate store and no password in memory.
+//! The hosts in `certs.d` are tried in order; the one that served the manifest is tried first for the rest. A session
+//! lives as long as its pull: an idle agent holds no connection, no certificate store and no password in memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,35 +19,35 @@ use super::login::Login;
 use limpet_model::image_name::ImageName;
 use limpet_model::pull_credential::PullCredential;
 
-/// How often all hosts are tried again while a registry is busy.
+/// How often all hosts are retried while a registry is busy.
 const MAX_ROUNDS: u32 = 4;
-/// The first pause where a busy registry asks for none; each is twice as long as the one before.
+/// The first pause if a busy registry asks for none; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause that a pull waits for; a longer one is left to the back-off of pulls, which holds up no other pull.
+/// The longest pause within a pull. Longer ones are left to the back-off of pulls, which delays no other pull.
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
-/// The hosts that one request may log in to: the registry, and those it redirects to.
+/// The most hosts at which one request may log in: the registry, and those it redirects to.
 const MAX_LOGINS: usize = 3;
 
 /// One host of a session.
 struct Host {
     endpoint: Endpoint,
-    /// As configured, or as containerd takes an ambiguous URL: with and without TLS. The first that answers is kept.
+    /// As configured, or for an ambiguous URL with and without TLS, as in containerd. The first that answers is kept.
     https: Vec<Http>,
-    /// Index of the one that is spoken.
+    /// The index of the one that answered.
     spoken: AtomicUsize,
     login: Login,
     elsewhere: Elsewhere,
-    /// Whose credentials `login` has.
+    /// The source of the credentials in `login`.
     source: PullCredential,
-    /// It has answered a request with the requested content.
+    /// Whether it has served requested content.
     served: AtomicBool,
 }
 
-/// The hosts that may have one image.
+/// The hosts that may have an image.
 pub(super) struct Session {
     pub(super) name: ImageName,
     hosts: Vec<Host>,
-    /// Index of the host that answered last.
+    /// The index of the host that last answered.
     preferred: AtomicUsize,
 }
 
@@ -74,7 +74,7 @@ impl Download {
 }
 
 impl Session {
-    /// Reads `certs.d` and the certificates it names. Blocks. `turn`: which of several credentials to use.
+    /// Reads `certs.d` and the certificates it names. Blocks. `turn` selects one of several credentials.
     pub(super) fn prepare(
         name: ImageName,
         certs_d: &std::path::Path,
@@ -83,10 +83,10 @@ impl Session {
     ) -> Result<Self, ImageError> {
         let mut hosts = Vec::new();
         for endpoint in certs::endpoints(certs_d, &name.host)? {
-            // A mirror gets none of the registry's credentials, which its operator need not be trusted with.
-            let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
+            // A mirror gets none of the registry's credentials, because its operator need not be trusted with them.
+            let mirrors = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
             let registrys = || keyring.find(&name.host, &name.repository, turn).filter(|_| endpoint.server);
-            let candidate = own.or_else(registrys);
+            let candidate = mirrors.or_else(registrys);
             let source = candidate.map_or(PullCredential::Node, |candidate| candidate.source.clone());
             let bases = std::iter::once(&endpoint.base).chain(&endpoint.other_base);
             let https = bases.map(|base| Http::new(&endpoint, base)).collect::<Result<_, _>>()?;
@@ -97,7 +97,7 @@ impl Session {
         Ok(Self { name, hosts, preferred: AtomicUsize::new(0) })
     }
 
-    /// The credentials of a pod that a host has accepted; the node's if none was needed.
+    /// The pod's credential that a host has accepted; the node's if none was needed.
     pub(super) fn credential(&self) -> PullCredential {
         let accepted = |host: &&Host| host.served.load(Ordering::Relaxed) && host.login.was_answered();
         let mut sources = self.hosts.iter().filter(accepted).map(|host| &host.source);
@@ -105,7 +105,7 @@ impl Session {
         of_pod.cloned().unwrap_or(PullCredential::Node)
     }
 
-    /// Which of a pod's credentials any host of the image may be sent. Blocks.
+    /// Which of a pod's credentials may be sent to any host of the image. Blocks.
     pub(super) fn usable(
         name: &ImageName,
         certs_d: &std::path::Path,
@@ -149,8 +149,8 @@ impl Session {
         Ok(FetchedDocument { bytes, digest, media_type })
     }
 
-    /// Fetches the list of the manifests that refer to an image. A host without one, or with an empty one, has not found it:
-    /// a mirror need not have what the registry has.
+    /// Fetches the list of manifests that refer to an image. A host without a list, or with an empty one, counts as
+    /// not having it, because a mirror may lack what the registry has.
     pub(super) async fn referrers(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
         let mut rounds = 0;
         loop {
@@ -176,7 +176,7 @@ impl Session {
         }
     }
 
-    /// Fetches a small blob whole and verifies it.
+    /// Fetches a small blob completely and verifies it.
     pub(super) async fn small_blob(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
         let mut rounds = 0;
         loop {
@@ -201,7 +201,7 @@ impl Session {
         }
     }
 
-    /// Starts to download a blob at `offset`; the answer may begin earlier when the registry does not support ranges.
+    /// Starts to download a blob at `offset`. The answer begins earlier if the registry does not support ranges.
     pub(super) async fn blob(&self, digest: &str, offset: u64) -> Result<Download, ImageError> {
         let mut rounds = 0;
         loop {
@@ -226,7 +226,7 @@ impl Session {
         Ok(Download { body: Body::new(response), offset: begins.ok_or_else(refused)? })
     }
 
-    /// The hosts to try, the one that answered last first.
+    /// The hosts to try, the one that last answered first.
     fn attempts(&self, by_tag: bool) -> Attempts<'_> {
         let preferred = self.preferred.load(Ordering::Relaxed);
         let order = std::iter::once(preferred).chain((0..self.hosts.len()).filter(|i| *i != preferred));
@@ -238,7 +238,7 @@ impl Session {
         Attempts { session: self, order, current: 0, failures: Vec::new() }
     }
 
-    /// One GET, by the protocol that the host speaks.
+    /// Sends a GET with the scheme that the host speaks.
     async fn get(&self, host: &Host, path: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
         let spoken = host.spoken.load(Ordering::Relaxed);
         let http = host.https.get(spoken).ok_or_else(|| Failure::new(Kind::Registry, "no URL"))?;
@@ -262,7 +262,7 @@ impl Session {
         }
     }
 
-    /// One GET, with one login at each host that requires it: the registry's, or one that it redirects to.
+    /// Sends a GET, with one login at each host that requires it: the registry's, or one to which it redirects.
     async fn get_by(
         &self,
         host: &Host,
@@ -319,10 +319,10 @@ fn headers(accept: Option<&str>, offset: u64) -> HeaderMap {
     fields.collect()
 }
 
-/// One request that is tried on each host.
+/// A request that is tried on each host.
 struct Attempts<'a> {
     session: &'a Session,
-    /// Indexes of the hosts not tried yet, the next at the end.
+    /// Indexes of the untried hosts, the next at the end.
     order: Vec<usize>,
     current: usize,
     failures: Vec<(usize, Failure)>,
@@ -346,7 +346,7 @@ impl<'a> Attempts<'a> {
         self.failures.push((self.current, Failure { kind: failure.kind, cause }));
     }
 
-    /// Returns after a pause when the hosts may answer then; else fails with what they answered.
+    /// Returns after a pause if the hosts may answer then; else fails with their answers.
     async fn wait_or_fail(self, rounds: &mut u32) -> Result<(), ImageError> {
         let image = &self.session.name.whole;
         let pause = pause(&self.failures, *rounds);
@@ -359,19 +359,19 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// How long to wait before all hosts are tried again; `None`: it is of no use, or too long for a pull to wait.
+/// How long to wait before all hosts are retried; `None` if that would not help, or takes too long for a pull.
 fn pause(failures: &[(usize, Failure)], rounds: u32) -> Option<Duration> {
     let is_final = |(_, failure): &(usize, Failure)| !matches!(failure.kind, Kind::Busy(_) | Kind::Unreachable);
     let busy = failures.iter().filter_map(|(_, failure)| match failure.kind {
         Kind::Busy(asked) => Some(asked.unwrap_or(FIRST_PAUSE * 2_u32.saturating_pow(rounds))),
         _ => None,
     });
-    // A mirror's refusal is not final while the registry is busy, but the registry's is.
+    // A mirror's refusal is not final while the registry is busy; the registry's is.
     let decides = failures.iter().max_by_key(|(index, _)| *index)?;
     busy.min().filter(|pause| rounds < MAX_ROUNDS && *pause <= LONGEST_PAUSE && !is_final(decides))
 }
 
-/// The failure when every host failed: the last of the file, the registry itself, decides the kind, because a mirror
+/// The failure if every host failed. The last in the file, the registry itself, decides the kind, because a mirror
 /// without the image proves nothing; all causes are reported.
 fn together(mut failures: Vec<(usize, Failure)>) -> Failure {
     failures.sort_by_key(|(i, _)| *i);

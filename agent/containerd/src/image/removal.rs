@@ -1,7 +1,8 @@
-//! Removes images from containerd, never one that a start has just taken.
+//! Removes images from containerd, but never one that a start has just reserved.
 //!
-//! Who decides on a removal looks at the pods first, and a pod may come between that look and the removal. So a start takes its
-//! image here before it uses it: a removal decided before that is refused, one that is under way is waited for.
+//! A removal is decided by looking at the pods, and a pod may arrive between that look and the removal. So a start
+//! reserves its image before it uses it: a removal that was decided earlier is refused, and one in progress is waited
+//! for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use super::content::Store;
 use super::error::{CallError, ImageError};
 use super::{ImageName, Images};
 
-/// What starts have taken, and what is being removed, by digest.
+/// Images that starts have reserved, and images that are being removed, by digest.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     state: Mutex<State>,
@@ -33,13 +34,13 @@ impl Reservations {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an image. Returns whether that had to wait for its removal: it may be gone.
+    /// Reserves an image. Returns whether it had to wait for the image's removal, so the image may be gone.
     pub(super) async fn reserve(&self, digest: &str) -> bool {
         let mut waited = false;
         loop {
             let removed = self.removed.notified();
             tokio::pin!(removed);
-            // Registered before the look, so that no end of a removal is missed.
+            // Registered before the check, so that no end of a removal is missed.
             removed.as_mut().enable();
             {
                 let mut state = self.state();
@@ -53,14 +54,15 @@ impl Reservations {
         }
     }
 
-    /// When each image was last taken; of those that are not `there` nothing is remembered any more.
+    /// When each image was last reserved. Forgets images that are not `there`.
     pub(super) fn taken(&self, there: impl Fn(&str) -> bool) -> HashMap<Arc<str>, Instant> {
         let mut state = self.state();
         state.taken.retain(|digest, _| there(digest));
         state.taken.clone()
     }
 
-    /// Begins a removal that was `decided` then; `None`: the image was taken since. It ends when the result is dropped.
+    /// Begins a removal that was decided at `decided`; `None` if the image was reserved since. It ends when the
+    /// result is dropped.
     fn remove(&self, digest: &str, decided: Instant) -> Option<Removing<'_>> {
         let mut state = self.state();
         if state.taken.get(digest).is_some_and(|taken| *taken >= decided) || !state.removing.insert(digest.into()) {
@@ -70,7 +72,7 @@ impl Reservations {
     }
 }
 
-/// A removal under way.
+/// A removal in progress.
 struct Removing<'a> {
     reservations: &'a Reservations,
     digest: Arc<str>,
@@ -84,7 +86,7 @@ impl Drop for Removing<'_> {
 }
 
 impl Images {
-    /// The digest of a name in containerd, taken for a start: it is not removed by a decision from before.
+    /// The digest of a name in containerd, reserved for a start, so that no earlier decision removes it.
     pub(super) async fn reserve_name(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
         loop {
             let Some(digest) = self.target(name).await? else { return Ok(None) };
@@ -94,11 +96,12 @@ impl Images {
         }
     }
 
-    /// Removes an image with all its names and what only it refers to, and waits for containerd to do so. False: a start has
-    /// taken it since the removal was `decided`, so it stays.
+    /// Removes an image with all its names and the content that only it refers to, and waits for containerd to do so.
+    /// Returns false if a start has reserved it since `decided`, so it stays.
     ///
     /// # Errors
-    /// `Runtime` when containerd does not answer, or refuses.
+    ///
+    /// `Runtime` if containerd does not answer, or refuses.
     pub async fn remove(&self, digest: &str, names: &[String], decided: Instant) -> Result<bool, ImageError> {
         let Some(_removing) = self.inner.reservations.remove(digest, decided) else { return Ok(false) };
         for (index, name) in names.iter().enumerate() {
@@ -113,7 +116,7 @@ impl Images {
 }
 
 impl Store {
-    /// Deletes the record of a name; `collect`: and waits for what nothing refers to any more to be removed.
+    /// Deletes the record of a name. With `collect`, waits until unreferenced content is removed.
     async fn delete_image(&self, name: &str, collect: bool) -> Result<(), CallError> {
         let request = DeleteImageRequest { name: name.to_owned(), sync: collect, ..Default::default() };
         match self.images().delete(self.client.request(request)).await {

@@ -1,7 +1,7 @@
-//! The signatures of an image: fetched from its registry, and kept in containerd's content store beside the image.
+//! The signatures of an image: fetched from its registry, and stored in containerd's content store beside the image.
 //!
-//! What is kept is verified again whenever it is used. A label on the image's own content refers to it, so it lives as long
-//! as the image, and a node without a network can verify what it has.
+//! Stored signatures are verified again on each use. A label on the image's own content refers to them, so they live
+//! as long as the image, and a node without a network can verify the image.
 
 use limpet_image_policy::signature::{
     self, MAX_MANIFESTS, Signature, SignatureForm, SignatureLayer, referrers_tag, signature_tag,
@@ -12,7 +12,7 @@ use super::content::{Labels, Store};
 use super::error::{CallError, ImageError};
 use super::registry::Session;
 
-/// The labels of an image's content for the manifests of its signatures; containerd keeps what they name.
+/// The labels of an image's content for its signature manifests, which containerd then keeps.
 const LABEL: &str = "containerd.io/gc.ref.content.signature.";
 /// The most bytes of signatures of one image.
 const MAX_TOTAL: usize = 4 << 20;
@@ -20,7 +20,7 @@ const MAX_TOTAL: usize = 4 << 20;
 /// A manifest with its signatures.
 #[derive(Debug)]
 struct SignatureManifest {
-    /// For people.
+    /// Where it was found, for messages.
     place: String,
     digest: String,
     bytes: Vec<u8>,
@@ -34,21 +34,21 @@ struct SignatureBlob {
     bytes: Vec<u8>,
 }
 
-/// What the registry has of an image's signatures.
+/// An image's signatures in the registry.
 #[derive(Debug, Default)]
 pub(super) struct FetchedSignatures {
     manifests: Vec<SignatureManifest>,
-    /// Why others may be missing.
+    /// Why some may be missing.
     problems: Vec<String>,
 }
 
 impl FetchedSignatures {
-    /// None, because of this.
+    /// No signatures, because of this error.
     pub(super) fn none(error: &ImageError) -> Self {
         Self { manifests: Vec::new(), problems: vec![error.cause()] }
     }
 
-    /// Adds what was found to other evidence.
+    /// Adds them to other evidence.
     pub(super) fn add_to(&self, evidence: &mut Evidence) {
         for manifest in &self.manifests {
             evidence.signatures.extend(manifest.blobs.iter().map(|blob| Signature {
@@ -65,10 +65,11 @@ impl FetchedSignatures {
     }
 }
 
-/// Fetches the signatures of an image, by cosign's tag and by the referrers API.
+/// Fetches an image's signatures, by cosign's tag and by the referrers API.
 ///
 /// # Errors
-/// `Unauthorized`: other credentials may do. Every other failure is among the problems.
+///
+/// `Unauthorized`: other credentials may work. Every other failure is among the problems.
 pub(super) async fn fetch(session: &Session, digest: &str) -> Result<FetchedSignatures, ImageError> {
     let mut fetched = FetchedSignatures::default();
     let tag = signature_tag(digest);
@@ -102,7 +103,7 @@ pub(super) async fn fetch(session: &Session, digest: &str) -> Result<FetchedSign
 async fn referrers(session: &Session, digest: &str) -> Result<Vec<String>, String> {
     let listed = match session.referrers(digest).await {
         Ok(list) => Ok(list),
-        // A registry without the API has the list under a tag, and so has a mirror whose registry cannot be reached.
+        // A registry without this API has the list under a tag, and so may a mirror whose registry is unreachable.
         Err(_) => session.manifest(&referrers_tag(digest)).await.map(|list| list.bytes),
     };
     match listed {
@@ -135,7 +136,7 @@ async fn add(session: &Session, fetched: &mut FetchedSignatures, place: String, 
     fetched.manifests.push(SignatureManifest { place, digest, bytes, blobs });
 }
 
-/// Keeps signatures beside the image, whose content is protected by the lease.
+/// Stores signatures beside the image, whose content the lease protects.
 pub(super) async fn keep(
     store: &Store,
     digest: &str,
@@ -155,7 +156,7 @@ pub(super) async fn keep(
     store.label(digest, labels).await
 }
 
-/// The signatures that are kept beside the image.
+/// The signatures that are stored beside the image.
 pub(super) async fn kept(store: &Store, digest: &str) -> Result<Evidence, CallError> {
     let mut evidence = Evidence::default();
     let Some((_, labels)) = store.info(digest).await? else { return Ok(evidence) };

@@ -12,7 +12,7 @@ use super::failure::{Failure, Kind};
 use super::http::{Http, error_text, is_redirect, read_bounded};
 use super::login::Login;
 
-/// The largest answer of a token server.
+/// The largest answer of a token server, in bytes.
 const MAX_ANSWER: u64 = 256 << 10;
 
 /// A registry's authentication challenge.
@@ -31,7 +31,7 @@ struct TokenAnswer {
 }
 
 impl Login {
-    /// Answers a 401 from `asker`: the host itself, or another one that it redirected to.
+    /// Answers a 401 from `asker`: the host itself, or another one to which it redirected.
     pub(super) async fn answer(
         &self,
         http: &Http,
@@ -73,7 +73,7 @@ fn basic(user: &str, password: &str) -> String {
 
 /// The best of the challenges: `Bearer` before `Basic`.
 fn challenge(headers: &HeaderMap) -> Option<Challenge> {
-    let mut found = None;
+    let mut best = None;
     for value in headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok()) {
         for challenge in ChallengeParser::new(value).map_while(Result::ok) {
             let param = |name: &str| {
@@ -85,11 +85,11 @@ fn challenge(headers: &HeaderMap) -> Option<Challenge> {
                     return Some(Challenge::Bearer { realm, service: param("service"), scope: param("scope") });
                 }
             } else if challenge.scheme.eq_ignore_ascii_case("basic") {
-                found = Some(Challenge::Basic);
+                best = Some(Challenge::Basic);
             }
         }
     }
-    found
+    best
 }
 
 fn token_request(
@@ -101,7 +101,7 @@ fn token_request(
 ) -> RequestBuilder {
     let service = service.map(|service| ("service", service));
     if let Some(Credentials::IdentityToken(token)) = credentials {
-        // A form is encoded like a query.
+        // A form has the same encoding as a query.
         let mut form = realm.clone();
         let grant =
             [("grant_type", "refresh_token"), ("client_id", "limpet"), ("scope", scope), ("refresh_token", token)];

@@ -1,8 +1,8 @@
-//! Unpacks layers of the content store into snapshots: one committed snapshot per layer, whose key is the chain id.
+//! Unpacks layers from the content store into snapshots: one committed snapshot per layer, keyed by chain id.
 //!
-//! A chain id is only what a configuration claims. So an existing snapshot is used for a layer only when the layer is
-//! known to unpack to what is in it: by containerd's label `containerd.io/uncompressed` on the layer's content, which its
-//! own clients write too, or because the layer is unpacked once more and compared.
+//! A chain id is only a configuration's claim. So an existing snapshot is used for a layer only if the layer is known
+//! to unpack to the snapshot's content: by containerd's label `containerd.io/uncompressed` on the layer's content,
+//! which its own clients also write, or because the layer was unpacked again and compared.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use tonic::Code;
 use super::content::{Labels, Store};
 use super::error::CallError;
 
-/// The label on a layer's content with the digest of what it unpacks to.
+/// The label with the digest of the uncompressed layer.
 const UNCOMPRESSED: &str = "containerd.io/uncompressed";
-/// The call that makes a snapshot on top of another.
+/// The call that creates a snapshot on top of another.
 const PREPARE: &str = "Snapshots.Prepare";
-/// How long one layer may take: gigabytes on a slow SD card.
+/// The deadline of one layer: gigabytes on a slow SD card.
 const APPLY_DEADLINE: Duration = Duration::from_secs(3600);
 
-/// A layer, and the snapshot it becomes.
+/// A layer and its snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layer<'a> {
     /// The compressed layer.
@@ -40,7 +40,7 @@ pub(super) struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     /// An image's layers, lowest first.
-    pub(super) fn of(
+    pub(super) fn all(
         manifest: &'a ImageManifest,
         config: &'a ImageConfiguration,
         chain_ids: &'a [String],
@@ -67,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Unpacks the layers that are not unpacked yet, lowest first, and checks that the others are what they claim.
+    /// Unpacks the layers that are not unpacked yet, lowest first, and verifies that the others match their claims.
     pub(super) async fn unpack(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         if self.is_unpacked(layers).await? {
             return Ok(());
@@ -76,8 +76,8 @@ impl Store {
         self.unpack_from(0, layers, lease).await
     }
 
-    /// Unpacks each layer as soon as it has `arrived` and those below it are unpacked, and calls `unpacked` for it. Ends
-    /// with the last layer, or early once `arrived` is empty: no further one arrives.
+    /// Unpacks each layer as soon as it has `arrived` and those below it are unpacked, and calls `unpacked` for it.
+    /// Ends with the last layer, or early if `arrived` is emptied because no more will arrive.
     pub(super) async fn unpack_arriving(
         &self,
         layers: &[Layer<'_>],
@@ -95,7 +95,7 @@ impl Store {
                 return Ok(());
             }
             if !is_unpacked {
-                // An image of which nothing more arrives does not wait until another one is unpacked.
+                // If no more layers arrive, this image does not wait for another one's unpacking.
                 let _serial = tokio::select! {
                     biased;
                     _ = arrived.wait_for(Vec::is_empty) => return Ok(()),
@@ -108,7 +108,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the snapshot of all layers exists, and with it those below, and each layer is known to be what is in it.
+    /// Whether the snapshots of all layers exist, and each is known to match its layer.
     async fn is_unpacked(&self, layers: &[Layer<'_>]) -> Result<bool, CallError> {
         let Some(top) = layers.last() else { return Ok(true) };
         if !self.has_snapshot(top.chain_id).await? {
@@ -122,7 +122,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether it is known that the layer's content unpacks to its diff id.
+    /// Whether the layer's content is known to unpack to its diff id.
     async fn is_proved(&self, layer: &Layer<'_>) -> Result<bool, CallError> {
         let digest: &str = layer.descriptor.digest().as_ref();
         if digest == layer.diff_id {
@@ -132,10 +132,10 @@ impl Store {
         Ok(known.is_some_and(|(_, labels)| labels.get(UNCOMPRESSED).is_some_and(|known| known == layer.diff_id)))
     }
 
-    /// Unpacks the layers from `index` on; those below it were unpacked. The caller holds the lock on unpacking.
+    /// Unpacks the layers from `index` on; those below are unpacked. The caller holds the lock on unpacking.
     async fn unpack_from(&self, index: usize, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         match self.unpack_missing(index, layers, lease).await {
-            // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for
+            // Nothing referred to a layer's snapshot, so it was collected after the check. It is now unpacked under
             // the lease.
             Err(error) if error.operation == PREPARE && error.code == Code::NotFound => {
                 self.unpack_missing(0, layers, lease).await
@@ -159,7 +159,7 @@ impl Store {
 
     /// Unpacks a layer, or only compares it if its snapshot `exists`.
     async fn unpack_layer(&self, layer: &Layer<'_>, parent: &str, lease: &str, exists: bool) -> Result<(), CallError> {
-        // The key is the same after a crash: its content is unknown then, and removed.
+        // The key is the same after a crash. The content is then unknown, so it is removed.
         let key = format!("limpet-unpack-{}", layer.chain_id);
         let mounts = match self.prepare(&key, parent, lease).await {
             Err(error) if error.code == Code::AlreadyExists => {
@@ -210,7 +210,7 @@ impl Store {
             size: i64::try_from(layer.descriptor.size()).unwrap_or(i64::MAX),
             ..Default::default()
         };
-        // The snapshot must be on disk before it is committed: after a power cut it is not verified again.
+        // The snapshot must be on disk before its commit, because it is not verified again after a power cut.
         let message = ApplyRequest { diff: Some(diff), mounts, sync_fs: true, ..Default::default() };
         let mut request = self.client.leased_request(message, lease);
         request.set_timeout(APPLY_DEADLINE);

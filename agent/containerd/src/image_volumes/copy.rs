@@ -1,5 +1,5 @@
-//! Copies a directory of an image with owners, modes, times and extended attributes. Names are looked up one at a time and
-//! without following links, so an untrusted image leads nowhere else.
+//! Copies a directory of an image with owners, modes, times and extended attributes. Names are looked up one at a
+//! time without following links, so an untrusted image leads nowhere else.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,14 +11,14 @@ use limpet_host::blocking::Progress;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
-/// How deep directories may nest: each level holds descriptors and a frame of the stack.
+/// The deepest nesting of directories: each level holds descriptors and a stack frame.
 const MAX_DEPTH: usize = 256;
-/// Progress is reported after so many bytes.
+/// Progress is reported each time this many bytes were copied.
 const PROGRESS_STEP: u64 = 4 << 20;
-/// The kernel's limit for the names of a file's attributes, and for one's value.
+/// The kernel's limit for the names of a file's attributes, and for a value.
 const MAX_ATTRIBUTE: usize = 64 << 10;
 
-/// Copies what is in `from`, a directory, and its own owner and mode, to the directory `to`.
+/// Copies the content of the directory `from`, and its own owner and mode, to the directory `to`.
 pub(super) fn tree(from: OwnedFd, to: &Path, progress: &Progress) -> io::Result<()> {
     let target = rustix::fs::openat(CWD, to, DIRECTORY, Mode::empty())?;
     Copy { to, progress }.directory(from, &target, MAX_DEPTH)
@@ -70,13 +70,13 @@ impl Copy<'_> {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(from, name, Vec::new())?;
                 rustix::fs::symlinkat(&target, to, name)?;
-                own(to, name, &stat)
+                set_owner(to, name, &stat)
             }
             kind @ (FileType::Fifo | FileType::Socket) => {
                 rustix::fs::mknodat(to, name, kind, Mode::from_raw_mode(stat.st_mode & 0o7777), 0)?;
-                own(to, name, &stat)
+                set_owner(to, name, &stat)
             }
-            // A device: the container's cgroup refuses it.
+            // Devices are skipped; the container's cgroup would refuse them.
             _ => Ok(()),
         }
     }
@@ -89,12 +89,12 @@ impl Copy<'_> {
     }
 }
 
-fn own(to: &OwnedFd, name: &CStr, stat: &Stat) -> io::Result<()> {
+fn set_owner(to: &OwnedFd, name: &CStr, stat: &Stat) -> io::Result<()> {
     let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
     Ok(rustix::fs::chownat(to, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Sets the owner first: a change of it clears the set-user-ID bit and a file's capabilities. Times last.
+/// Sets the owner first, because changing it clears the set-user-ID bit and file capabilities; times last.
 #[allow(clippy::useless_conversion)] // the types of a Stat differ between architectures
 fn finish(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     let stat = rustix::fs::fstat(&from)?;
@@ -110,8 +110,8 @@ fn finish(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::futimens(&to, &times)?)
 }
 
-/// Copies extended attributes, where the file system has them; not the label of SELinux, which is the container's, and not
-/// what an overlay file system keeps for itself.
+/// Copies extended attributes if the file system has them, except SELinux's label, which is the container's, and
+/// those that overlayfs keeps for itself.
 fn attributes(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     let mut names = Vec::with_capacity(MAX_ATTRIBUTE);
     match rustix::fs::flistxattr(&from, rustix::buffer::spare_capacity(&mut names)) {

@@ -67,21 +67,21 @@ fn a_directory_gets_what_the_image_has_there() {
             .map(|()| directory)
             .map_err(|error| error.to_string())
     };
-    let found = filled("/by-link", "0").unwrap();
-    let top = fs::metadata(&found).unwrap();
+    let directory = filled("/by-link", "0").unwrap();
+    let top = fs::metadata(&directory).unwrap();
     assert_eq!((top.uid(), top.gid(), top.mode() & 0o7777), (1000, 1001, 0o1770));
-    let tool = fs::metadata(found.join("sub/tool")).unwrap();
+    let tool = fs::metadata(directory.join("sub/tool")).unwrap();
     assert_eq!((tool.uid(), tool.gid(), tool.mode() & 0o7777, tool.len()), (33, 34, 0o4755, 5 << 20));
     assert_eq!(tool.mtime_nsec(), fs::metadata(data.join("sub/tool")).unwrap().mtime_nsec());
-    assert_eq!(fs::read_link(found.join("link")).unwrap(), Path::new("/etc/shadow"));
-    assert!(fs::symlink_metadata(found.join("pipe")).unwrap().file_type().is_fifo());
+    assert_eq!(fs::read_link(directory.join("link")).unwrap(), Path::new("/etc/shadow"));
+    assert!(fs::symlink_metadata(directory.join("pipe")).unwrap().file_type().is_fifo());
     let mut note = Vec::with_capacity(16);
-    rustix::fs::getxattr(found.join("sub"), "user.note", rustix::buffer::spare_capacity(&mut note)).unwrap();
+    rustix::fs::getxattr(directory.join("sub"), "user.note", rustix::buffer::spare_capacity(&mut note)).unwrap();
     assert_eq!(note, b"kept");
-    // What the image does not have stays an empty directory of root's; so does what would be outside of it.
+    // A path that the image does not have, or that would lead outside, stays an empty directory of root's.
     for path in ["/none/at/all", "/out", "/empty"] {
-        let found = filled(path, "1").unwrap();
-        let there = (fs::metadata(&found).unwrap().mode() & 0o7777, fs::read_dir(&found).unwrap().count());
+        let directory = filled(path, "1").unwrap();
+        let there = (fs::metadata(&directory).unwrap().mode() & 0o7777, fs::read_dir(&directory).unwrap().count());
         assert_eq!(there, (0o755, 0), "{path}");
     }
     assert!(filled("/file", "2").unwrap_err().contains("the volume /file of the image: it is no directory"));

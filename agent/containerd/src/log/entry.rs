@@ -15,7 +15,7 @@ pub(super) struct Entry<'a> {
     /// RFC 3339, with fractions and any offset: other runtimes write local time.
     pub(super) time: &'a [u8],
     pub(super) stream: LogStream,
-    /// The text continues in the stream's next entry.
+    /// Whether the text continues in the stream's next entry.
     pub(super) partial: bool,
     pub(super) text: &'a [u8],
 }

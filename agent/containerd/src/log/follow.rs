@@ -11,7 +11,7 @@ use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 use limpet_log::directory::open_file;
 
-/// A writer that is silent for so long after its container's exit has written everything.
+/// A writer that has been silent this long after its container's exit has written everything.
 const SILENCE_AFTER_EXIT: Duration = Duration::from_millis(200);
 /// The longest wait for a writer that is not silent: processes that outlive their container may write forever.
 const MAX_WAIT: Duration = Duration::from_secs(2);
@@ -24,20 +24,22 @@ pub(super) struct LogWatch {
 }
 
 impl LogWatch {
-    /// Watches the directory of the log at `path`, from now on.
+    /// Watches the directory of the log at `path`.
     ///
     /// # Errors
-    /// When there are no more inotify instances.
+    ///
+    /// No inotify instances are left.
     pub(super) async fn new(path: &Path) -> io::Result<Self> {
         let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
         let watch = PathWatch::directory(&directory).await?;
         Ok(Self { directory, watch })
     }
 
-    /// Returns once something has changed since the watch began, or since the last call. Safe to drop and call again.
+    /// Returns once something has changed since the watch began, or since the last call. Cancel safe.
     ///
     /// # Errors
-    /// `NotFound` when the directory was removed.
+    ///
+    /// `NotFound` if the directory was removed.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         self.watch.changed().await?;
         let directory = self.directory.clone();
@@ -45,12 +47,12 @@ impl LogWatch {
     }
 }
 
-/// Waits, after a container's exit, until the log at `path` contains its last line: its writer has exited, or is silent.
-/// A container's exit is reported some milliseconds before its last output is in the file.
+/// Waits, after a container's exit, until the log at `path` contains its last line: its writer has exited, or is
+/// silent. A container's exit is reported some milliseconds before its last output is in the file.
 pub async fn wait_for_writer(path: &Path) {
     let Ok(mut watch) = LogWatch::new(path).await else {
         if !writer_exited(path).await {
-            // Changes of the log are not reported: wait for the silence period instead.
+            // Changes of the log are not reported, so this waits for the silence period instead.
             tokio::time::sleep(SILENCE_AFTER_EXIT).await;
         }
         return;

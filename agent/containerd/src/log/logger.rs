@@ -1,8 +1,8 @@
-//! The logger of a running container: found, followed, and replaced when it is killed.
+//! Finds and follows the logger of a running container, and replaces it when it is killed.
 //!
-//! A pipe without a reader kills who writes to it (SIGPIPE), and what is in it is lost. The agent therefore holds the
-//! reading ends open beside the logger, and never reads: a container whose logger was killed only waits, once the pipe is
-//! full, until the next logger reads on. With the agent not running there is nothing to hold them.
+//! A pipe without a reader kills its writer (SIGPIPE), and loses its content. The agent therefore also holds the
+//! reading ends open, and never reads: a container whose logger was killed only blocks, once the pipe is full, until
+//! the next logger reads on. While the agent is not running, nothing holds them.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -29,28 +29,29 @@ use limpet_log::writer::Invocation;
 use limpet_model::container::ContainerId;
 use limpet_model::process::{ProcessHandle, container_in_cgroups};
 
-/// A logger that runs for less has failed rather than been killed: the next one waits.
+/// A logger that ran for less time has failed rather than been killed, so the next one waits.
 const SHORT_LIFE: Duration = Duration::from_secs(10);
-/// The first such pause; each is twice the one before.
+/// The first such pause; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest.
+/// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long a containerd that fails is not asked again for the configuration of a logger that had gone before it was seen.
+/// The pause before a failing containerd is asked again for the configuration of a logger that was gone before the
+/// agent saw it.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// A container's logger, as far as it is known, and the container's output.
 #[derive(Debug)]
 struct Logger {
-    /// The reading ends of stdout and stderr; `None`: not found.
+    /// The reading ends of stdout and stderr; `None` if not found.
     pipes: [Option<OwnedFd>; 2],
-    /// Its process and its configuration; `None`: it had gone before.
+    /// Its process and configuration; `None` if it was already gone.
     running: Option<(u32, Arc<dyn ProcessHandle>, OsString)>,
 }
 
 impl Containers {
-    /// Follows the logger of the container `id`, whose first process is `pid`, for as long as it is polled, and has it
-    /// replaced by `executable` when it is killed. Each replacement goes to `report`. Returns when the container's output has
-    /// ended, or its logger cannot be followed.
+    /// Follows the logger of container `id`, whose first process is `pid`, while it is polled, and replaces it with
+    /// `executable` when it is killed. Each replacement is passed to `report`. Returns when the container's output
+    /// has ended, or its logger cannot be followed.
     pub async fn keep_logger(
         &self,
         id: &ContainerId,
@@ -59,11 +60,11 @@ impl Containers {
         report: &(dyn Fn(String) + Send + Sync),
     ) {
         let (subject, container, scan) = (PathBuf::from(format!("/proc/{pid}")), id.clone(), Arc::clone(&self.loggers));
-        let found = blocking::run(subject, DEADLINE, move |_| find(pid, &container, &scan));
-        let Ok(Some(logger)) = found.await else { return };
+        let logger = blocking::run(subject, DEADLINE, move |_| find(pid, &container, &scan));
+        let Ok(Some(logger)) = logger.await else { return };
         let (value, mut ended) = match logger.running {
             Some((pid, handle, value)) => {
-                // Its end cannot be waited for: then it is as without a pidfd.
+                // Its end cannot be awaited, as on a kernel without pidfds.
                 if handle.ended().await.is_err() {
                     return;
                 }
@@ -106,21 +107,21 @@ impl Containers {
         }
     }
 
-    /// The logger's configuration, from containerd's record of the task, for which a containerd that is away is awaited.
+    /// The logger's configuration from containerd's record of the task. Waits while containerd is away.
     async fn logger_value(&self, id: &ContainerId) -> OsString {
         let mut connections = self.client.connections();
         loop {
             match self.stdout_uri(id).await {
                 Ok(uri) => match uri.as_deref().and_then(config::value) {
                     Some(value) => return value,
-                    // The task is gone, or its output goes elsewhere: whoever polls this learns of its end otherwise.
+                    // The task is gone, or its output goes elsewhere. The caller learns of its end in another way.
                     None => std::future::pending().await,
                 },
                 Err(error) => {
                     tracing::debug!(container = %id, %error, "the logger's configuration is not known yet");
                     match error {
                         RuntimeError::Unavailable { .. } => {
-                            // It cannot fail: the client has the other end.
+                            // This cannot fail, because the client has the sender.
                             let _ = connections.changed().await;
                         }
                         _ => tokio::time::sleep(ASK_AGAIN).await,
@@ -131,7 +132,7 @@ impl Containers {
     }
 }
 
-/// Whether nothing writes to the pipes any more, and nothing is in them: the logger has ended by itself.
+/// Whether the pipes have no writer and are empty, which means that the logger has ended by itself.
 fn is_over(pipes: &[Option<OwnedFd>; 2]) -> bool {
     pipes.iter().flatten().all(|pipe| {
         let mut polls = [PollFd::new(pipe, PollFlags::IN)];
@@ -155,22 +156,22 @@ async fn start(
     command.args(invocation.arguments()).env_clear();
     command.env("CONTAINER_ID", id.as_str()).env("CONTAINER_NAMESPACE", NAMESPACE);
     command.stdin(input(&pipes[0])?).stdout(input(&pipes[1])?).stderr(Stdio::null()).process_group(0);
-    // It returns once the executable was read from its file system.
+    // Returns once the executable was read from its file system.
     let child = blocking::run(executable.to_owned(), DEADLINE, move |_| command.spawn()).await??;
-    // It is reaped when it ends, although nothing waits for this child.
+    // tokio reaps the child, although nothing waits for it.
     let pid = child.id().ok_or(io::ErrorKind::NotFound)?;
     Ok((pid, process::open(pid)))
 }
 
-/// The logger of the container `id`, whose first process is `container`; `None`: that has exited, it has limpet's shim, or
-/// the kernel has no pidfds.
+/// The logger of container `id`, whose first process is `container`; `None` if that has exited, it has limpet's shim,
+/// or the kernel has no pidfds.
 fn find(container: u32, id: &ContainerId, scan: &LoggerScan) -> Option<Logger> {
     let shim = process::parent(container)?;
     if is_limpets(shim) {
-        // It writes the log itself.
+        // limpet's shim writes the log itself.
         return None;
     }
-    // A logger that has replaced one is no child of the shim.
+    // A replacement logger is not a child of the shim.
     let others = std::iter::once_with(|| scan.candidates(id)).flatten();
     let candidates = process::children(shim).into_iter().chain(others);
     for pid in candidates {
@@ -187,14 +188,14 @@ fn find(container: u32, id: &ContainerId, scan: &LoggerScan) -> Option<Logger> {
     Some(Logger { pipes, running: None })
 }
 
-/// Whether the process is a shim of limpet's.
 fn is_limpets(shim: u32) -> bool {
     let arguments = std::fs::read(format!("/proc/{shim}/cmdline")).unwrap_or_default();
     let program = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
     Path::new(OsStr::from_bytes(program)).file_name().is_some_and(|name| name == SHIM_PROGRAM)
 }
 
-/// How the process `pid` was started, if as the logger of the container `id`. A process in a container may claim to be one.
+/// How the process `pid` was started, if it was started as the logger of container `id`. A process in a container may
+/// claim to be one.
 fn invocation(pid: u32, id: &ContainerId) -> Option<Invocation> {
     let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}"));
     let arguments = read("cmdline").ok()?;
@@ -209,15 +210,15 @@ fn invocation(pid: u32, id: &ContainerId) -> Option<Invocation> {
     environment.split(|byte| *byte == 0).any(|pair| pair == wanted.as_bytes()).then_some(invocation)
 }
 
-/// Another reading end of the pipe that the process has as descriptor `number`; `None`: that is no pipe.
+/// Opens the pipe that the process has as descriptor `number` for reading; `None` if it is not a pipe.
 fn open_pipe(pid: u32, number: u32) -> Option<OwnedFd> {
     let path = format!("/proc/{pid}/fd/{number}");
     pipe_name(&path)?;
     rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// Whether the shim has the writing end of the pipe that the container's process has as descriptor `number`: otherwise
-/// it is a pipe of the container's own.
+/// Whether the shim has the writing end of the pipe that the container's process has as descriptor `number`;
+/// otherwise the pipe is the container's own.
 fn feeds(shim: u32, container: u32, number: u32) -> bool {
     let Some(name) = pipe_name(format!("/proc/{container}/fd/{number}")) else { return false };
     let descriptors = std::fs::read_dir(format!("/proc/{shim}/fd")).into_iter().flatten().flatten();
@@ -228,14 +229,14 @@ fn feeds(shim: u32, container: u32, number: u32) -> bool {
     })
 }
 
-/// Whether a descriptor with this text in `fdinfo` can be written to.
+/// Whether a descriptor with this text in `fdinfo` is writable.
 fn is_writable(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & OFlags::RWMODE.bits() != OFlags::RDONLY.bits())
 }
 
-/// `pipe:[<inode>]`; `None`: the descriptor is something else.
+/// `pipe:[<inode>]`; `None` if the descriptor is not a pipe.
 fn pipe_name(path: impl AsRef<Path>) -> Option<OsString> {
     let target = std::fs::read_link(path).ok()?.into_os_string();
     OsStr::as_bytes(&target).starts_with(b"pipe:[").then_some(target)

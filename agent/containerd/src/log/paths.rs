@@ -9,7 +9,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 
 use crate::settings::LogSettings;
 
-/// Longest file name; kubelet truncates its links' names to it.
+/// The longest file name, to which kubelet truncates its links' names.
 const NAME_LIMIT: usize = 255;
 
 /// The two directories of logs.
@@ -79,7 +79,7 @@ impl LogPaths {
         log_failure(record.uid.as_str(), remove_log(&self.log_path(record, container, attempt)));
     }
 
-    /// Removes every log of a removed pod, and the links to them.
+    /// Removes every log of a deleted pod, and the links to them.
     pub fn remove_pod_logs(&self, record: &PodRecord) {
         log_failure(record.uid.as_str(), self.remove_directory(&self.pod_log_dir(record)));
     }
@@ -87,11 +87,12 @@ impl LogPaths {
     /// The same for a pod of which only the UID is known.
     ///
     /// # Errors
+    ///
     /// Logs exist and cannot be removed.
     pub fn remove_logs_of(&self, uid: &PodUid) -> io::Result<()> {
         let directories = list(&self.pods)?;
-        let mut own = directories.iter().filter(|directory| pod_uid(directory) == Some(uid.as_str()));
-        own.try_for_each(|directory| self.remove_directory(directory))
+        let mut matching = directories.iter().filter(|directory| pod_uid(directory) == Some(uid.as_str()));
+        matching.try_for_each(|directory| self.remove_directory(directory))
     }
 
     /// Removes a pod's directory and the links into it.
@@ -145,8 +146,8 @@ fn pod_uid(directory: &Path) -> Option<&str> {
     directory.file_name()?.to_str()?.splitn(3, '_').nth(2)
 }
 
-/// The files of one log, oldest first: those rotated from `path`, then `path`. Compressed and temporary ones, which only
-/// kubelet creates, are left out.
+/// The files of one log, oldest first: those rotated from `path`, then `path`. Omits compressed and temporary files,
+/// which only kubelet creates.
 pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(Vec::new()) };
     let mut files: Vec<_> = list(directory)?
@@ -163,24 +164,25 @@ pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Calls `search` with the files of one log, oldest first. After a rotation meanwhile a name may refer to another file than
-/// the listed one: then it is called again. Rotations are rare, as each follows the writing of a whole file.
+/// Calls `search` with the files of one log, oldest first. If a rotation meanwhile has changed the names, it is
+/// called again. Rotations are rare, as each follows the writing of a whole file.
 ///
 /// # Errors
+///
 /// The error of `search`, or the directory cannot be listed.
 pub(super) fn among_generations<T>(path: &Path, search: impl Fn(&[PathBuf]) -> io::Result<T>) -> io::Result<T> {
     let mut files = generations(path)?;
     loop {
-        let found = search(&files);
+        let result = search(&files);
         let now = generations(path)?;
         if now == files {
-            return found;
+            return result;
         }
         files = now;
     }
 }
 
-/// The paths in a directory; none when it does not exist.
+/// The paths in a directory; none if it does not exist.
 fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(directory) {
         Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),

@@ -1,4 +1,4 @@
-//! Which part of a log is read, and in which form.
+//! Selects the part of a log to read, and its form.
 
 use super::entry::LogStream;
 
@@ -7,13 +7,13 @@ use super::entry::LogStream;
 pub struct ReadOptions {
     /// Continue with new lines until the container has finished.
     pub follow: bool,
-    /// Only so many of the newest lines.
+    /// Only this many of the newest lines.
     pub tail_lines: Option<u64>,
-    /// Only lines of this time or later.
+    /// Only lines from this time on.
     pub since: Option<jiff::Timestamp>,
-    /// Each line begins with its time.
+    /// Whether each line begins with its time.
     pub timestamps: bool,
-    /// Stop after so many bytes of output.
+    /// Stop after this many bytes of output.
     pub limit_bytes: Option<u64>,
     /// Only this stream.
     pub stream: Option<LogStream>,

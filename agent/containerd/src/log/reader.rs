@@ -1,7 +1,8 @@
-//! Reads container logs for `limpet logs` and kubelet's `/containerLogs`: whole, from the end, or as they are written.
+//! Reads container logs for `limpet logs` and kubelet's `/containerLogs`: whole, from the end, or as they are
+//! written.
 //!
-//! All files of a log are one log: rotated ones are read first, and a rotation while following loses no line, because the
-//! reader leaves a file only after its successor exists and all of it was read.
+//! All files of a log are read as one: rotated files first. A rotation while following loses no line, because the
+//! reader leaves a file only after its successor exists and it was read to its end.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -20,19 +21,21 @@ use super::start::{self, Start};
 use limpet_host::blocking;
 use limpet_log::directory::open_file;
 
-/// Bytes read at once, and about how many are returned at once.
+/// The size of a read, and the approximate size of a returned chunk, in bytes.
 const CHUNK: usize = 64 << 10;
-/// Longest line; entries are far shorter, so a longer line is invalid.
+/// The longest line; valid entries are far shorter.
 const LINE_LIMIT: usize = 256 << 10;
 /// kubelet's limits for `FallbackToLogsOnError`: lines, and bytes of these lines.
 const TERMINATION_LINES: u64 = 80;
 const TERMINATION_BYTES: usize = 2_048;
 
-/// Reads the log whose newest file is `path`. `finished` reports that the container has exited, which ends a following
-/// reader once all is read; other readers stop at the end of the log.
+/// Reads the log whose newest file is `path`. `finished` reports that the container has exited, which ends a follower
+/// once everything is read; other readers stop at the end of the log.
 ///
 /// # Errors
-/// The stream's first item is `NotFound` when there is no such log; any item may be a read error, which is the last item.
+///
+/// The stream's first item is `NotFound` if the log does not exist. Any item may be a read error, which is the last
+/// item.
 pub fn read(
     path: PathBuf,
     options: ReadOptions,
@@ -41,10 +44,12 @@ pub fn read(
     open(path, options, finished).try_flatten_stream()
 }
 
-/// As [`read`], and has found where reading begins when it returns: a follower misses nothing that is written from then on.
+/// Like [`read`], but has located the first line when it returns, so a follower misses nothing that is written from
+/// then on.
 ///
 /// # Errors
-/// `NotFound` when there is no such log.
+///
+/// `NotFound` if the log does not exist.
 pub async fn open(
     path: PathBuf,
     options: ReadOptions,
@@ -65,16 +70,16 @@ pub async fn exists(path: &Path) -> bool {
 /// A log being read, and the watch that reports new lines.
 struct Reading {
     path: PathBuf,
-    /// `None` once all was returned.
+    /// `None` once everything was returned.
     files: Option<Files>,
-    /// `None` when new lines are not requested.
+    /// `None` unless new lines are requested.
     follow: Option<LogWatch>,
     finished: watch::Receiver<bool>,
 }
 
 impl Reading {
     async fn start(path: PathBuf, options: ReadOptions, finished: watch::Receiver<bool>) -> io::Result<Self> {
-        // Created before the first read: later writes are reported.
+        // Created before the first read, so that later writes are reported.
         let follow = if options.follow { Some(LogWatch::new(&path).await?) } else { None };
         let files = blocking(path.clone(), {
             let path = path.clone();
@@ -107,14 +112,14 @@ impl Reading {
         Ok(None)
     }
 
-    /// Returns when there may be more to read, or nothing more to follow.
+    /// Returns when there may be more to read, or nothing left to follow.
     async fn wait(&mut self) {
         let Some(watch) = &mut self.follow else { return };
         let finished = &mut self.finished;
         let go_on = tokio::select! {
-            // An error means that the directory was removed: only the open file is still read.
+            // An error means that the directory was removed, so only the open file is still read.
             changed = watch.changed() => changed.is_ok(),
-            // A dropped sender counts as finished. The guard is dropped in the block.
+            // A dropped sender counts as finished. The guard is dropped inside the block.
             () = async { drop(finished.wait_for(|finished| *finished).await) } => {
                 wait_for_writer(&self.path).await;
                 false
@@ -134,12 +139,12 @@ async fn blocking<T: Send + 'static>(
     blocking::run(path, blocking::DEADLINE, |_| work()).await?
 }
 
-/// The end of a container's log for its status message: at most 80 lines and 2,048 bytes
-/// (`terminationMessagePolicy: FallbackToLogsOnError`). Call it after the container's exit; it waits until the last line
-/// is in the log.
+/// The end of a container's log for its status message: at most 80 lines and 2,048 bytes (`terminationMessagePolicy:
+/// FallbackToLogsOnError`). Call it after the container's exit; it waits until the last line is in the log.
 ///
 /// # Errors
-/// When there is no log or it cannot be read.
+///
+/// The log does not exist or cannot be read.
 pub async fn tail_for_termination_message(path: &Path) -> io::Result<String> {
     wait_for_writer(path).await;
     let path = path.to_owned();
@@ -159,7 +164,7 @@ fn last_bytes(path: PathBuf) -> io::Result<String> {
             break;
         }
     }
-    // A truncated first character is left out rather than replaced, so the limit holds.
+    // A truncated first character is dropped rather than replaced, so that the limit holds.
     let cut = end.iter().take(3).take_while(|byte| (0x80..0xC0).contains(*byte)).count();
     Ok(String::from_utf8_lossy(&end[cut..]).into_owned())
 }
@@ -178,11 +183,11 @@ enum Step {
 struct Files {
     path: PathBuf,
     file: File,
-    /// A newer file exists, so this one gets no more.
+    /// Whether a newer file exists, so this one no longer grows.
     superseded: bool,
-    /// The start of a line whose end is not read yet, followed by the next read.
+    /// The beginning of an unfinished line, and then the next read.
     buffer: Vec<u8>,
-    /// The line in the buffer is too long to be valid and is skipped.
+    /// Whether the line in the buffer is too long to be valid and is being skipped.
     overlong: bool,
     render: Render,
 }
@@ -218,7 +223,7 @@ impl Files {
         }
     }
 
-    /// Reads once; false at the end of the file.
+    /// Reads once. Returns false at the end of the file.
     fn read(&mut self) -> io::Result<bool> {
         let start = self.buffer.len();
         self.buffer.resize(start + CHUNK, 0);
@@ -242,8 +247,8 @@ impl Files {
         Ok(true)
     }
 
-    /// At the end of a file: continues with the next one; false when there is none. Before a file is left it is read once
-    /// more, because its writer may have written between the last read and the rename.
+    /// At the end of a file, continues with the next one; returns false if there is none. The file is read once more
+    /// before it is left, because its writer may have written between the last read and the rename.
     fn advance(&mut self) -> io::Result<bool> {
         let current = self.file.metadata()?;
         if current.len() < self.file.stream_position()? {
@@ -253,7 +258,7 @@ impl Files {
             return Ok(current.len() > 0);
         }
         let identity = (current.dev(), current.ino());
-        // The file with the newest name has no successor: this avoids listing the directory for each new line.
+        // The file with the newest name has no successor. This check avoids listing the directory for each new line.
         if std::fs::metadata(&self.path).is_ok_and(|newest| (newest.dev(), newest.ino()) == identity) {
             return Ok(false);
         }
@@ -268,23 +273,23 @@ impl Files {
     }
 }
 
-/// The file after the one with that identity; the oldest one if that was removed.
+/// The file after the one with this identity; the oldest if that was removed.
 fn successor(names: &[PathBuf], current: (u64, u64)) -> io::Result<Option<File>> {
     let mut oldest = None;
-    let mut found = false;
+    let mut passed = false;
     for path in names {
         let file = match open_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
         let metadata = file.metadata()?;
-        if found {
+        if passed {
             return Ok(Some(file));
         }
-        found = (metadata.dev(), metadata.ino()) == current;
+        passed = (metadata.dev(), metadata.ino()) == current;
         oldest = oldest.or(Some(file));
     }
-    Ok(if found { None } else { oldest })
+    Ok(if passed { None } else { oldest })
 }
 
 #[cfg(test)]

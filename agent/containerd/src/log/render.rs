@@ -3,7 +3,7 @@
 use super::entry::{Entry, LogStream};
 use super::read_options::ReadOptions;
 
-/// How much of one line is buffered until its end is known. A longer line is returned in pieces.
+/// How much of a line is buffered until its end is known. A longer line is returned in pieces.
 const LINE_LIMIT: usize = 1 << 20;
 
 /// Turns lines of a log file into text. Pure: bytes in, bytes out.
@@ -14,7 +14,7 @@ pub(super) struct Render {
     stream: Option<LogStream>,
     /// Bytes up to the limit; `None`: no limit.
     remaining: Option<u64>,
-    /// Entries of each stream that are left out before the first one.
+    /// The entries of each stream to skip before the first one.
     skip: [u64; 2],
     lines: [Line; 2],
     out: Vec<u8>,
@@ -68,7 +68,7 @@ impl Render {
         }
     }
 
-    /// Whether a line that begins with `entry` is requested. An invalid time is older than any.
+    /// Whether a line that begins with `entry` is requested. An invalid time counts as older than any.
     fn wants(&self, entry: &Entry<'_>) -> bool {
         self.stream.is_none_or(|stream| stream == entry.stream)
             && self.since.is_none_or(|since| entry.timestamp().is_some_and(|time| time >= since))
@@ -107,7 +107,7 @@ impl Render {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether the limit is reached, so that no output follows.
+    /// Whether the limit is reached, so that no more output follows.
     pub(super) fn is_full(&self) -> bool {
         self.remaining == Some(0)
     }

@@ -1,4 +1,4 @@
-//! Finds where reading begins, a number of lines before the end or at a time, without reading everything before.
+//! Finds the first line to read, a number of lines before the end or at a time, without reading everything before it.
 
 use std::fs::File;
 use std::io;
@@ -10,25 +10,26 @@ use super::paths::among_generations;
 use super::read_options::ReadOptions;
 use limpet_log::directory::open_file;
 
-/// How far before the wanted lines the beginnings of their parts are searched.
+/// How far before the wanted lines the beginnings of their parts are searched, in bytes.
 const BEGINNING_LIMIT: u64 = 1 << 20;
-/// Bytes read at once while searching backwards.
+/// The size of a backward read in bytes.
 const BLOCK: usize = 32 << 10;
 
-/// Where reading begins.
+/// The position at which reading begins.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) file: File,
     /// The offset of the first line to read.
     pub(super) offset: u64,
-    /// How many entries of stdout and of stderr are not wanted from there on.
+    /// How many entries of stdout and of stderr to skip from there on.
     pub(super) skip: [u64; 2],
 }
 
-/// Opens the file of the log at `path` in which reading begins, and returns the offset of the first line.
+/// Opens the file of the log at `path` in which reading begins, and determines the offset of the first line.
 ///
 /// # Errors
-/// `NotFound` when the log has no file.
+///
+/// `NotFound` if the log has no file.
 pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<Start> {
     among_generations(path, |files| find_in(files, options))
 }
@@ -38,7 +39,7 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<Start> {
     let mut oldest = None;
     for file in files.iter().rev() {
         let file = match open_file(file) {
-            // Removed by a rotation since it was listed.
+            // A rotation has removed it since the listing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
@@ -62,28 +63,28 @@ fn begins_before(file: &File, since: jiff::Timestamp) -> bool {
     Entry::parse(&head[..length]).and_then(|entry| entry.timestamp()).is_some_and(|time| time < since)
 }
 
-/// Counts lines from the end of a log towards its beginning, over several files.
+/// Counts lines from the end of a log backward, across files.
 ///
-/// A line of many parts counts once, by its last part. The parts of two streams may alternate, so a wanted line may begin
-/// before lines that are not wanted: reading begins there, and skips those.
+/// A line of several parts counts once, at its last part. Parts of two streams may alternate, so a wanted line may
+/// begin before unwanted lines; reading then begins there and skips those.
 struct Backwards {
-    /// `None`: all lines are wanted.
+    /// `None` if all lines are wanted.
     wanted: Option<u64>,
     stream: Option<LogStream>,
     found: u64,
     streams: [Seen; 2],
-    /// All lines are found, and their beginnings are searched in so many bytes more.
+    /// Set once all lines are counted: how many more bytes to search for their beginnings.
     beyond: Option<u64>,
 }
 
-/// What was seen of a stream.
+/// The counts of a stream.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Its entries.
+    /// The number of its entries.
     entries: u64,
-    /// How many of them, the newest ones, are wanted.
+    /// How many of the newest entries are wanted.
     wanted: u64,
-    /// The oldest wanted entry begins a line; none before it is wanted.
+    /// Whether the oldest wanted entry begins a line, so that none before it is wanted.
     complete: bool,
 }
 
@@ -93,14 +94,14 @@ impl Backwards {
         Self { wanted, stream, found: 0, streams: Default::default(), beyond: None }
     }
 
-    /// The entries that are not wanted, by stream.
+    /// The unwanted entries by stream.
     fn skip(&self) -> [u64; 2] {
         self.streams.each_ref().map(|seen| seen.entries - seen.wanted)
     }
 
-    /// Takes the entry before those seen so far. Whether reading begins behind it.
+    /// Takes the entry before those seen so far. Returns whether reading begins after it.
     fn take(&mut self, header: &[u8], wanted: u64) -> bool {
-        // The header ends within the line or the line's text is truncated; neither matters here.
+        // Beyond the header the text may be truncated, which does not matter here.
         let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
         let Some(entry) = Entry::parse(header) else { return false };
         if self.stream.is_some_and(|stream| stream != entry.stream) {
@@ -109,7 +110,7 @@ impl Backwards {
         let index = usize::from(entry.stream == LogStream::Stderr);
         let Some(seen) = self.streams.get_mut(index) else { return false };
         if self.beyond.is_none() {
-            // A last line without its end is a line, too.
+            // A final line without its end counts as a line.
             let ends_line = !entry.partial || seen.entries == 0;
             if !ends_line || self.found < wanted {
                 self.found += u64::from(ends_line);
@@ -132,20 +133,20 @@ impl Backwards {
         if self.streams.iter().all(|seen| seen.complete) {
             return true;
         }
-        // Its stream's wanted entries begin later than those of the other one.
+        // The wanted entries of this stream begin later than those of the other.
         if let Some(seen) = self.streams.get_mut(index) {
             seen.entries += 1;
         }
         false
     }
 
-    /// Searches one file; the offset where reading has to begin if that is in this file.
+    /// Searches one file. Returns the offset at which reading begins if it is in this file.
     fn scan(&mut self, file: &File) -> io::Result<Option<u64>> {
         let Some(wanted) = self.wanted else { return Ok(None) };
         let mut end = file.metadata()?.len();
-        // Where the lines counted so far begin; text after the last newline is not a line yet.
+        // The beginning of the lines counted so far. Text after the last newline is not a line yet.
         let mut begin = None;
-        // The block before `end`, and the start of the next: a header may cross the boundary.
+        // The block before `end` and the beginning of the next, because a header may cross the boundary.
         let mut block = vec![0; BLOCK + HEADER_LIMIT];
         let mut carried = 0;
         while end > 0 {
@@ -155,12 +156,12 @@ impl Backwards {
             read_exact_at(file, &mut block[..length], start)?;
             let known = length + carried;
             let newlines = (0..length).rev().filter(|index| block[*index] == b'\n').map(|index| index + 1);
-            // The file's first line begins without a newline before it.
+            // The first line of the file has no newline before it.
             let first = (start == 0).then_some(0);
             for index in newlines.chain(first) {
                 let line = start + index as u64;
                 let Some(next) = begin.replace(line) else {
-                    // The end of the file, or an unfinished line.
+                    // This is the end of the file, or an unfinished line.
                     if wanted == 0 {
                         return Ok(Some(line));
                     }
@@ -183,7 +184,7 @@ impl Backwards {
     }
 }
 
-/// Reads what exists: a file that was truncated meanwhile leaves zeros, which are not lines.
+/// Reads what exists; a file that was truncated meanwhile leaves zeros, which are not lines.
 fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
         match file.read_at(buffer, offset)? {

@@ -1,6 +1,6 @@
-//! Records of every format that was ever written, as golden files: the present version reads each of them.
+//! Golden files with records in every format that was ever written: the current version reads each of them.
 //!
-//! A new field changes what is written: then the present format gets its own file, and old files do not change.
+//! When a new field changes what is written, the current format gets a file of its own, and old files stay unchanged.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,15 +14,15 @@ use serde_json::value::RawValue;
 
 use super::*;
 
-/// As limpet wrote them first: the required fields.
+/// The first format, with only the required fields.
 const FIRST: &str = include_str!("golden/1-first.json");
-/// With every field of the time when probes came.
+/// The format after probes were added, with every field.
 const WITH_PROBES: &str = include_str!("golden/2-probes.json");
-/// Before restarts of all containers.
+/// The format before restarts of all containers.
 const WITH_RESIZE: &str = include_str!("golden/3-resize.json");
-/// Before the user was recorded.
+/// The format before the user was recorded.
 const WITH_RESTARTS: &str = include_str!("golden/4-restart-all.json");
-/// As they are written today, with every field.
+/// The current format, with every field.
 const PRESENT: &str = include_str!("golden/5-user.json");
 
 fn golden(text: &str) -> HashMap<String, Any> {
@@ -58,7 +58,7 @@ fn first_identity() -> ContainerIdentity {
     }
 }
 
-/// With every field, as the newest golden file.
+/// Every field, as in the newest golden file.
 fn present() -> (ContainerIdentity, ContainerState, ProbeRecord) {
     let identity = ContainerIdentity {
         backoff_seconds: 20,

@@ -1,5 +1,5 @@
-//! A snapshot that only one thread sees: mounted read-only in the mount namespace of that thread, which is freed with it, so no
-//! mount remains.
+//! A snapshot that only one thread sees. It is mounted read-only in the thread's mount namespace, which ends with the
+//! thread, so no mount remains.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,21 +11,22 @@ use rustix::thread::UnshareFlags;
 
 use super::{Root, SnapshotMount};
 
-/// The mount point of the snapshot in the thread's namespace. Every system has it, and the thread does not use it.
+/// The mount point in the thread's namespace: it exists on every system, and the thread does not need it.
 const MOUNT_POINT: &str = "/proc";
 
-/// Calls `read` with the root directory of a snapshot, on a thread that is called `name` and has no `/proc`. Blocks; needs
+/// Calls `read` with the root directory of a snapshot, on a thread called `name` that has no `/proc`. Blocks; needs
 /// `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// The snapshot cannot be mounted, and those of `read`.
+///
+/// The snapshot cannot be mounted, or `read` fails.
 pub(crate) fn with_mounted<T: Send>(
     mounts: &[SnapshotMount],
     name: &str,
     read: impl FnOnce(OwnedFd) -> io::Result<T> + Send,
 ) -> io::Result<T> {
-    let image = Root::of(mounts)?;
-    // A new thread: a thread that is reused must not stay in the namespace.
+    let image = Root::from_mounts(mounts)?;
+    // A new thread, because a reused thread must not stay in the namespace.
     std::thread::scope(|scope| {
         let work = || read_in_namespace(&image, read);
         let reader = std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work)?;
@@ -48,9 +49,10 @@ fn read_in_namespace<T>(image: &Root, read: impl FnOnce(OwnedFd) -> io::Result<T
         .map_err(|error| io::Error::new(error.kind(), format!("mount the image's {image}: {error}")))?;
     let root = open(MOUNT_POINT, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let done = root.map_err(io::Error::from).and_then(read);
-    // The namespace goes after the thread was joined, and a device that is still mounted could not be mounted otherwise.
+    // The namespace ends only after the thread was joined, and a device that is still mounted could not be mounted
+    // otherwise.
     match unmount(MOUNT_POINT, UnmountFlags::empty()) {
-        // A process that another thread has just forked still has a copy of a descriptor: until it executes its program.
+        // A process that another thread has just forked has a copy of a descriptor until it executes its program.
         Err(rustix::io::Errno::BUSY) => unmount(MOUNT_POINT, UnmountFlags::DETACH)?,
         unmounted => unmounted?,
     }

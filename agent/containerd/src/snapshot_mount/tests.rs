@@ -7,7 +7,7 @@ fn mount(fs_type: &str, source: &str, options: &[&str]) -> SnapshotMount {
     SnapshotMount { fs_type: fs_type.to_owned(), source: source.to_owned(), options }
 }
 
-/// What each of containerd's snapshotters answers.
+/// The mounts are those that containerd's snapshotters return.
 #[test]
 fn each_snapshotter_is_understood() {
     let layers = |paths: &[&str]| Root::Layers(paths.iter().map(PathBuf::from).collect());
@@ -42,7 +42,7 @@ fn each_snapshotter_is_understood() {
         ),
         ("zfs", mount("zfs", "tank/ctd/1", &["rw"]), device("zfs", "tank/ctd/1", empty, "")),
     ] {
-        assert_eq!(Root::of(&[answer]).unwrap(), expected, "{snapshotter}");
+        assert_eq!(Root::from_mounts(&[answer]).unwrap(), expected, "{snapshotter}");
     }
 }
 
@@ -55,7 +55,7 @@ fn a_snapshot_that_cannot_be_mounted_says_what_to_set() {
         ("templates", vec![mount("format/overlay", "o", &["lowerdir={{ mount 0 }}"])], "refer to other mounts"),
         ("none", Vec::new(), "uses 0 mounts"),
     ] {
-        let error = Root::of(&answer).unwrap_err();
+        let error = Root::from_mounts(&answer).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{snapshotter}");
         let message = error.to_string();
         assert!(message.contains(why) && message.contains("set snapshotter in"), "{snapshotter}: {message}");
@@ -84,8 +84,11 @@ fn layers_that_are_only_read_move_to_their_mapped_copy() {
     let directory = two.layers_directory().unwrap();
     assert_eq!((directory, two.upper()), (Path::new("/c/s"), Some(Path::new("/c/s/9/fs"))));
     assert_eq!(two.moved(directory, Path::new("/m")), overlay("lowerdir=/m/2/fs:/m/1/fs"));
-    let one = mount("bind", "/c/s/1/fs", &["ro", "rbind"]);
-    assert_eq!(one.moved(one.layers_directory().unwrap(), Path::new("/m")), mount("bind", "/m/1/fs", &["ro", "rbind"]));
+    let overlay_mount = mount("bind", "/c/s/1/fs", &["ro", "rbind"]);
+    assert_eq!(
+        overlay_mount.moved(overlay_mount.layers_directory().unwrap(), Path::new("/m")),
+        mount("bind", "/m/1/fs", &["ro", "rbind"])
+    );
     for other in [mount("bind", "/c/native/1", &["rw"]), mount("btrfs", "/dev/sda1", &[]), mount("overlay", "o", &[])] {
         let error = other.layers_directory().unwrap_err().to_string();
         assert!(error.ends_with("set snapshotter to overlayfs"), "{error}");

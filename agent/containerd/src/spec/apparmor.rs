@@ -1,4 +1,4 @@
-//! Which AppArmor profile a container gets.
+//! Selects a container's AppArmor profile.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec};
 
@@ -6,19 +6,18 @@ use super::{SpecError, is_privileged};
 use limpet_host::apparmor::{self, DEFAULT_PROFILE};
 use limpet_model::pod::apparmor::profile_of;
 
-/// The profile that the container's process gets; `None`: none.
 pub(super) enum Profile<'a> {
-    /// None.
     Unconfined,
-    /// containerd's default; `true`: the Pod names it.
+    /// containerd's default; `true` if the Pod names it explicitly.
     Default(bool),
-    /// A profile that the node has loaded.
+    /// A profile that is loaded on the node.
     Localhost(&'a str),
 }
 
-/// As containerd's CRI plugin: a privileged container has none, and a container without a profile has the default.
+/// As in containerd's CRI plugin, a privileged container has no profile, and a container without one gets the
+/// default.
 pub(super) fn wanted<'a>(pod: &'a PodSpec, container: &'a Container) -> Profile<'a> {
-    let of = |profile: &'a AppArmorProfile| match profile.type_.as_str() {
+    let named = |profile: &'a AppArmorProfile| match profile.type_.as_str() {
         "Localhost" => Profile::Localhost(profile.localhost_profile.as_deref().unwrap_or_default()),
         "RuntimeDefault" => Profile::Default(true),
         _ => Profile::Unconfined,
@@ -26,17 +25,18 @@ pub(super) fn wanted<'a>(pod: &'a PodSpec, container: &'a Container) -> Profile<
     if is_privileged(container) {
         return Profile::Unconfined;
     }
-    profile_of(pod, container).map_or(Profile::Default(false), of)
+    profile_of(pod, container).map_or(Profile::Default(false), named)
 }
 
-/// The name of the profile for `process.apparmorProfile`, loaded if it is the default one. May run apparmor_parser.
+/// The profile for `process.apparmorProfile`; loads the default one. May run apparmor_parser.
 ///
 /// # Errors
-/// When the Pod names a profile that this host cannot give it.
+///
+/// The Pod names a profile that this host cannot provide.
 pub(super) fn profile(pod: &PodSpec, container: &Container) -> Result<Option<String>, SpecError> {
     let wanted = wanted(pod, container);
     if matches!(wanted, Profile::Unconfined) || !apparmor::is_enabled() {
-        // A pod that names a profile is not admitted to a host without AppArmor.
+        // Admission rejects a pod that names a profile on a host without AppArmor.
         return Ok(None);
     }
     match wanted {

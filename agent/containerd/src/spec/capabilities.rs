@@ -68,7 +68,7 @@ const CAPABILITIES: [Capability; 41] = [
     Capability::CheckpointRestore,
 ];
 
-/// The set behind a `CapEff` mask; bits of a newer kernel are left out.
+/// The capabilities in a `CapEff` mask; bits of a newer kernel are ignored.
 pub(super) fn from_mask(mask: u64) -> Capabilities {
     CAPABILITIES.iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, capability)| *capability).collect()
 }
@@ -81,10 +81,11 @@ pub(super) fn asks_for_all(context: Option<&SecurityContext>) -> bool {
     })
 }
 
-/// A container's set. `all` is the set of `ALL` and `privileged`: as much as containerd has itself.
+/// A container's capabilities. `all` is the set for `ALL` and `privileged`: as many as containerd itself has.
 ///
 /// # Errors
-/// When a capability to add is unknown.
+///
+/// A capability to add is unknown.
 pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> Result<Capabilities, SpecError> {
     let Some(context) = context else { return Ok(Capabilities::from(DEFAULT_CAPABILITIES)) };
     if context.privileged == Some(true) {
@@ -93,7 +94,7 @@ pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> 
     let Some(wanted) = &context.capabilities else { return Ok(Capabilities::from(DEFAULT_CAPABILITIES)) };
     let (add, drop) = (wanted.add.as_deref().unwrap_or_default(), wanted.drop.as_deref().unwrap_or_default());
     let names_all = |list: &[String]| list.iter().any(|name| is_all(name));
-    // `ALL` first, so that single names still add to it or remove from it.
+    // `ALL` comes first, so that single names still add to or remove from it.
     let mut set = match (names_all(add), names_all(drop)) {
         (_, true) => Capabilities::new(),
         (true, false) => all.clone(),
@@ -109,7 +110,8 @@ pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> 
     Ok(set)
 }
 
-/// The sets of the process. None is inheritable or ambient: a program run by another user gets none of them.
+/// The capability sets of the process. None is inheritable or ambient, so a program run by another user gets none of
+/// them.
 pub(super) fn process_sets(set: Capabilities) -> LinuxCapabilities {
     let mut sets = LinuxCapabilities::default();
     sets.set_bounding(Some(set.clone()))

@@ -1,7 +1,8 @@
-//! CDI devices, as vendors describe them in files of the host: what a container's spec gains by them.
+//! CDI devices, which vendors describe in files on the host, and their edits of a container's spec.
 //!
-//! containerd's CRI plugin does this for kubelet; limpet, which uses containerd's native API, does it itself, after the
-//! Container Device Interface specification, 0.3 to 1.1. A named device brings its own edits and, once, those of its file.
+//! containerd's CRI plugin applies them for kubelet. limpet uses containerd's native API, so it applies them itself,
+//! by the Container Device Interface specification, 0.3 to 1.1. A device has edits of its own and, once per file,
+//! those of its file.
 
 mod files;
 
@@ -50,10 +51,10 @@ pub struct ContainerEdits {
     hooks: Vec<CdiHook>,
     #[serde(default)]
     additional_gids: Vec<u32>,
-    /// limpet sets up no cache partitions: refused.
+    /// Refused, because limpet sets up no cache partitions.
     #[serde(default)]
     intel_rdt: Option<serde_json::Value>,
-    /// Of CDI 1.1: needs an OCI runtime of version 1.3; refused.
+    /// CDI 1.1; refused, because it needs an OCI runtime of version 1.3.
     #[serde(default)]
     net_devices: Option<serde_json::Value>,
 }
@@ -64,7 +65,7 @@ struct DeviceNode {
     path: PathBuf,
     #[serde(default)]
     host_path: PathBuf,
-    /// `b`, `c`, `u` or `p`; empty: that of the host's node.
+    /// `b`, `c`, `u` or `p`; empty for the type of the host's node.
     #[serde(default, rename = "type")]
     kind: String,
     #[serde(default)]
@@ -117,7 +118,7 @@ enum HookName {
     Poststop,
 }
 
-/// Edits `spec`. The device nodes have been filled in from the host by [`resolve`].
+/// Applies edits to `spec`. [`resolve`] has completed the device nodes from the host.
 pub(super) fn apply(spec: &mut Spec, edits: &[ContainerEdits]) {
     for edit in edits {
         set_env(spec, &edit.env);
@@ -128,7 +129,7 @@ pub(super) fn apply(spec: &mut Spec, edits: &[ContainerEdits]) {
     }
 }
 
-/// A variable that is set already gets the new value in its place.
+/// Sets variables; an existing one gets the new value in its place.
 fn set_env(spec: &mut Spec, variables: &[String]) {
     let Some(process) = spec.process_mut().as_mut().filter(|_| !variables.is_empty()) else { return };
     let mut all = process.env().clone().unwrap_or_default();
@@ -174,7 +175,7 @@ fn add_device(spec: &mut Spec, node: &DeviceNode) {
     linux.set_resources(Some(resources));
 }
 
-/// A mount replaces one at its path; parents come first.
+/// Adds mounts; each replaces an existing mount at its path, and parents come first.
 fn add_mounts(spec: &mut Spec, mounts: &[CdiMount]) {
     if mounts.is_empty() {
         return;
@@ -185,7 +186,7 @@ fn add_mounts(spec: &mut Spec, mounts: &[CdiMount]) {
         let mut new = Mount::default();
         new.set_source(Some(mount.host_path.clone())).set_destination(mount.container_path.clone());
         let given = Some(mount.options.clone()).filter(|options| !options.is_empty());
-        // A mount without a type and options is one of a file or directory, as runtimes take it with `bind` alone.
+        // A mount without type and options is a bind mount of a file or directory.
         let bind = || vec!["rbind".to_owned(), "rprivate".to_owned()];
         new.set_options(Some(given.unwrap_or_else(bind)));
         new.set_typ(Some(if mount.kind.is_empty() { "bind".to_owned() } else { mount.kind.clone() }));
@@ -229,7 +230,7 @@ fn add_groups(spec: &mut Spec, groups: &[u32]) {
     process.set_user(user);
 }
 
-/// Annotations of the plugin for the OCI runtime's hooks, beside limpet's own.
+/// A plugin's annotations for the OCI runtime's hooks.
 pub(super) fn annotations(given: &[limpet_model::device_allocation::DeviceAllocation]) -> HashMap<String, String> {
     let all = given.iter().flat_map(|one| &one.annotations);
     all.map(|(key, value)| (key.clone(), value.clone())).collect()

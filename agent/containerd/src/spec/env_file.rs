@@ -1,20 +1,19 @@
-//! The files of `fileKeyRef`: variables in a strict subset of the shell's syntax, as kubelet reads them.
+//! The files of `fileKeyRef`: variables in a strict subset of shell syntax, as kubelet reads them.
 //!
-//! `NAME='value'`, one after the other. A value is in single quotes, taken literally, and may span lines; a comment may
+//! The lines are `NAME='value'`. A value is in single quotes, taken literally, and may span lines; a comment may
 //! follow it. Blank lines, and lines that begin with `#`, are skipped. White space after `=` means an empty value.
 
-/// The first fault of a file before the requested key.
+/// The first error in a file before the requested key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fault {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
     pub reason: &'static str,
 }
 
 const BLANKS: [char; 2] = [' ', '\t'];
 
-/// The first value of `key`; `None`: the file does not have it. What follows it is not looked at.
+/// The first value of `key`; `None` if the file does not have it. The rest of the file is not checked.
 pub(super) fn value(text: &str, key: &str) -> Result<Option<String>, Fault> {
     let mut lines = text.lines().enumerate();
     while let Some((index, line)) = lines.next() {
@@ -43,7 +42,7 @@ pub(super) fn value(text: &str, key: &str) -> Result<Option<String>, Fault> {
     Ok(None)
 }
 
-/// A value from behind its opening quote; it may go on in the following lines.
+/// Reads a value after its opening quote; it may continue on the following lines.
 fn quoted<'t>(first: &'t str, lines: &mut impl Iterator<Item = (usize, &'t str)>) -> Result<String, &'static str> {
     let mut value = String::new();
     let mut line = first;

@@ -15,11 +15,11 @@ use limpet_model::pod::downward::{metadata_field, resource_field};
 /// containerd's `PATH` for a container whose image has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Variables in order; setting one again changes it in its position. Some may be secret: they are not printed.
+/// Variables in order; setting one again changes it in its position. Never printed, because some may be secret.
 #[derive(Default)]
 pub(super) struct Variables {
     set: Vec<(String, String)>,
-    /// Those that count only where no other has their name.
+    /// Variables that apply only if no other has their name.
     defaults: BTreeMap<String, String>,
 }
 
@@ -42,11 +42,12 @@ impl Variables {
     }
 }
 
-/// The Pod's own variables, to which references in the command may refer. First those of `envFrom` in their order, then
-/// those of `env`; the later wins. The variables of Services give way to all of them, as with kubelet.
+/// The Pod's own variables, to which references in the command may refer: those of `envFrom` in order, then those of
+/// `env`; later ones win. As in kubelet, all of them override the variables of Services.
 ///
 /// # Errors
-/// When the source of a variable's value does not exist.
+///
+/// The source of a variable's value does not exist.
 pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<Variables, SpecError> {
     let mut variables = Variables::default();
     let services = input.objects.iter().filter(|object| object.key.kind == ObjectKind::ServiceVariables);
@@ -98,7 +99,7 @@ pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String>
     all.set.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// A variable's value; `None` when its source is optional and missing.
+/// A variable's value; `None` if its source is optional and missing.
 fn value_of(
     variable: &EnvVar,
     before: &Variables,
@@ -123,7 +124,7 @@ fn value_of(
     object_value(source, input)
 }
 
-/// The value of one key of a file in one of the pod's volumes.
+/// The value of a key in a file of one of the pod's volumes.
 fn file_value(file: &FileKeySelector, variable: &str, host: &HostInput) -> Result<Option<String>, SpecError> {
     let (volume, path) = (&file.volume_name, &file.path);
     let text = host.env_files.get(&(volume.clone(), path.clone())).and_then(Option::as_deref);
@@ -145,7 +146,7 @@ fn file_value(file: &FileKeySelector, variable: &str, host: &HostInput) -> Resul
     }
 }
 
-/// The value of one key of a ConfigMap or Secret.
+/// The value of a key of a ConfigMap or Secret.
 fn object_value(source: &EnvVarSource, input: &SpecInput<'_>) -> Result<Option<String>, SpecError> {
     let (kind, name, key, optional) = match (&source.config_map_key_ref, &source.secret_key_ref) {
         (Some(map), _) => (ObjectKind::ConfigMap, &map.name, &map.key, map.optional),
@@ -160,7 +161,7 @@ fn object_value(source: &EnvVarSource, input: &SpecInput<'_>) -> Result<Option<S
     }
 }
 
-/// The object of that name; `None` when it is optional and missing.
+/// The object with this name; `None` if it is optional and missing.
 fn find<'a>(
     input: &SpecInput<'a>,
     kind: ObjectKind,
@@ -173,13 +174,13 @@ fn find<'a>(
     }
 }
 
-/// A value that a variable may have: text without a zero byte.
+/// Checks that a value can be a variable's: text without a zero byte.
 fn text(object: &ObjectRecord, key: &str, entry: &Entry) -> Result<String, SpecError> {
     let text = entry.bytes.expose_text().filter(|text| !text.contains('\0'));
     text.map(str::to_owned).ok_or_else(|| SpecError::NoText { object: object.key.clone(), key: key.to_owned() })
 }
 
-/// A field of the pod (`fieldRef`).
+/// The value of a pod field (`fieldRef`).
 fn field_value(field: &ObjectFieldSelector, variable: &str, input: &SpecInput<'_>) -> Result<String, SpecError> {
     let path = field.field_path.as_str();
     let node_ips: Vec<IpAddr> = input.node_addresses.iter().collect();

@@ -2,14 +2,15 @@
 
 use k8s_openapi::api::core::v1::EnvVar;
 
-/// The longest string the kernel passes to a program (`MAX_ARG_STRLEN`). References to references grow exponentially, so
-/// none is replaced beyond it: such a text is too long for the kernel, and its container fails as under kubelet.
+/// The longest string that the kernel passes to a program (`MAX_ARG_STRLEN`). Nested references grow exponentially,
+/// so no reference is replaced beyond it: the text is then too long for the kernel, and the container fails as under
+/// kubelet.
 const MAX_LENGTH: usize = 128 * 1024;
 
 /// Replaces every `$(NAME)` for which `lookup` has a value.
 ///
-/// An unknown name, an unclosed `$(` and a single `$` are not changed; `$$` becomes `$`, so `$$(NAME)` escapes a reference.
-/// The value of a reference is not expanded again.
+/// An unknown name, an unclosed `$(` and a single `$` are left unchanged; `$$` becomes `$`, so `$$(NAME)` escapes a
+/// reference. The value of a reference is not expanded again.
 pub(super) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
@@ -38,8 +39,8 @@ pub(super) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -
     expanded
 }
 
-/// The command of an exec probe, with the references that the container's `env` has a value for in the Pod itself. As with
-/// kubelet, a variable whose value comes from elsewhere is empty here, and those of `envFrom` and of the image are not known.
+/// Expands references in the command of an exec probe to variables whose value is in the container's `env`. As in
+/// kubelet, a variable whose value comes from elsewhere is empty, and those of `envFrom` and the image are unknown.
 pub fn expand_probe_command(command: &[String], env: &[EnvVar]) -> Vec<String> {
     let value = |name: &str| {
         let last = env.iter().rfind(|variable| variable.name == name)?;
@@ -119,11 +120,11 @@ mod tests {
     fn growth_is_bounded() {
         let half = "x".repeat(MAX_LENGTH / 2);
         assert_eq!(expand("$(A)$(A)", |_| Some(&half)).len(), MAX_LENGTH);
-        // Too long for the kernel, but not by much.
+        // The result is slightly too long for the kernel.
         let text = "$(A)".repeat(1_000);
         let expanded = expand(&text, |_| Some(&half));
         assert!((MAX_LENGTH..=MAX_LENGTH * 2).contains(&expanded.len()), "{}", expanded.len());
-        // A long text without references is the kernel's to refuse.
+        // A long text without references is left for the kernel to refuse.
         let long = "x".repeat(MAX_LENGTH + 1);
         assert_eq!(expand(&long, |_| None), long);
     }

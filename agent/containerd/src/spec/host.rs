@@ -1,4 +1,5 @@
-//! Facts of the host for a spec, read when it is built: containerd's capabilities, devices, a seccomp profile.
+//! Facts about the host that a spec needs, read when it is built: containerd's capabilities, devices, a seccomp
+//! profile.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,37 +21,39 @@ const MAX_PROFILE: u64 = 1 << 20;
 /// Most devices given to a privileged container.
 const MAX_DEVICES: usize = 16_384;
 
-/// Directories and files of `/dev` of which a container has its own.
+/// Entries of `/dev` of which a container has its own.
 const OWN_DEVICES: [&str; 8] = ["pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"];
 
 /// The facts of the host on which one container's spec depends.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostInput {
-    /// containerd's capabilities, to which `ALL` and `privileged` expand; empty for a container with neither.
+    /// containerd's capabilities, to which `ALL` and `privileged` expand; empty if the container uses neither.
     pub capabilities: Capabilities,
     /// The host's devices; empty unless the container is privileged.
     pub devices: Vec<LinuxDevice>,
-    /// The devices that the container requests, and what its cgroup allows with each.
+    /// The devices that the container requests, with the access that its cgroup allows.
     pub granted: Vec<(LinuxDevice, String)>,
-    /// What the CDI devices that the container has change.
+    /// The edits of the container's CDI devices.
     pub cdi: Vec<cdi::ContainerEdits>,
     /// The parsed profile of a container with a `Localhost` one.
     pub seccomp: Option<LinuxSeccomp>,
-    /// The AppArmor profile, which is loaded; `None`: none.
+    /// The loaded AppArmor profile, if any.
     pub apparmor: Option<String>,
-    /// The files that variables come from, by volume and path; `None`: the file does not exist.
+    /// The files of `fileKeyRef`, by volume and path; `None` if the file does not exist.
     pub env_files: BTreeMap<(String, String), Option<String>>,
-    /// The kernel can limit swap.
+    /// Whether the kernel can limit swap.
     pub swap_limit: bool,
     /// Directories under `/sys` that expose the CPU temperature, hidden from containers.
     pub thermal_paths: Vec<String>,
 }
 
 impl HostInput {
-    /// Reads the facts for the container of `input`: small files of `/proc` and `/sys`, and its profile or `/dev` if needed.
+    /// Reads the facts for the container of `input`: small files of `/proc` and `/sys`, and its profile or `/dev` if
+    /// needed.
     ///
     /// # Errors
-    /// When `/proc`, `/dev` or the profile cannot be read, or the profile is invalid.
+    ///
+    /// `/proc`, `/dev` or the profile cannot be read, or the profile is invalid.
     pub fn read(input: &SpecInput<'_>) -> Result<Self, SpecError> {
         let privileged = super::is_privileged(input.container);
         let context = input.container.security_context.as_ref();
@@ -97,15 +100,15 @@ fn env_files(input: &SpecInput<'_>) -> Result<BTreeMap<(String, String), Option<
     Ok(files)
 }
 
-/// The capabilities of containerd, whose child the container will be; if they cannot be read, the agent's own, which are
-/// fewer.
+/// The capabilities of containerd, whose child the container will be; if they cannot be read, the agent's own, which
+/// are fewer.
 fn runtime_capabilities(socket: &Path) -> Result<Capabilities, SpecError> {
     let containerd = peer::pid(socket).ok().flatten();
     let status = containerd.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok());
-    let own = Path::new("/proc/self/status");
+    let agent_status = Path::new("/proc/self/status");
     let status = match status {
         Some(status) => status,
-        None => fs::read_to_string(own).map_err(|source| SpecError::read(own, source))?,
+        None => fs::read_to_string(agent_status).map_err(|source| SpecError::read(agent_status, source))?,
     };
     let mask = status
         .lines()
@@ -115,14 +118,14 @@ fn runtime_capabilities(socket: &Path) -> Result<Capabilities, SpecError> {
     Ok(capabilities::from_mask(mask))
 }
 
-/// The character and block devices below `directory`, links not followed.
+/// The character and block devices below `directory`; links are not followed.
 fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
-    let mut found = Vec::new();
+    let mut devices = Vec::new();
     let mut left = vec![directory.to_owned()];
     while let Some(directory) = left.pop() {
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // A device may be removed while the others are listed.
+            // A device may be removed during the listing.
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => continue,
             Err(source) => return Err(SpecError::read(&directory, source)),
         };
@@ -135,26 +138,25 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
             if metadata.is_dir() {
                 left.push(entry.path());
             } else if let Some(device) = device(&entry.path(), &metadata) {
-                found.push(device);
+                devices.push(device);
             }
-            if found.len() + left.len() > MAX_DEVICES {
+            if devices.len() + left.len() > MAX_DEVICES {
                 return Err(SpecError::read(&directory, std::io::Error::other("too many devices")));
             }
         }
     }
-    found.sort_by(|a, b| a.path().cmp(b.path()));
-    Ok(found)
+    devices.sort_by(|a, b| a.path().cmp(b.path()));
+    Ok(devices)
 }
 
-/// The nodes of the devices that the container requests, at the same paths, those that device plugins have given it, and
-/// those of its volumes.
-/// One that is not plugged in is waited for.
+/// The nodes of the devices that the container requests, those that device plugins have assigned, and those of its
+/// volumes, at their paths. Starting the container waits for a device that is not plugged in.
 fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
     let named = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
     let named = named.flat_map(|one| one.paths.iter().map(move |path| (path, path, one.permissions.as_str())));
     let given = input.given.iter().flat_map(|one| &one.devices);
     let given = given.map(|one| (&one.host_path, &one.container_path, one.permissions.as_str()));
-    // As kubelet requests them; a container with read access may not create another node of the device either.
+    // The access that kubelet requests; a container with read access must not create another node of the device.
     let access = |one: &BlockDevice| if one.read_only { "r" } else { "mrw" };
     let blocks = input.block_devices.iter().map(|one| (&one.host_path, &one.container_path, access(one)));
     let mut granted = Vec::new();
@@ -177,7 +179,7 @@ fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecErro
     Ok(granted)
 }
 
-/// What the container's CDI devices change. Files are read only for a container that has such devices.
+/// The edits of the container's CDI devices. Files are read only if it has such devices.
 fn cdi_edits(input: &SpecInput<'_>) -> Result<Vec<cdi::ContainerEdits>, SpecError> {
     let mut names = Vec::new();
     let of_class = input.class_devices.iter().map(String::as_str);
@@ -213,7 +215,7 @@ fn device(path: &Path, metadata: &fs::Metadata) -> Option<LinuxDevice> {
     Some(device)
 }
 
-/// A `Localhost` profile: OCI's seccomp document in JSON, below `directory` and nowhere else.
+/// Reads a `Localhost` profile: OCI's seccomp document in JSON, only from below `directory`.
 fn read_profile(directory: &Path, name: &str) -> Result<LinuxSeccomp, SpecError> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if name.is_empty() || !inside {
@@ -227,12 +229,12 @@ fn read_profile(directory: &Path, name: &str) -> Result<LinuxSeccomp, SpecError>
     serde_json::from_slice(&text).map_err(|source| SpecError::Profile { path, source })
 }
 
-/// Whether a limit on swap can be set: with v1 the kernel counts swap only with a boot parameter.
+/// Whether swap can be limited: with v1 the kernel counts swap only with a boot parameter.
 pub(super) fn swap_limit(cgroup_v2: bool) -> bool {
     if !cgroup_v2 {
         return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
     }
-    // The root has no such file; either all children have it or none.
+    // The root cgroup has no such file; all of its children have it, or none.
     let children = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
     children.into_iter().any(|child| child.path().join("memory.swap.max").exists())
 }
@@ -270,13 +272,13 @@ mod tests {
     #[test]
     fn a_volumes_device_is_a_node_at_the_containers_path_with_its_access() {
         let mut fixture = Fixture::new(serde_json::json!({}), serde_json::json!({"Cmd": ["run"]}));
-        let of =
+        let device =
             |read_only| BlockDevice { host_path: "/dev/null".into(), container_path: "/dev/data".into(), read_only };
-        fixture.block_devices = vec![of(false), of(true)];
-        let found = granted(&fixture.input()).unwrap();
-        let found: Vec<_> = found.iter().map(|(node, access)| (node.path(), node.minor(), access.as_str())).collect();
+        fixture.block_devices = vec![device(false), device(true)];
+        let nodes = granted(&fixture.input()).unwrap();
+        let nodes: Vec<_> = nodes.iter().map(|(node, access)| (node.path(), node.minor(), access.as_str())).collect();
         let path = &Path::new("/dev/data").to_owned();
-        assert_eq!(found, [(path, 3, "mrw"), (path, 3, "r")]);
+        assert_eq!(nodes, [(path, 3, "mrw"), (path, 3, "r")]);
         fixture.block_devices[0].host_path = "/proc/version".into();
         assert!(matches!(granted(&fixture.input()), Err(SpecError::Read { .. })));
     }

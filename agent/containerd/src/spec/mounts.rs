@@ -1,4 +1,4 @@
-//! The mounts of a container: the kernel's file systems and `/dev`, then volumes.
+//! The mounts of a container: kernel file systems and `/dev`, then volumes.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,7 +9,7 @@ use super::SpecInput;
 use limpet_host::volume::{self, Propagation};
 use limpet_model::device_allocation::PluginMount;
 
-/// `spec.mounts`. A volume at the path of a default mount replaces it; one at `/dev` replaces all below it.
+/// `spec.mounts`. A volume at a default mount's path replaces it; one at `/dev` replaces everything below it.
 pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
     let shm = volume::Mount {
         host_path: input.sandbox.shm.clone(),
@@ -24,7 +24,7 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
     let below_taken_dev = |path: &Path| taken.contains(dev) && path != dev && path.starts_with(dev);
     let free = |path: &Path| !taken.contains(path) && !below_taken_dev(path);
     let mut binds: Vec<&volume::Mount> = all().collect();
-    // A pod's shm is mounted even on a volume at `/dev`: only a volume at `/dev/shm` itself replaces it.
+    // The pod's shm is mounted even on a volume at `/dev`; only a volume at `/dev/shm` itself replaces it.
     if !taken.contains(Path::new("/dev/shm")) {
         binds.push(&shm);
     }
@@ -47,7 +47,7 @@ fn given(mount: &PluginMount) -> volume::Mount {
     }
 }
 
-/// `linux.rootfsPropagation`, when a mount has to propagate; `None` is private.
+/// `linux.rootfsPropagation`, if a mount has to propagate; `None` means private.
 pub(super) fn rootfs_propagation(mounts: &[volume::Mount]) -> Option<String> {
     let strongest = mounts.iter().map(|mount| mount.propagation).max_by_key(|propagation| *propagation as u8)?;
     match strongest {

@@ -11,7 +11,8 @@ use limpet_model::pod::compute_resources::oom_score_adj;
 /// `process`, with `granted` as its capabilities.
 ///
 /// # Errors
-/// When there is no command, or a reference in it cannot be resolved.
+///
+/// There is no command, or a reference in it cannot be resolved.
 pub(super) fn process(input: &SpecInput<'_>, host: &HostInput, granted: Capabilities) -> Result<Process, SpecError> {
     let variables = environment::pod_variables(input, host)?;
     let context = input.container.security_context.as_ref();
@@ -41,7 +42,7 @@ fn user(input: &SpecInput<'_>) -> User {
     user
 }
 
-/// `command` replaces the image's entrypoint and drops its command; `args` alone replaces its command.
+/// The arguments. `command` replaces the image's entrypoint and drops its command; `args` alone replaces its command.
 fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Result<Vec<String>, SpecError> {
     let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
         list.iter().flatten().map(|text| expansion::expand(text, |name| variables.get(name))).collect()
@@ -52,7 +53,7 @@ fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Resul
         if args.is_empty() {
             args = image.and_then(|config| config.cmd().clone()).unwrap_or_default();
         }
-        // Some builders write an entrypoint of one empty string for none.
+        // Some builders write an entrypoint of one empty string instead of none.
         command = image
             .and_then(|config| config.entrypoint().clone())
             .filter(|entrypoint| !matches!(entrypoint.as_slice(), [only] if only.is_empty()))
@@ -62,8 +63,8 @@ fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Resul
     if command.is_empty() { Err(SpecError::NoCommand) } else { Ok(command) }
 }
 
-/// The Pod's, else the image's, else `/`. As under kubelet a relative one of the Pod does not start, because runtimes
-/// refuse it; one of the image is below `/`.
+/// The Pod's working directory, else the image's, else `/`. As under kubelet, a relative path of the Pod fails at the
+/// start, because runtimes refuse it; the image's is relative to `/`.
 fn working_directory(input: &SpecInput<'_>) -> PathBuf {
     let image = input.image.config.config().as_ref().and_then(|config| config.working_dir().as_deref());
     let pod = input.container.working_dir.as_deref().filter(|directory| !directory.is_empty());

@@ -14,16 +14,15 @@ use limpet_model::pod::compute_resources;
 use limpet_model::pod::huge_pages::{container_limits, kernel_name};
 use limpet_model::pod::swap::{SwapBehavior, limited_swap};
 
-/// The processors that a container may run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerCpus {
     pub cpus: CpuSet,
-    /// No other container runs on them.
+    /// Whether no other container runs on them.
     pub exclusive: bool,
 }
 
-/// What of a running container's limits a resize sets: cpu, memory, and the share of the swap that follows from the request of
-/// memory. Reads a small file.
+/// The limits that a resize sets on a running container: CPU, memory, and the share of swap that follows from the
+/// memory request. Reads a small file.
 pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts, cpus: Option<&ContainerCpus>) -> LinuxResources {
     let mut resources = container_resources(pod, container, node, swap_limit(node.cgroup_v2), cpus);
     if node.swap_behavior == SwapBehavior::NoSwap {
@@ -33,8 +32,8 @@ pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts, cpus: Opt
     resources
 }
 
-/// The limit of huge pages of each size that the kernel knows: zero for sizes that the container does not request. `None`:
-/// the kernel cannot limit them.
+/// The limit of huge pages for each size that the kernel supports: zero for sizes that the container does not
+/// request. `None` if the kernel cannot limit them.
 pub(super) fn huge_page_limits(
     spec: &PodSpec,
     container: &Container,
@@ -53,10 +52,11 @@ pub(super) fn huge_page_limits(
     Some(node.huge_pages.keys().map(limit).collect())
 }
 
-/// An OCI spec in JSON with the cpu and memory of `resources`.
+/// Replaces CPU and memory in an OCI spec in JSON by those of `resources`.
 ///
 /// # Errors
-/// It is none.
+///
+/// The text is not an OCI spec.
 pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>, serde_json::Error> {
     let mut spec: Value = serde_json::from_slice(spec)?;
     let Value::Object(resized) = serde_json::to_value(resources)? else { return serde_json::to_vec(&spec) };
@@ -66,8 +66,8 @@ pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>
     serde_json::to_vec(&spec)
 }
 
-/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets what the node's
-/// `swapBehavior` gives it. On v1 that is none, and needs a memory limit.
+/// The limits of a container's cgroup. If the kernel can limit `swap`, the container gets the share of the node's
+/// `swapBehavior`. On v1 that is none, and needs a memory limit.
 pub(super) fn container_resources(
     pod: &PodSpec,
     container: &Container,
@@ -79,7 +79,7 @@ pub(super) fn container_resources(
     let mut cpu = LinuxCpu::default();
     cpu.set_shares(Some(limits.cpu_shares));
     cpu.set_cpus(cpus.map(|cpus| cpus.cpus.to_string()));
-    // Processors of its own are limit enough.
+    // Exclusive processors are limit enough.
     let quota = limits.cpu_quota.filter(|_| !cpus.is_some_and(|cpus| cpus.exclusive));
     if let Some((quota, period)) = node.cpu_quotas.of(quota) {
         cpu.set_quota(Some(quota)).set_period(Some(period));
@@ -100,7 +100,7 @@ pub(super) fn container_resources(
     resources
 }
 
-/// The memory that is kept for a container, and from which use on it is slowed.
+/// The memory that is protected for a container, and the usage from which it is throttled.
 fn memory_files(pod: &PodSpec, container: &Container, node: &NodeFacts) -> HashMap<String, String> {
     let allocatable = u64::try_from(node.limits.memory.units()).unwrap_or(0);
     let files = node.memory_qos.of_container(pod, container, allocatable, rustix::param::page_size() as u64);

@@ -1,7 +1,7 @@
-//! Which seccomp profile a container gets, and the one called `RuntimeDefault`.
+//! Selects a container's seccomp profile, and defines `RuntimeDefault`.
 //!
 //! The default is containerd's policy: calls of ordinary programs are allowed, calls that affect the kernel or other
-//! processes only with the capability for them, all others fail with `EPERM`.
+//! processes only with their capability, and all others fail with `EPERM`.
 
 use oci_spec::runtime::{
     Arch, Capabilities, Capability, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompArgBuilder,
@@ -13,7 +13,6 @@ use super::{SpecError, SpecInput};
 /// A profile as the Pod configures it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Profile<'a> {
-    /// None.
     Unconfined,
     RuntimeDefault,
     /// A file below the node's seccomp directory.
@@ -38,8 +37,8 @@ pub(super) fn profile_of<'a>(input: &SpecInput<'a>) -> Profile<'a> {
     }
 }
 
-/// System calls that are always allowed, by subject; `*32`, `*64` and `*_time64` are their forms on other word sizes, and
-/// the runtime skips names that an architecture does not have.
+/// System calls that are always allowed, by subject. `*32`, `*64` and `*_time64` are the forms for other word sizes;
+/// the runtime skips names that an architecture lacks.
 const ALLOWED: &[&str] = &[
     // files and directories
     "access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 \
@@ -121,7 +120,8 @@ const WITH_CAPABILITY: &[(Capability, &str)] = &[
     (Capability::Perfmon, "perf_event_open"),
 ];
 
-/// Execution domains a program may choose: Linux, 32-bit Linux, without address randomisation too, and a query.
+/// The execution domains that a program may choose: Linux, 32-bit Linux, both also without address randomization, and
+/// a query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// `CLONE_NEW*` of mount, cgroup, UTS, IPC, user, PID and network namespaces.
@@ -136,7 +136,8 @@ const ENOSYS: u32 = 38;
 /// The default profile for a process with these capabilities on an architecture (`std::env::consts::ARCH`).
 ///
 /// # Errors
-/// Never for the tables above; the argument filters are created by a fallible builder.
+///
+/// Never for the tables above; the builder of argument filters is fallible.
 pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result<LinuxSeccomp, SpecError> {
     use LinuxSeccompOperator::{ScmpCmpEq, ScmpCmpMaskedEq, ScmpCmpNe};
     let mut rules: Vec<LinuxSyscall> = ALLOWED.iter().map(|names| allow(names)).collect();
@@ -159,7 +160,7 @@ pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result
     let granted = WITH_CAPABILITY.iter().filter(|(capability, _)| capabilities.contains(capability));
     rules.extend(granted.map(|(_, names)| allow(names)));
     if !capabilities.contains(&Capability::SysAdmin) {
-        // New processes and threads, but not in new namespaces. s390x has the arguments in reverse order.
+        // Allows new processes and threads, but not in new namespaces. s390x has the arguments in reverse order.
         let flags = if arch == "s390x" { 1 } else { 0 };
         rules.push(allow_if("clone", argument(flags, ScmpCmpMaskedEq, CLONE_NEW, Some(0))?));
         let mut clone3 = allow("clone3");
@@ -174,7 +175,7 @@ pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result
     Ok(profile)
 }
 
-/// The ABIs of a CPU; the runtime adds the native one where none is listed.
+/// The ABIs of a CPU; the runtime adds the native one if none is listed.
 fn architectures(arch: &str) -> Vec<Arch> {
     match arch {
         "x86_64" => vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86, Arch::ScmpArchX32],

@@ -1,19 +1,19 @@
-//! `shimGroup`: which containers one shim serves.
+//! `shimGroup`: which containers share a shim.
 
 use std::fmt;
 
 use limpet_model::pod::PodUid;
 
-/// The group of a node's containers. It is no pod's: UIDs begin with a letter or a digit.
+/// The group of all containers of a node. It cannot be a pod's, because UIDs begin with a letter or a digit.
 const NODE: &str = "_node";
 
 /// Which containers share a shim. Running ones keep theirs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimGroup {
-    /// `pod`: those of a pod.
+    /// `pod`: the containers of a pod.
     #[default]
     Pod,
-    /// `node`: all of the node.
+    /// `node`: all containers of the node.
     Node,
 }
 
@@ -24,7 +24,7 @@ impl ShimGroup {
         [Self::Pod, Self::Node].into_iter().find(|group| group.to_string() == text)
     }
 
-    /// The name of the group for a container of the pod.
+    /// The group's name for a container of the pod.
     pub(super) fn name(self, pod: &PodUid) -> String {
         match self {
             Self::Pod => pod.as_str().to_owned(),

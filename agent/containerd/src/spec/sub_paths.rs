@@ -1,4 +1,4 @@
-//! `subPathExpr`: the `subPath` of a mount, made from the container's own variables.
+//! `subPathExpr`: derives a mount's `subPath` from the container's own variables.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -10,10 +10,11 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use super::host::HostInput;
 use super::{SpecError, SpecInput, environment, expansion};
 
-/// The container with each `subPathExpr` replaced by its value as a `subPath`.
+/// The container with the value of each `subPathExpr` as its `subPath`.
 ///
 /// # Errors
-/// When a variable cannot be had or has no value, or the path leads out of the volume.
+///
+/// A variable is unavailable or has no value, or the path leads out of the volume.
 pub fn expand_sub_paths<'a>(input: &SpecInput<'a>) -> Result<Cow<'a, Container>, SpecError> {
     let has_expression = |mount: &VolumeMount| mount.sub_path_expr.as_deref().is_some_and(|text| !text.is_empty());
     if !input.container.volume_mounts.iter().flatten().any(has_expression) {

@@ -40,7 +40,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// A pod of one container `c` with these fields over an image with this `config`.
+    /// A pod with one container `c` with these fields, and an image with this `config`.
     pub(crate) fn new(mut container: Value, config: Value) -> Self {
         container["name"] = "c".into();
         Self::of_pod(json!({"containers": [container]}), config)
@@ -285,7 +285,7 @@ fn a_device_is_a_node_and_a_rule_of_the_cgroup() {
     fixture.host.granted = vec![(device, "rw".to_owned())];
     let spec = fixture.spec().unwrap();
     assert_eq!(spec["linux"]["devices"][0]["path"], "/dev/ttyS0");
-    // It precedes the host's own at that path.
+    // The requested device precedes the host's at that path.
     let mut other = LinuxDevice::default();
     other.set_path("/dev/ttyS0".into()).set_typ(LinuxDeviceType::C).set_major(4).set_minor(65);
     fixture.host.devices = vec![other];
@@ -346,31 +346,38 @@ fn namespaces_are_joined_or_the_hosts() {
 fn resources_become_cgroup_values() {
     let container = json!({"resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "1500m", "memory": "64Mi"}}});
     let mut fixture = Fixture::new(container, json!({"Cmd": ["run"]}));
-    let of = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["resources"].clone();
-    let v1 = of(&fixture);
+    let resources = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["resources"].clone();
+    let v1 = resources(&fixture);
     assert_eq!(v1["cpu"], json!({"shares": 256, "quota": 150_000, "period": 100_000}));
     assert_eq!(v1["memory"], json!({"limit": 67_108_864, "swap": 67_108_864}));
     assert!(v1.get("unified").is_none() && v1.get("pids").is_none());
     fixture.node.cpu_quotas = CpuQuotas::InPeriods(20_000);
-    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "quota": 30_000, "period": 20_000}));
+    assert_eq!(resources(&fixture)["cpu"], json!({"shares": 256, "quota": 30_000, "period": 20_000}));
     fixture.node.cpu_quotas = CpuQuotas::Off;
-    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256}));
+    assert_eq!(resources(&fixture)["cpu"], json!({"shares": 256}));
     fixture.node.cpu_quotas = CpuQuotas::default();
     let cpus = CpuSet::parse("0,2-3").unwrap();
     fixture.cpus = Some(ContainerCpus { cpus: cpus.clone(), exclusive: false });
-    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "quota": 150_000, "period": 100_000, "cpus": "0,2-3"}));
+    assert_eq!(
+        resources(&fixture)["cpu"],
+        json!({"shares": 256, "quota": 150_000, "period": 100_000, "cpus": "0,2-3"})
+    );
     fixture.cpus = Some(ContainerCpus { cpus, exclusive: true });
-    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "cpus": "0,2-3"}), "no quota of processors of its own");
+    assert_eq!(
+        resources(&fixture)["cpu"],
+        json!({"shares": 256, "cpus": "0,2-3"}),
+        "no quota of processors of its own"
+    );
     fixture.cpus = None;
     fixture.node.cgroup_v2 = true;
     fixture.host.swap_limit = false;
-    let v2 = of(&fixture);
+    let v2 = resources(&fixture);
     assert_eq!(v2["memory"], json!({"limit": 67_108_864}));
     assert_eq!(v2["unified"], json!({"memory.oom.group": "1"}));
     fixture.node.memory_qos = MemoryQos { keeps_requests: true, throttling: None };
     let kept = json!({"memory.oom.group": "1", "memory.low": "67108864"});
-    assert_eq!(of(&fixture)["unified"], kept, "a limit without a request is one");
-    assert_eq!(of(&Fixture::new(json!({}), json!({"Cmd": ["run"]})))["cpu"], json!({"shares": 2}));
+    assert_eq!(resources(&fixture)["unified"], kept, "a limit without a request is one");
+    assert_eq!(resources(&Fixture::new(json!({}), json!({"Cmd": ["run"]})))["cpu"], json!({"shares": 2}));
 }
 
 #[test]
@@ -417,13 +424,13 @@ fn propagation_reaches_the_root() {
         read_only: false,
         propagation,
     };
-    let of = |fixture: &Fixture| fixture.spec().unwrap()["linux"].get("rootfsPropagation").cloned();
-    assert_eq!(of(&fixture), None);
+    let propagation = |fixture: &Fixture| fixture.spec().unwrap()["linux"].get("rootfsPropagation").cloned();
+    assert_eq!(propagation(&fixture), None);
     fixture.mounts = vec![mount(Propagation::HostToContainer), mount(Propagation::Private)];
-    assert_eq!(of(&fixture), Some(json!("rslave")));
+    assert_eq!(propagation(&fixture), Some(json!("rslave")));
     fixture.mounts.push(mount(Propagation::Bidirectional));
     fixture.mounts.push(mount(Propagation::HostToContainer));
-    assert_eq!(of(&fixture), Some(json!("rshared")));
+    assert_eq!(propagation(&fixture), Some(json!("rshared")));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Reads `/etc/passwd` and `/etc/group` of an untrusted image. The two paths are resolved inside the image, so a symlink in it
-//! cannot leave it.
+//! Reads `/etc/passwd` and `/etc/group` of an untrusted image. The paths are resolved inside the image, so a symlink
+//! in it cannot lead out.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use rustix::fs::{FileType, OFlags, fstat};
 use crate::snapshot_mount::SnapshotMount;
 use crate::snapshot_mount::private::with_mounted;
 
-/// Largest account file read: some ten thousand users.
+/// The largest account file in bytes: some ten thousand users.
 const MAX_FILE: u64 = 1 << 20;
 
 /// An image's account files; `None` for a missing one.
@@ -26,14 +26,15 @@ pub struct Accounts {
 /// Reads the account files of a snapshot. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// When the snapshot cannot be mounted, or an existing file cannot be read: it is not a regular file, or is too large.
+///
+/// The snapshot cannot be mounted, or an existing file cannot be read because it is not a regular file or too large.
 pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
     with_mounted(mounts, "accounts", |root| {
         Ok(Accounts { passwd: read_inside(&root, "etc/passwd")?, group: read_inside(&root, "etc/group")? })
     })
 }
 
-/// A file of the image, with the image as root for every symlink on the path; `None` when it is missing.
+/// Reads a file of the image, with the image as root for every symlink; `None` if it is missing.
 fn read_inside(root: &OwnedFd, path: &str) -> io::Result<Option<String>> {
     // NONBLOCK: a FIFO instead of the file must not block the thread.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -58,7 +59,7 @@ fn of_path(path: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("/{path} of the image: {error}"))
 }
 
-/// Account files by chain id: they never change, and most images of a node are started repeatedly.
+/// Account files by chain id. They never change, and most images of a node are started repeatedly.
 ///
 /// Bounded by bytes; the oldest entry is evicted.
 #[derive(Debug, Default)]
@@ -67,7 +68,7 @@ pub struct AccountsCache {
 }
 
 impl AccountsCache {
-    /// The size limit.
+    /// The limit of all entries in bytes.
     const MAX_BYTES: usize = 256 << 10;
 
     /// The cached files of this chain id.
@@ -94,7 +95,7 @@ impl AccountsCache {
     }
 }
 
-/// Bytes an entry takes, its own bookkeeping included.
+/// The bytes of an entry, its own overhead included.
 fn weight(accounts: &Accounts) -> usize {
     let text = |file: &Option<String>| file.as_ref().map_or(0, String::len);
     256 + text(&accounts.passwd) + text(&accounts.group)

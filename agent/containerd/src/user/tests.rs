@@ -74,7 +74,7 @@ fn images_without_account_files_have_numbers_only() {
     assert_eq!(resolve(&request(""), None, None).unwrap(), user(0, 0, &[0], ""));
     assert_eq!(resolve(&request("5:6"), None, None).unwrap(), user(5, 6, &[6], ""));
     assert_eq!(resolve(&request("www"), None, None), Err(UserError::NoUser("www".to_owned())));
-    // A group that is not there is ignored, as by kubelet, which ignores the image's group altogether.
+    // An unknown group is ignored. kubelet ignores the image's group altogether.
     assert_eq!(resolve(&request("5:web"), None, None).unwrap(), user(5, 0, &[0], ""));
 }
 

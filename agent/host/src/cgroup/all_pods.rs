@@ -1,4 +1,4 @@
-//! What all pods have together: the limits and the memory of the cgroup above them.
+//! Limits all pods together, through the cgroup above them.
 
 use limpet_model::pod::compute_resources::{CgroupLimits, cpu_shares};
 use limpet_model::pod::qos::QosClass;
@@ -6,10 +6,10 @@ use limpet_model::pod::qos::QosClass;
 use super::limits::GroupLimits;
 use super::{CgroupError, Cgroups, blocking};
 
-/// What all pods may have together: kubelet's node allocatable, with what eviction keeps free.
+/// The limits of all pods together: kubelet's node allocatable, plus what eviction keeps free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllPodsLimits {
-    /// Thousandths of a processor; a weight beside the node's other processes.
+    /// Thousandths of a processor; a weight relative to the node's other processes.
     pub millicores: i64,
     /// Bytes of memory; `None`: no limit.
     pub memory: Option<u64>,
@@ -21,8 +21,9 @@ impl Cgroups {
     /// Limits all pods together. Idempotent.
     ///
     /// # Errors
-    /// When they have more memory in use: the kernel of cgroup v2 would end processes for it at once. When a limit cannot
-    /// be set.
+    ///
+    /// The pods use more memory, so the kernel of cgroup v2 would kill processes immediately; or a limit cannot be
+    /// set.
     pub async fn limit_all_pods(&self, limits: AllPodsLimits) -> Result<(), CgroupError> {
         let level = self.shared.layout.level(QosClass::Guaranteed);
         let shares = cpu_shares(limits.millicores);
@@ -32,13 +33,13 @@ impl Cgroups {
         if let (Some(limit), Some(in_use)) = (limits.memory, in_use)
             && in_use > limit
         {
-            // Processors and process ids can be limited all the same.
+            // Processors and process ids can be limited anyway.
             self.apply(vec![(level.clone(), GroupLimits::weighing(shares).with_pids(pids))]).await?;
             let group = self.shared.layout.directory(&level);
             return Err(CgroupError::MemoryInUse { group, limit, in_use });
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
-        let own = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };
-        self.apply(vec![(level, GroupLimits::of_pod(&own, pids))]).await
+        let limits = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };
+        self.apply(vec![(level, GroupLimits::of_pod(&limits, pids))]).await
     }
 }

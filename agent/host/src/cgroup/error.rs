@@ -1,16 +1,15 @@
-//! Why cgroups cannot be made, changed or removed.
+//! Errors of cgroup operations.
 
 use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a cgroup could not be created, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No cgroup file system is mounted.
     #[error("no cgroup file system is mounted below /sys/fs/cgroup")]
     NotMounted,
-    /// The kernel does not offer the controller that a limit needs.
+    /// The kernel lacks the controller that a limit needs.
     #[error("set {file} of cgroup {group} to {value}: the kernel does not provide the {controller} controller here{}", remedy(.controller))]
     NoController {
         /// The cgroup, from the root of the hierarchy.
@@ -18,18 +17,12 @@ pub enum CgroupError {
         controller: &'static str,
         /// The file that is missing.
         file: Cow<'static, str>,
-        /// The value to be set.
         value: String,
     },
     /// A file operation in a cgroup failed.
     #[error("{operation} {path}: {source}")]
-    File {
-        operation: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        source: io::Error,
-    },
-    /// A cgroup that others make does not exist.
+    File { operation: &'static str, path: PathBuf, source: io::Error },
+    /// A cgroup that others should have created does not exist.
     #[error("there is no cgroup {0}: create it, or correct its name")]
     Missing(PathBuf),
     /// The processes of a cgroup use more memory than its new limit.
@@ -39,22 +32,20 @@ pub enum CgroupError {
     MemoryInUse {
         /// The cgroup, from the root of the hierarchy.
         group: PathBuf,
-        /// The new limit, in bytes.
         limit: u64,
-        /// What they have.
+        /// The bytes in use.
         in_use: u64,
     },
     /// Processes still run in the cgroup.
     #[error("remove cgroup {0}: processes still run in it")]
     Busy(PathBuf),
-    /// systemd refuses or does not answer.
+    /// systemd has refused, or does not answer.
     #[error("{operation} {unit} with systemd: {reason}")]
     Systemd {
         /// `start`, `change`, `stop`, `reach`.
         operation: &'static str,
-        /// The slice.
         unit: String,
-        /// Its error.
+        /// systemd's error.
         reason: String,
     },
     /// The agent is stopping.
@@ -68,7 +59,7 @@ impl CgroupError {
         !matches!(self, Self::NotMounted | Self::NoController { .. })
     }
 
-    /// Whether the kernel refused a value or lacks what it needs, rather than that a call got no answer.
+    /// Whether the kernel refused a value or lacks a feature, as opposed to a call without an answer.
     pub fn is_refusal(&self) -> bool {
         !matches!(self, Self::Systemd { .. } | Self::Stopped)
     }
@@ -79,6 +70,6 @@ impl CgroupError {
 }
 
 fn remedy(controller: &str) -> &'static str {
-    // Several boards are shipped with it switched off.
+    // Several boards are shipped with it disabled.
     if controller == "memory" { "; boot with cgroup_enable=memory" } else { "" }
 }

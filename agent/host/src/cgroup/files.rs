@@ -10,7 +10,7 @@ use super::CgroupError;
 use super::hierarchy::Hierarchies;
 use super::limits::Setting;
 
-/// Groups below a pod's, at most: containers, and groups that these created.
+/// The most groups below a pod's: those of containers, and groups that these create.
 const MAX_GROUPS: usize = 10_000;
 
 /// Creates a group in every active hierarchy, parents first; an existing one is not changed.
@@ -46,13 +46,13 @@ fn make_directory(path: &Path) -> Result<(), CgroupError> {
     }
 }
 
-/// v2: enables a group's controllers for its children. A failure shows when a limit needs the controller.
+/// v2: enables a group's controllers for its children. A failure is noticed when a limit needs the controller.
 fn enable_controllers(path: &Path) {
     let words = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
     let (offered, passed) = (words("cgroup.controllers"), words("cgroup.subtree_control"));
     for controller in offered.split_whitespace() {
         if !passed.split_whitespace().any(|other| other == controller) {
-            // One by one: a controller that refuses does not hold back the others.
+            // One at a time, so that one failing controller does not block the others.
             if let Err(error) = write(&path.join("cgroup.subtree_control"), &format!("+{controller}")) {
                 tracing::debug!(%controller, %error, "controller is not enabled for child cgroups");
             }
@@ -75,7 +75,8 @@ fn inherit_cpuset(path: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// v1 before Linux 5.11: memory of children counts only after `memory.use_hierarchy` was set, before there are any.
+/// v1 before Linux 5.11: memory of children is counted only if `memory.use_hierarchy` was set before they were
+/// created.
 fn use_hierarchy(path: &Path) {
     let file = path.join("memory.use_hierarchy");
     if fs::read_to_string(&file).is_ok_and(|value| value.trim() == "0") && write(&file, "1").is_err() {
@@ -107,12 +108,12 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     fs::write(path, value).map_err(|source| CgroupError::file("write", path, source))
 }
 
-/// Moves a process into a group; in a hierarchy where the group was not made it stays where it is.
+/// Moves a process into a group. In a hierarchy without the group, the process stays where it is.
 pub(super) fn place(path: &Path, pid: u32) -> Result<(), CgroupError> {
     if path.exists() { write(&path.join("cgroup.procs"), &pid.to_string()) } else { Ok(()) }
 }
 
-/// Removes a group and all below it, deepest first. A missing one is success.
+/// Removes a group and everything below it, deepest first. A missing group counts as success.
 pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
     let groups = with_all_below(path)?;
     let mut outcome = Ok(());
@@ -125,7 +126,7 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
                 _ => Err(CgroupError::file("remove", group, error)),
             },
         };
-        // The first failure is the deepest: it explains why the ones above cannot be removed.
+        // The first failure is the deepest, and explains why the groups above cannot be removed.
         outcome = outcome.and(removed);
     }
     outcome
@@ -142,12 +143,12 @@ pub(super) fn kill(path: &Path) -> Result<(), CgroupError> {
 
 /// The processes in a group and below it; none when it does not exist.
 pub(super) fn processes(path: &Path) -> Result<Vec<i32>, CgroupError> {
-    let mut found = Vec::new();
+    let mut pids = Vec::new();
     for group in with_all_below(path)? {
         let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+        pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     }
-    Ok(found)
+    Ok(pids)
 }
 
 /// Fails when a process is in a group or below it.
@@ -161,7 +162,7 @@ pub(super) fn refuse_busy(path: &Path) -> Result<(), CgroupError> {
     }
 }
 
-/// A group and all below it, parents first.
+/// A group and all groups below it, parents first.
 fn with_all_below(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     let mut groups = vec![path.to_owned()];
     let mut next = 0;
@@ -175,7 +176,7 @@ fn with_all_below(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
     Ok(groups)
 }
 
-/// The groups directly below one; none when it does not exist.
+/// The groups directly below one; none if it does not exist.
 pub(super) fn subdirectories(path: &Path) -> Result<Vec<String>, CgroupError> {
     let failed = |source| CgroupError::file("list", path, source);
     let entries = match fs::read_dir(path) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::CgroupError;
 use crate::mount_table::{self, Mount};
 
-/// The controllers of v1; anything else in a hierarchy's options is an option.
+/// The controllers of v1; everything else in a hierarchy's options is an option.
 const V1_CONTROLLERS: [&str; 14] = [
     "blkio",
     "cpu",
@@ -28,35 +28,34 @@ const V1_CONTROLLERS: [&str; 14] = [
 /// One mounted hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
-    /// Where it is mounted.
     pub(super) mount_point: PathBuf,
-    /// The v1 controllers it has; none for a named one and for v2.
+    /// Its v1 controllers; empty for a named hierarchy and for v2.
     pub(super) controllers: BTreeSet<String>,
-    /// It is the unified one (v2).
+    /// Whether it is the unified one (v2).
     pub(super) unified: bool,
 }
 
-/// All of them: v1 with one for each controller, v2 alone, or v1 with an idle v2 beside it (hybrid).
+/// The mounted hierarchies: v1 with one per controller, v2 alone, or v1 with an unused v2 beside it (hybrid).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchies {
     mounted: Vec<Hierarchy>,
-    /// The controllers of the v2 root, when v2 is in use.
+    /// The controllers of the v2 root, if v2 is in use.
     unified_controllers: BTreeSet<String>,
 }
 
 impl Hierarchies {
-    /// Detects how they are mounted. Blocks.
+    /// Detects how cgroups are mounted. Blocks.
     pub(super) fn find() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mountinfo");
         let mounts = mount_table::mounts().map_err(|source| CgroupError::file("read", path, source))?;
-        let mut found = Self { mounted: in_use(mounts), unified_controllers: BTreeSet::new() };
-        let Some(first) = found.mounted.first() else { return Err(CgroupError::NotMounted) };
-        if found.is_v2() {
+        let mut hierarchies = Self { mounted: in_use(mounts), unified_controllers: BTreeSet::new() };
+        let Some(first) = hierarchies.mounted.first() else { return Err(CgroupError::NotMounted) };
+        if hierarchies.is_v2() {
             let path = first.mount_point.join("cgroup.controllers");
             let text = fs::read_to_string(&path).map_err(|source| CgroupError::file("read", &path, source))?;
-            found.unified_controllers = text.split_whitespace().map(str::to_owned).collect();
+            hierarchies.unified_controllers = text.split_whitespace().map(str::to_owned).collect();
         }
-        Ok(found)
+        Ok(hierarchies)
     }
 
     /// Whether v2 is in use: no v1 hierarchy has a controller.
@@ -71,7 +70,7 @@ impl Hierarchies {
         v1.chain(&self.unified_controllers).map(String::as_str).collect()
     }
 
-    /// The hierarchies in which groups are created: all that can hold a process, but not an idle v2.
+    /// The hierarchies in which groups are created: all that can hold processes, except an unused v2.
     pub(super) fn active(&self) -> impl Iterator<Item = &Hierarchy> {
         let v2 = self.is_v2();
         self.mounted.iter().filter(move |hierarchy| hierarchy.unified == v2)
@@ -80,21 +79,21 @@ impl Hierarchies {
     /// A group's directory in the hierarchy of `controller`; `None` without such a hierarchy.
     pub(super) fn path(&self, controller: &str, group: &Path) -> Option<PathBuf> {
         let v2 = self.is_v2();
-        let of =
+        let has_controller =
             |hierarchy: &&Hierarchy| if v2 { hierarchy.unified } else { hierarchy.controllers.contains(controller) };
-        self.mounted.iter().find(of).map(|hierarchy| hierarchy.mount_point.join(group))
+        self.mounted.iter().find(has_controller).map(|hierarchy| hierarchy.mount_point.join(group))
     }
 
-    /// A group's directory in every hierarchy: the OCI runtime creates some in an idle v2, too.
+    /// A group's directory in every hierarchy, because the OCI runtime also creates some in an unused v2.
     pub(super) fn all_paths(&self, group: &Path) -> Vec<PathBuf> {
         self.mounted.iter().map(|hierarchy| hierarchy.mount_point.join(group)).collect()
     }
 }
 
-/// The hierarchies in which pods' groups are: where `/sys/fs/cgroup` is v2, that one alone. By that the OCI runtime and
-/// systemd decide, too; a v1 hierarchy beside it is a single program's, as `net_cls` for VPN clients.
+/// The hierarchies with pods' groups. If `/sys/fs/cgroup` is v2, only that one: the OCI runtime and systemd decide in
+/// the same way, and a v1 hierarchy beside it belongs to a single program, as `net_cls` of VPN clients.
 fn in_use(mounts: Vec<Mount>) -> Vec<Hierarchy> {
-    // The last mount at a path covers those before it.
+    // The last mount at a path covers earlier ones.
     let root = mounts.iter().rev().find(|mount| mount.point == Path::new("/sys/fs/cgroup"));
     let v2 = root.filter(|root| root.file_system == "cgroup2").map(|root| root.device.clone());
     match v2 {
@@ -124,8 +123,8 @@ fn hierarchies(mounts: Vec<Mount>) -> Vec<Hierarchy> {
 
 #[cfg(test)]
 impl Hierarchies {
-    /// Those of a `mountinfo`, for tests.
-    pub(super) fn of(mountinfo: &str) -> Self {
+    /// The hierarchies in a `mountinfo`, for tests.
+    pub(super) fn parse(mountinfo: &str) -> Self {
         Self { mounted: in_use(mount_table::parse(mountinfo.as_bytes())), unified_controllers: BTreeSet::new() }
     }
 }
@@ -149,7 +148,7 @@ mod tests {
 35 25 0:30 / /mnt/again rw,relatime - cgroup2 cgroup2 rw
 ";
 
-    /// As VPN clients mount it, inside and before the unified one.
+    /// The mounts of VPN clients, inside and before the unified one.
     const NET_CLS: [&str; 2] = [
         "36 34 0:31 / /sys/fs/cgroup/net_cls rw,relatime - cgroup net_cls rw,net_cls\n",
         "24 1 0:31 / /run/net_cls rw,relatime - cgroup net_cls rw,net_cls\n",
@@ -158,13 +157,17 @@ mod tests {
     #[test]
     fn a_v1_hierarchy_beside_v2_is_not_used() {
         for mountinfo in [format!("{V2}{}", NET_CLS[0]), format!("{}{V2}", NET_CLS[1])] {
-            let found = Hierarchies::of(&mountinfo);
-            assert!(found.is_v2(), "{mountinfo}");
-            assert_eq!(found.all_paths(Path::new("kubepods")), [Path::new("/sys/fs/cgroup/kubepods")], "{mountinfo}");
-            assert!(found.controllers().is_empty(), "{mountinfo}");
+            let hierarchies = Hierarchies::parse(&mountinfo);
+            assert!(hierarchies.is_v2(), "{mountinfo}");
+            assert_eq!(
+                hierarchies.all_paths(Path::new("kubepods")),
+                [Path::new("/sys/fs/cgroup/kubepods")],
+                "{mountinfo}"
+            );
+            assert!(hierarchies.controllers().is_empty(), "{mountinfo}");
         }
         // v1 over which nothing else is mounted stays v1.
-        assert!(!Hierarchies::of(&format!("{}{V1}{UNIFIED}", NET_CLS[1])).is_v2());
+        assert!(!Hierarchies::parse(&format!("{}{V1}{UNIFIED}", NET_CLS[1])).is_v2());
     }
 
     #[test]
@@ -172,22 +175,22 @@ mod tests {
         for (mountinfo, v2, active) in
             [(V1.to_owned(), false, 3), (format!("{V1}{UNIFIED}"), false, 3), (V2.to_owned(), true, 1)]
         {
-            let found = Hierarchies::of(&mountinfo);
-            assert_eq!((found.is_v2(), found.active().count()), (v2, active), "{mountinfo}");
+            let hierarchies = Hierarchies::parse(&mountinfo);
+            assert_eq!((hierarchies.is_v2(), hierarchies.active().count()), (v2, active), "{mountinfo}");
         }
-        assert_eq!(Hierarchies::of("").active().count(), 0);
+        assert_eq!(Hierarchies::parse("").active().count(), 0);
     }
 
     #[test]
     fn groups_have_a_path_in_their_controllers_hierarchy() {
         let group = Path::new("kubepods/podx");
-        let hybrid = Hierarchies::of(&format!("{V1}{UNIFIED}"));
+        let hybrid = Hierarchies::parse(&format!("{V1}{UNIFIED}"));
         assert_eq!(hybrid.path("cpuacct", group).unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct/kubepods/podx"));
         assert_eq!(hybrid.path("memory", group).unwrap(), Path::new("/sys/fs/cgroup/memory/kubepods/podx"));
         assert_eq!(hybrid.path("pids", group), None);
         assert_eq!(hybrid.all_paths(group).len(), 4);
         assert_eq!(hybrid.controllers(), BTreeSet::from(["cpu", "cpuacct", "memory"]));
-        let unified = Hierarchies::of(V2);
+        let unified = Hierarchies::parse(V2);
         assert_eq!(unified.path("memory", group).unwrap(), Path::new("/sys/fs/cgroup/kubepods/podx"));
     }
 }

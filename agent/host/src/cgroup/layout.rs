@@ -13,7 +13,7 @@ pub(super) const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burst
 /// The prefix of containers' scopes, with the systemd driver.
 const SCOPE_PREFIX: &str = "limpet";
 
-/// The group of the init of a pod's shared PID namespace: no container has such an id.
+/// The group of the init of a pod's shared PID namespace; no container has such an id.
 const INIT: &str = "init";
 
 /// A group by its name at each level: `["kubepods", "burstable", "podX"]`.
@@ -21,7 +21,7 @@ const INIT: &str = "init";
 pub(super) struct GroupName(Vec<String>);
 
 impl GroupName {
-    /// Each level of an absolute path.
+    /// Splits an absolute path into levels.
     fn of_path(path: &Path) -> Self {
         Self(path.iter().map(|level| level.to_string_lossy().into_owned()).filter(|level| level != "/").collect())
     }
@@ -31,7 +31,7 @@ impl GroupName {
         self
     }
 
-    /// The slice of this name: levels joined by dashes, so a dash within a level is an underscore.
+    /// The slice with this name: levels joined by dashes, so a dash within a level becomes an underscore.
     pub(super) fn slice(&self) -> String {
         format!("{}.slice", self.escaped().join("-"))
     }
@@ -40,7 +40,7 @@ impl GroupName {
         self.0.iter().map(|level| escape(level)).collect()
     }
 
-    /// The directory, from the root of the hierarchy; slices are within the slices their name begins with.
+    /// The directory, from the root of the hierarchy. A slice is within the slices whose names are its prefixes.
     fn directory(&self, driver: CgroupDriver) -> PathBuf {
         match driver {
             CgroupDriver::Cgroupfs => self.0.iter().collect(),
@@ -52,7 +52,8 @@ impl GroupName {
     }
 }
 
-/// A level as part of a unit's name. kubelet writes `_` for `-`; characters that units may not contain are hexadecimal.
+/// Escapes a level for a unit name. kubelet writes `_` for `-`; characters that units may not contain become
+/// hexadecimal.
 fn escape(level: &str) -> String {
     let mut escaped = String::with_capacity(level.len());
     for byte in level.bytes() {
@@ -65,7 +66,7 @@ fn escape(level: &str) -> String {
     escaped
 }
 
-/// How this node's groups are named.
+/// The naming of this node's groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     driver: CgroupDriver,
@@ -78,7 +79,7 @@ impl Layout {
         Self { driver, root: GroupName::of_path(root) }
     }
 
-    /// The group that others made: of this path, or the slice that the path ends in, as kubelet reads it.
+    /// A group that others created: at this path, or the slice with which the path ends, as kubelet reads it.
     pub(super) fn existing(&self, group: &Path) -> GroupName {
         match self.driver {
             CgroupDriver::Cgroupfs => GroupName::of_path(group),
@@ -89,7 +90,7 @@ impl Layout {
         }
     }
 
-    /// The group above the pods of a class; that of guaranteed pods is above all pods.
+    /// The group above the pods of a class; for guaranteed pods the one above all pods.
     pub(super) fn level(&self, class: QosClass) -> GroupName {
         let node = self.root.clone().child("kubepods");
         match class {
@@ -127,7 +128,7 @@ impl Layout {
         }
     }
 
-    /// The unit and the directory, from the root of a hierarchy, of the group of a pod's own process.
+    /// The unit, and the directory from the root of a hierarchy, for the group of a pod's own process.
     pub(super) fn init(&self, class: QosClass, uid: &PodUid) -> (String, PathBuf) {
         let pod = self.directory(&self.pod(class, uid));
         let unit = format!("{SCOPE_PREFIX}-{INIT}-{uid}.scope");
@@ -137,8 +138,8 @@ impl Layout {
         }
     }
 
-    /// The owner of the group that is or contains `path`, from the root of a hierarchy. The names of both drivers count:
-    /// what was started with the other one keeps its group.
+    /// The owner of the group that is or contains `path`, from the root of a hierarchy. Recognizes the names of both
+    /// drivers, because what was started with the other one keeps its group.
     pub(super) fn owner(&self, path: &str) -> Option<CgroupOwner> {
         let driver = match self.driver {
             CgroupDriver::Cgroupfs => CgroupDriver::Systemd,
@@ -161,15 +162,15 @@ impl Layout {
         })
     }
 
-    /// The pod whose group is called `name` in the level of `class`. An underscore in a slice's name is read as a dash, as
-    /// kubelet does: UIDs contain dashes and no underscores.
+    /// The pod whose group is called `name` in the level of `class`. As in kubelet, an underscore in a slice's name
+    /// is read as a dash: UIDs contain dashes and no underscores.
     pub(super) fn pod_named(&self, class: QosClass, name: &str) -> Option<PodUid> {
         let uid = match self.driver {
             CgroupDriver::Cgroupfs => name.strip_prefix("pod")?.to_owned(),
             CgroupDriver::Systemd => {
                 let level = self.level(class).escaped().join("-");
-                let own = name.strip_prefix(&level)?.strip_prefix("-pod")?.strip_suffix(".slice")?;
-                own.replace('_', "-")
+                let uid = name.strip_prefix(&level)?.strip_prefix("-pod")?.strip_suffix(".slice")?;
+                uid.replace('_', "-")
             }
         };
         PodUid::parse(uid).ok()
@@ -227,9 +228,10 @@ mod tests {
     #[test]
     fn containers_lie_in_their_pod() {
         let uid = PodUid::new("u");
-        let of = |driver| Layout::new(driver, Path::new("/")).container_directory(QosClass::Guaranteed, &uid, "c1");
-        assert_eq!(of(CgroupDriver::Cgroupfs), Path::new("kubepods/podu/c1"));
-        assert_eq!(of(CgroupDriver::Systemd), Path::new("kubepods.slice/kubepods-podu.slice/limpet-c1.scope"));
+        let directory =
+            |driver| Layout::new(driver, Path::new("/")).container_directory(QosClass::Guaranteed, &uid, "c1");
+        assert_eq!(directory(CgroupDriver::Cgroupfs), Path::new("kubepods/podu/c1"));
+        assert_eq!(directory(CgroupDriver::Systemd), Path::new("kubepods.slice/kubepods-podu.slice/limpet-c1.scope"));
     }
 
     #[test]

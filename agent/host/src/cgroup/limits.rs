@@ -12,32 +12,30 @@ pub(super) const HUGE_PAGES_CONTROLLER: &str = "hugetlb";
 /// The controllers that limits of pods need.
 pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// The limits of one group. Absent ones are not changed.
+/// The limits of one group. Absent limits are not changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
     pod: Option<CgroupLimits>,
     cpu_quotas: CpuQuotas,
-    /// Bytes of memory of a group that is not a pod's.
+    /// The memory limit in bytes of a group that is not a pod's.
     memory: Option<u64>,
-    /// What is kept, and from which use on it is slowed, with v2.
+    /// Protected memory, and the usage from which the group is throttled, with v2.
     memory_qos: MemoryFiles,
-    /// The maximum number of processes, or no limit.
+    /// The most processes; `Some(None)` removes the limit.
     pids: Option<Option<i64>>,
-    /// Bytes in huge pages, by the size of one.
+    /// The limits in bytes by huge page size.
     huge_pages: Vec<(u64, u64)>,
 }
 
 /// One file to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
-    /// The controller it belongs to.
     pub(super) controller: &'static str,
     /// The file in the group's directory.
     pub(super) file: Cow<'static, str>,
-    /// What to write.
     pub(super) value: String,
-    /// A missing file is not an error: the value is the default, or the limit is optional.
+    /// Whether a missing file is no error: its value is the default, or the limit is optional.
     pub(super) optional: bool,
 }
 
@@ -55,7 +53,7 @@ impl GroupLimits {
         Self { cpu_shares: Some(cpu_shares), ..Self::default() }
     }
 
-    /// The same with a number of processes; `None`: no limit of them.
+    /// Adds a limit of processes; `None` removes it.
     pub(super) fn with_pids(self, pids: Option<i64>) -> Self {
         Self { pids: Some(pids.filter(|pids| *pids > 0)), ..self }
     }
@@ -65,23 +63,23 @@ impl GroupLimits {
         Self { pod: Some(*limits), ..Self::weighing(limits.cpu_shares).with_pids(pids) }
     }
 
-    /// What a group of the node's own processes has.
+    /// The limits of a group for the node's own processes.
     pub(super) fn of_reserved(cpu_shares: Option<u64>, memory: Option<u64>, pids: Option<u64>) -> Self {
         let pids = pids.map(|pids| Some(i64::try_from(pids).unwrap_or(i64::MAX)));
         Self { cpu_shares, memory, pids, ..Self::default() }
     }
 
-    /// The same with the limit of cpu as the node enforces it.
+    /// Adapts the CPU limit to the node's settings.
     pub(super) fn with_cpu_quotas(self, cpu_quotas: CpuQuotas) -> Self {
         Self { cpu_quotas, ..self }
     }
 
-    /// The same with memory that is kept, or slowed.
+    /// Adds protected and throttled memory.
     pub(super) fn with_memory_qos(self, memory_qos: MemoryFiles) -> Self {
         Self { memory_qos, ..self }
     }
 
-    /// The same with limits of huge pages, in bytes by the size of one.
+    /// Adds limits of huge pages, in bytes by page size.
     pub(super) fn with_huge_pages(self, huge_pages: Vec<(u64, u64)>) -> Self {
         Self { huge_pages, ..self }
     }
@@ -131,7 +129,7 @@ impl GroupLimits {
         settings
     }
 
-    /// The limits of huge pages as files: of those in use and, from Linux 5.7 on, of those reserved. systemd has no
+    /// The limits of huge pages as files: for pages in use and, from Linux 5.7 on, for reserved pages. systemd has no
     /// properties for them.
     pub(super) fn huge_page_settings(&self, v2: bool) -> Vec<Setting> {
         let end = if v2 { "max" } else { "limit_in_bytes" };
@@ -163,7 +161,7 @@ impl GroupLimits {
             let quota = self.cpu_quotas.of(pod.cpu_quota);
             let per_second = quota.map_or(u64::MAX, |(quota, period)| quota_per_second(quota, period));
             properties.push(Property::Number("CPUQuotaPerSecUSec", per_second));
-            // Older versions of systemd than 242 have no such property; its default is the usual period.
+            // systemd before 242 has no such property; its default is the usual period.
             let unusual = quota.map(|(_, period)| period).filter(|period| *period != CPU_PERIOD);
             properties.extend(unusual.map(|period| Property::Number("CPUQuotaPeriodUSec", period)));
             properties.push(Property::Number(most_memory, number(pod.memory)));
@@ -182,12 +180,12 @@ impl GroupLimits {
     }
 }
 
-/// v2's weight of v1's shares: 2 to 262,144 become 1 to 10,000, as in the OCI runtime.
+/// Converts v1's shares to v2's weight: 2 to 262,144 become 1 to 10,000, as in the OCI runtime.
 fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
 }
 
-/// Microseconds per second of a quota per period, in whole percents: systemd stores no finer ones.
+/// A quota per period as microseconds per second, in whole percents, because systemd stores no finer values.
 fn quota_per_second(quota: i64, period: u64) -> u64 {
     let per_second = u64::try_from(quota).unwrap_or(0).saturating_mul(1_000_000) / period.max(1);
     per_second.div_ceil(10_000).saturating_mul(10_000)
@@ -217,14 +215,14 @@ mod tests {
 
     #[test]
     fn limits_are_written_for_both_versions() {
-        let of = |pairs: &[(&'static str, &str)]| -> Vec<(Cow<'static, str>, String)> {
+        let settings = |pairs: &[(&'static str, &str)]| -> Vec<(Cow<'static, str>, String)> {
             pairs.iter().map(|(file, value)| (Cow::Borrowed(*file), (*value).to_owned())).collect()
         };
         let cases = [
             (
                 limited(),
                 false,
-                of(&[
+                settings(&[
                     ("cpu.shares", "102"),
                     ("cpu.cfs_period_us", "100000"),
                     ("cpu.cfs_quota_us", "25000"),
@@ -235,12 +233,17 @@ mod tests {
             (
                 limited(),
                 true,
-                of(&[("cpu.weight", "4"), ("cpu.max", "25000 100000"), ("memory.max", "1048576"), ("pids.max", "100")]),
+                settings(&[
+                    ("cpu.weight", "4"),
+                    ("cpu.max", "25000 100000"),
+                    ("memory.max", "1048576"),
+                    ("pids.max", "100"),
+                ]),
             ),
             (
                 unlimited(),
                 false,
-                of(&[
+                settings(&[
                     ("cpu.shares", "2"),
                     ("cpu.cfs_period_us", "100000"),
                     ("cpu.cfs_quota_us", "-1"),
@@ -251,17 +254,22 @@ mod tests {
             (
                 unlimited(),
                 true,
-                of(&[("cpu.weight", "1"), ("cpu.max", "max 100000"), ("memory.max", "max"), ("pids.max", "max")]),
+                settings(&[("cpu.weight", "1"), ("cpu.max", "max 100000"), ("memory.max", "max"), ("pids.max", "max")]),
             ),
             (
                 limited().with_cpu_quotas(CpuQuotas::InPeriods(10_000)),
                 true,
-                of(&[("cpu.weight", "4"), ("cpu.max", "2500 10000"), ("memory.max", "1048576"), ("pids.max", "100")]),
+                settings(&[
+                    ("cpu.weight", "4"),
+                    ("cpu.max", "2500 10000"),
+                    ("memory.max", "1048576"),
+                    ("pids.max", "100"),
+                ]),
             ),
             (
                 limited().with_cpu_quotas(CpuQuotas::Off),
                 false,
-                of(&[
+                settings(&[
                     ("cpu.shares", "102"),
                     ("cpu.cfs_period_us", "100000"),
                     ("cpu.cfs_quota_us", "-1"),
@@ -269,7 +277,7 @@ mod tests {
                     ("pids.max", "100"),
                 ]),
             ),
-            (GroupLimits::weighing(1_024), false, of(&[("cpu.shares", "1024")])),
+            (GroupLimits::weighing(1_024), false, settings(&[("cpu.shares", "1024")])),
             (GroupLimits::default(), true, Vec::new()),
         ];
         for (limits, v2, wanted) in cases {

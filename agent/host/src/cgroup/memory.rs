@@ -1,4 +1,4 @@
-//! How much memory a pod, a container or the node has in use, and how many processes a pod has.
+//! The memory usage of pods, containers and the node, and the number of a pod's processes.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use limpet_model::pod::PodUid;
 use limpet_model::pod::qos::QosClass;
 
 impl Cgroups {
-    /// The bytes that the pod, or one container of it, has in use and the kernel cannot take back by dropping files that
-    /// were not read lately; `None`: its cgroup does not exist, or the kernel does not count. Reads small files.
+    /// The bytes that the pod, or one of its containers, uses, without files that were not read lately, which the
+    /// kernel can drop. `None` if its cgroup does not exist, or the kernel does not count. Reads small files.
     pub fn memory_in_use(&self, pod: &PodUid, container_id: Option<&str>) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let v2 = hierarchies.is_v2();
@@ -23,21 +23,22 @@ impl Cgroups {
         })
     }
 
-    /// The same of the whole node, as kubelet counts it: by the root of the hierarchy.
+    /// The same for the whole node, from the root of the hierarchy as in kubelet.
     pub fn node_memory_in_use(&self) -> Option<u64> {
         let hierarchies = &self.shared.hierarchies;
         let root = hierarchies.path("memory", Path::new(""))?;
         if hierarchies.is_v2() { root_in_use(&root) } else { in_use(&root, false) }
     }
 
-    /// The same of all pods together.
+    /// The same for all pods together.
     pub fn memory_of_all_pods(&self) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let level = layout.directory(&layout.level(QosClass::Guaranteed));
         in_use(&hierarchies.path("memory", &level)?, hierarchies.is_v2())
     }
 
-    /// How many processes and threads the pod has; `None`: its cgroup does not exist, or the kernel does not count.
+    /// The number of the pod's processes and threads; `None` if its cgroup does not exist, or the kernel does not
+    /// count.
     pub fn processes(&self, pod: &PodUid) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         CLASSES.into_iter().find_map(|class| {
@@ -56,7 +57,7 @@ fn root_in_use(root: &Path) -> Option<u64> {
     Some((value("anon")? + value("file")?).saturating_sub(value("inactive_file").unwrap_or(0)))
 }
 
-/// The bytes that a group has in use, without files that were not read lately; `None`: nothing counts them.
+/// The bytes that a group uses, without files that were not read lately; `None` if they are not counted.
 pub(super) fn in_use(group: &Path, v2: bool) -> Option<u64> {
     let (usage, idle) =
         if v2 { ("memory.current", "inactive_file") } else { ("memory.usage_in_bytes", "total_inactive_file") };

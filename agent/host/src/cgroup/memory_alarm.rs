@@ -1,7 +1,7 @@
-//! An alarm of the cgroup above all pods: their memory reaches its limit, or has grown by a given amount.
+//! An alarm on the cgroup above all pods: their memory reaches its limit, or has grown by a given amount.
 //!
-//! With cgroup v1 it is the eventfd of a usage threshold (`cgroup.event_control`), which kubelet sets too. cgroup v2 reports
-//! that a group's own limit was met (`memory.events.local`), and nothing below it.
+//! With cgroup v1 it is the eventfd of a usage threshold (`cgroup.event_control`), which kubelet uses too. cgroup v2
+//! only reports that the group's own limit was reached (`memory.events.local`).
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -19,7 +19,7 @@ use limpet_model::pod::qos::QosClass;
 /// A group this close to its limit, in bytes, counts as having reached it.
 const LIMIT_TOLERANCE: u64 = 1 << 20;
 
-/// An alarm that rings once.
+/// An alarm that fires once.
 #[derive(Debug)]
 pub struct MemoryAlarm {
     file: AsyncFd<File>,
@@ -27,10 +27,11 @@ pub struct MemoryAlarm {
 }
 
 impl Cgroups {
-    /// Sets an alarm: the pods use `more` bytes more than now, or have reached their limit.
+    /// Sets an alarm that fires when the pods use `more` bytes more than now, or have reached their limit.
     ///
     /// # Errors
-    /// The kernel does not count the pods' memory, or, with v2, they have no limit together.
+    ///
+    /// The kernel does not count the pods' memory or, with v2, they have no common limit.
     pub async fn memory_alarm(&self, more: u64) -> Result<MemoryAlarm, CgroupError> {
         let cgroups = self.clone();
         let set = move || {
@@ -51,10 +52,10 @@ impl Cgroups {
 }
 
 impl MemoryAlarm {
-    /// Resolves when it rings. Cancel safe.
+    /// Resolves when the alarm fires. Cancel safe.
     pub async fn rings(&self) {
         if self.file.ready(self.interest).await.is_err() {
-            // The tokio runtime stops.
+            // The tokio runtime is stopping.
             std::future::pending().await
         }
     }
@@ -64,29 +65,29 @@ fn failed(path: PathBuf, source: io::Error) -> CgroupError {
     CgroupError::File { operation: "watch the memory of", path, source }
 }
 
-/// v2: the file that changes when the group comes to its limit.
+/// v2: the file that changes when the group reaches its limit.
 fn at_limit(group: &Path) -> io::Result<(File, Interest)> {
     if fs::read_to_string(group.join("memory.max"))?.trim() == "max" {
         return Err(io::Error::other("there is no limit"));
     }
     let mut events = File::open(group.join("memory.events.local"))?;
-    // The kernel reports what happens after it was read.
+    // The kernel reports changes after the file was read.
     events.read_to_string(&mut String::new())?;
     Ok((events, Interest::PRIORITY))
 }
 
-/// v1: an eventfd of the moment at which the group has `more` bytes more, or comes to its limit: files that the kernel
-/// could drop count as well.
+/// v1: an eventfd that fires when the group uses `more` bytes more, or reaches its limit. Files that the kernel could
+/// drop are counted too.
 fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
     let value = |name: &str| -> io::Result<u64> {
         fs::read_to_string(group.join(name))?.trim().parse().map_err(io::Error::other)
     };
     let usage = File::open(group.join("memory.usage_in_bytes"))?;
-    // The kernel counts in batches: it may not reach the limit itself.
+    // The kernel counts in batches, so usage may never equal the limit exactly.
     let limit = value("memory.limit_in_bytes")?.saturating_sub(LIMIT_TOLERANCE);
     let now = value("memory.usage_in_bytes")?;
     if now >= limit {
-        // Page cache has filled it: no threshold is left to be crossed.
+        // Page cache has filled it, so no threshold is left to cross.
         return Err(io::Error::other("they have come to their limit"));
     }
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

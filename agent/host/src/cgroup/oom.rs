@@ -1,8 +1,8 @@
 //! The kernel's counts of OOM kills.
 //!
-//! A container's count is removed with its cgroup, and systemd removes that with the container's last process, before the
-//! agent can read it. With cgroup v2 the pod's count includes all groups that ever were below it: the excess over the
-//! counts of the existing groups belongs to containers that have exited.
+//! A container's count disappears with its cgroup, which systemd removes with the container's last process, before
+//! the agent can read it. With cgroup v2 the pod's count includes all groups that ever existed below it: its excess
+//! over the counts of the existing groups belongs to exited containers.
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -12,19 +12,19 @@ use super::{Cgroups, files, limits};
 use limpet_model::pod::{PodRecord, PodUid};
 
 impl Cgroups {
-    /// How many processes of a container the OOM killer has killed; `None` when its cgroup was removed or the kernel does
-    /// not count. Reads a small file.
+    /// How many processes of a container the OOM killer has killed; `None` if its cgroup was removed or the kernel
+    /// does not count. Reads a small file.
     pub fn oom_kills(&self, pod: &PodRecord, container_id: &str) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let file = if hierarchies.is_v2() { "memory.events" } else { "memory.oom_control" };
-        // An edit of the resources may have changed the class since the container was started.
+        // An edit of the resources may have changed the class since the container started.
         CLASSES.into_iter().find_map(|class| {
             let group = layout.container_directory(class, &pod.uid, container_id);
             kills(&hierarchies.path("memory", &group)?.join(file))
         })
     }
 
-    /// Marks the OOM kills in containers of the pod that have exited until now as known. Later calls change nothing.
+    /// Marks earlier OOM kills in exited containers of the pod as known. Later calls change nothing.
     pub(super) fn begin_oom_account(&self, pod: &PodUid) {
         if let Some(kills) = self.exited_oom_kills(pod, None) {
             let mut known = self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,8 +32,8 @@ impl Cgroups {
         }
     }
 
-    /// Whether the OOM killer has killed a process of a container that has exited, beyond the `survived` kills. All its
-    /// kills are marked as known. `None`: nothing counts them, as with cgroup v1 once the container's group is removed.
+    /// Whether the OOM killer has killed a process of an exited container, beyond the `survived` kills. Marks all its
+    /// kills as known. `None` if they are not counted, as with cgroup v1 once the container's group is removed.
     pub fn ended_out_of_memory(&self, pod: &PodRecord, container_id: &str, survived: u64) -> Option<bool> {
         let counted = self.oom_kills(pod, container_id).map(|kills| kills > survived);
         let Some(kills) = self.exited_oom_kills(&pod.uid, Some(container_id)) else { return counted };
@@ -46,7 +46,7 @@ impl Cgroups {
         self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
     }
 
-    /// The kills in removed groups of the pod, and in that of `exiting`; `None` without a v2 count of the pod.
+    /// The kills in removed groups of the pod and in the group of `exiting`; `None` without a v2 count of the pod.
     fn exited_oom_kills(&self, pod: &PodUid, exiting: Option<&str>) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let classes = CLASSES.into_iter().filter(|_| hierarchies.is_v2());
@@ -58,7 +58,7 @@ impl Cgroups {
         let exiting = exiting.map(|id| layout.container_directory(class, pod, id));
         let exiting = exiting.as_deref().and_then(Path::file_name);
         let others = files::subdirectories(&path).ok()?.into_iter().filter(|name| Some(name.as_ref()) != exiting);
-        // The pod's count first: a kill meanwhile is then not attributed to an exited container.
+        // The pod's count is read first, so that a kill meanwhile is not attributed to an exited container.
         let all = kills(&path.join("memory.events"))?;
         let others = others.filter_map(|name| kills(&path.join(name).join("memory.events")));
         Some(all.saturating_sub(others.sum()))
@@ -101,7 +101,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let mountinfo = format!("30 23 0:26 / {} rw - {file_system}\n", root.path().display());
             let shared = Shared {
-                hierarchies: Hierarchies::of(&mountinfo),
+                hierarchies: Hierarchies::parse(&mountinfo),
                 layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
                 pod_pids_limit: None,
                 cpu_quotas: limpet_model::pod::compute_resources::CpuQuotas::default(),
@@ -141,12 +141,12 @@ mod tests {
         let tree = Tree::new();
         tree.count(&tree.pod_group(), 0);
         tree.cgroups.begin_oom_account(&tree.pod.uid);
-        // One container survives a kill and another is killed: its group is removed with it.
+        // One container survives a kill. Another is killed, and its group is removed.
         tree.count(&tree.group("alive"), 1);
         tree.count(&tree.pod_group(), 2);
         assert!(tree.ended("killed", 0));
         assert!(!tree.ended("ended", 0), "that kill is known");
-        // A survived kill explains neither its own exit nor another container's.
+        // A survived kill explains neither the container's own exit nor another container's.
         fs::remove_dir_all(tree.group("alive")).unwrap();
         assert!(!tree.ended("alive", 1));
         assert!(!tree.ended("ended later", 0));

@@ -1,5 +1,5 @@
-//! The cgroups of the node's own processes: others make them, and they get what is reserved for them (kubelet's
-//! `systemReservedCgroup`, `kubeReservedCgroup`).
+//! The cgroups of the node's own processes. Others create them, and this module sets the limits that are reserved for
+//! them (kubelet's `systemReservedCgroup`, `kubeReservedCgroup`).
 
 use std::path::Path;
 
@@ -8,22 +8,25 @@ use super::memory::in_use;
 use super::{CgroupError, Cgroups, blocking, files};
 use limpet_model::pod::compute_resources::cpu_shares;
 
-/// What the processes of such a cgroup have. Absent ones are not changed.
+/// The limits of such a cgroup. Absent limits are not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReservedLimits {
-    /// Thousandths of a processor; a weight beside others.
+    /// Thousandths of a processor; a weight relative to others.
     pub millicores: Option<i64>,
-    /// Bytes of memory, at most.
+    /// The most memory in bytes.
     pub memory: Option<u64>,
-    /// Process ids, at most.
+    /// The most process ids.
     pub pids: Option<u64>,
 }
 
 impl Cgroups {
-    /// Limits an existing cgroup: a path from the root of the hierarchy, or a slice where systemd makes cgroups. Idempotent.
+    /// Limits an existing cgroup: a path from the root of the hierarchy, or a slice where systemd creates cgroups.
+    /// Idempotent.
     ///
     /// # Errors
-    /// When it does not exist, has more memory in use, which cgroup v2 would end processes for, or a limit cannot be set.
+    ///
+    /// The cgroup does not exist, uses more memory, for which cgroup v2 would kill processes, or a limit cannot be
+    /// set.
     pub async fn limit_reserved(&self, group: &Path, limits: ReservedLimits) -> Result<(), CgroupError> {
         let group = self.shared.layout.existing(group);
         let wanted = GroupLimits::of_reserved(limits.millicores.map(cpu_shares), limits.memory, limits.pids);

@@ -1,4 +1,4 @@
-//! Slices by systemd's D-Bus interface (org.freedesktop.systemd1(5)).
+//! Creates slices through systemd's D-Bus interface (org.freedesktop.systemd1(5)).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,25 +16,25 @@ const BUS_NAME: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 
-/// How long systemd may take over one slice, a restart of the bus included.
+/// How long systemd may take for a slice, including a restart of the bus.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Properties as `StartTransientUnit` and `SetUnitProperties` take them.
 type Properties = Vec<(&'static str, Variant<'static>)>;
 
-/// The first pause before the bus is called again, and the longest; each is twice the one before.
+/// The first and the longest pause before the bus is called again; the pause doubles each time.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// The system's manager, on a connection that is made again when the bus was restarted.
+/// The system's manager, over a connection that is reopened after a restart of the bus.
 #[derive(Debug)]
 pub(super) struct Manager {
-    /// Where the bus listens; `None`: the system bus.
+    /// The bus's address; `None` for the system bus.
     address: Option<String>,
     connection: Mutex<Option<Connection>>,
 }
 
 impl Manager {
-    /// Connects to the system bus, and subscribes to the end of jobs.
+    /// Connects to the system bus, and subscribes to the completion of jobs.
     pub(super) async fn connect() -> Result<Self, CgroupError> {
         let manager = Self::at(None);
         in_time("reach", BUS_NAME, async { manager.connected().await.map(drop) }).await?;
@@ -45,7 +45,7 @@ impl Manager {
         Self { address, connection: Mutex::default() }
     }
 
-    /// The connection, made again if it was lost.
+    /// The connection, reopened if it was lost.
     async fn connected(&self) -> zbus::Result<Connection> {
         let held = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(connection) = held.filter(|connection| !connection.is_closed()) {
@@ -60,7 +60,7 @@ impl Manager {
         Ok(connection)
     }
 
-    /// Does `work` on the connection, again and again while the bus is away or systemd has not come back to it.
+    /// Repeats `work` on the connection while the bus is away or systemd has not returned to it.
     async fn persist<T, W: Future<Output = zbus::Result<T>>>(&self, work: impl Fn(Connection) -> W) -> zbus::Result<T> {
         let (mut pause, longest) = PAUSES;
         loop {
@@ -87,7 +87,8 @@ impl Manager {
             let auxiliary: Vec<(&str, Properties)> = Vec::new();
             let body = (unit, "replace", properties_of_new.clone(), auxiliary);
             match job(&connection, "StartTransientUnit", &body).await {
-                // Created since `exists` was read, by a unit started below it, or by a call whose answer was lost.
+                // The slice was created after `exists` was read, by a unit started below it or by a call whose answer
+                // was lost.
                 Err(error) if is(&error, "UnitExists") => change(&connection, unit, properties).await,
                 outcome => outcome,
             }
@@ -106,7 +107,7 @@ impl Manager {
             let body = (unit, "replace", properties.clone(), auxiliary);
             let again = tried.swap(true, Ordering::Relaxed);
             match job(&connection, "StartTransientUnit", &body).await {
-                // The call before was done, and its answer was lost with the bus.
+                // The previous call was performed, but its answer was lost with the bus.
                 Err(error) if again && is(&error, "UnitExists") => Ok(()),
                 outcome => outcome,
             }
@@ -114,7 +115,7 @@ impl Manager {
         in_time("start", unit, self.persist(work)).await
     }
 
-    /// Stops a slice and all that is left in it; a missing one counts as stopped.
+    /// Stops a slice with everything in it. A missing slice counts as stopped.
     pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
         let work = async |connection: Connection| match job(&connection, "StopUnit", &(unit, "replace")).await {
             Err(error) if is(&error, "NoSuchUnit") => Ok(()),
@@ -124,12 +125,12 @@ impl Manager {
     }
 }
 
-/// Changes a slice until the next boot: limpet's slices do not outlive it.
+/// Changes a slice until the next boot, because limpet's slices do not outlive it.
 async fn change(connection: &Connection, unit: &str, properties: &[Property]) -> zbus::Result<()> {
     call(connection, "SetUnitProperties", &(unit, true, variants(properties))).await.map(drop)
 }
 
-/// Calls a method that starts a job, and waits until the job is done.
+/// Calls a method that starts a job, and waits for the job.
 async fn job(connection: &Connection, method: &'static str, body: &(impl Serialize + Type)) -> zbus::Result<()> {
     let rule = MatchRule::builder()
         .msg_type(zbus::message::Type::Signal)
@@ -138,7 +139,7 @@ async fn job(connection: &Connection, method: &'static str, body: &(impl Seriali
         .member("JobRemoved")
         .path(OBJECT)
         .build()?;
-    // Subscribed before the call: the job may be done before its reply is read.
+    // Subscribed before the call, because the job may finish before its reply is read.
     let mut ended = MessageStream::for_match_rule(rule, connection, None).await?;
     let reply = call(connection, method, body).await?;
     let job: OwnedObjectPath = reply.body().deserialize()?;
@@ -164,7 +165,7 @@ async fn call(
     connection.call_method(Some(BUS_NAME), OBJECT, Some(INTERFACE), method, body).await
 }
 
-/// Whether the bus has no systemd, as for a moment after its restart.
+/// Whether systemd is missing from the bus, as it is for a moment after the bus restarts.
 fn is_away(error: &zbus::Error) -> bool {
     let zbus::Error::FDO(error) = error else { return false };
     matches!(

@@ -1,4 +1,4 @@
-//! Tests with the kernel's cgroups, below a root of their own. They are skipped where none can be created.
+//! Tests with the kernel's cgroups, below a separate root. They are skipped where none can be created.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -77,7 +77,7 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     assert_eq!((read(), cgroups.shares("")), ((64 << 20).to_string(), cgroups.in_shares(512)));
     assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "5000");
 
-    // With cgroup v2 processes are only in leaves.
+    // With cgroup v2, processes can only be in leaves.
     let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
     let leaf = cgroups.shared.hierarchies.path("memory", &level.join("podm")).unwrap();
     fs::create_dir(&leaf).unwrap();
@@ -85,7 +85,7 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     let mut shell =
         Command::new("sh").args(["-c", "read go && { sleep 600 & wait; }"]).stdin(Stdio::piped()).spawn().unwrap();
     let moved = fs::write(&procs, shell.id().to_string());
-    // What it forks takes memory of the group.
+    // Its child process uses memory of the group.
     let begun = shell.stdin.take().unwrap().write_all(b"go\n");
     let in_use = || cgroups.memory_of_all_pods().is_some_and(|bytes| bytes > 0);
     let forked = wait::until_true(wait::SOON, "memory in use", in_use);
@@ -180,7 +180,7 @@ async fn the_burstable_level_has_the_weight_of_its_pods_requests() {
     assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(1_024));
 }
 
-/// With cgroup v2; the machine of `cargo xtask test-vm` has it.
+/// Needs cgroup v2, which the machine of `cargo xtask test-vm` has.
 #[tokio::test]
 async fn what_pods_request_is_kept_up_to_the_level_of_all_pods() {
     let root = Root::new("kept");
@@ -236,7 +236,7 @@ async fn removal_finds_a_pod_of_any_class_and_is_idempotent() {
     let root = Root::new("removal");
     let Some(cgroups) = root.open(None).await else { return };
     cgroups.ensure_pod(&pod("x", json!({}))).await.unwrap();
-    // Groups that an OCI runtime creates, also where limpet creates none itself.
+    // Groups that an OCI runtime creates, even where limpet creates none.
     let layout = &cgroups.shared.layout;
     let container = layout.container_directory(QosClass::BestEffort, &PodUid::new("x"), "c1");
     for path in cgroups.shared.hierarchies.all_paths(&container) {
@@ -310,7 +310,7 @@ async fn an_alarm_rings_when_the_pods_have_more_memory() {
     let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
     let path = cgroups.shared.hierarchies.path("memory", &level).unwrap();
     assert!(alarm.rings().now_or_never().is_none(), "nothing runs");
-    // Twice what all of them may have, so that it rings with either version; the kernel ends the hog for it.
+    // Uses twice the common limit, so that the alarm fires with either version; the kernel kills the process for it.
     let script = "echo $$ > \"$1/cgroup.procs\"; exec dd if=/dev/zero of=/dev/null bs=128M count=1";
     let mut hog = Command::new("sh").args(["-c", script, "hog"]).arg(&path).stdout(Stdio::null()).spawn().unwrap();
     let rang = tokio::time::timeout(wait::SOON, alarm.rings()).await;

@@ -1,6 +1,7 @@
-//! What the node, a pod or a container has used, as the kernel counts it: files of its cgroup, read on request.
+//! The resource usage of the node, pods and containers by the kernel's counters: files of their cgroups, read on
+//! request.
 //!
-//! A figure that the kernel does not have is left out, never zero. All figures of a group include the groups below it.
+//! A value that the kernel does not provide is absent, never zero. All values of a group include the groups below it.
 
 mod io;
 mod parse;
@@ -22,19 +23,18 @@ use crate::proc_files::{MemoryInfo, Stalls};
 use limpet_model::pod::PodUid;
 use limpet_model::pod::qos::QosClass;
 
-/// Whose usage.
 #[derive(Debug, Clone, Copy)]
 pub enum Group<'a> {
     /// All processes of the node.
     Node,
-    /// The pods of a QoS class; of `Guaranteed` all pods.
+    /// The pods of a QoS class; for `Guaranteed`, all pods.
     Level(QosClass),
     Pod(&'a PodUid),
     /// A container of a pod, by its id in containerd.
     Container(&'a PodUid, &'a str),
 }
 
-/// How much is read.
+/// How much to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// CPU time, memory and swap.
@@ -43,7 +43,6 @@ pub enum Depth {
     Whole,
 }
 
-/// What a group has used.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GroupUsage {
     /// The group, from the root of its hierarchy: `/kubepods/podX`.
@@ -55,17 +54,17 @@ pub struct GroupUsage {
     pub memory: Option<MemoryUsage>,
     /// Swap space.
     pub swap: Option<SwapUsage>,
-    /// How long its tasks waited for CPU time, memory and I/O.
+    /// How long its tasks stalled on CPU, memory and I/O.
     pub pressure: Pressures,
-    /// How many processes it has.
+    /// The number of its processes.
     pub processes: Option<u64>,
-    /// How many processes and threads it has.
+    /// The number of its processes and threads.
     pub threads: Option<u64>,
-    /// How many processes and threads it may have.
+    /// The most processes and threads.
     pub threads_limit: Option<u64>,
     /// The number of its processes that the OOM killer has ended.
     pub oom_kills: Option<u64>,
-    /// What it has read and written, by device; of a whole reading.
+    /// What it has read and written, by device; only in a whole reading.
     pub io: Vec<DeviceIo>,
 }
 
@@ -74,7 +73,7 @@ pub struct GroupUsage {
 pub struct SampleTime {
     /// By the node's clock, which may be set.
     pub at: Timestamp,
-    /// Since the node booted, without the time in suspension: for the time between two readings.
+    /// Since boot, without time in suspend; for the time between two readings.
     pub uptime: Duration,
 }
 
@@ -87,7 +86,7 @@ impl SampleTime {
     }
 }
 
-/// CPU time, since the group was made.
+/// CPU time since the group was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuUsage {
     /// Nanoseconds on all cores.
@@ -100,7 +99,6 @@ pub struct CpuUsage {
     pub quota: Option<CpuQuota>,
 }
 
-/// A group's limit of CPU time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuQuota {
     /// Microseconds in each period.
@@ -109,35 +107,35 @@ pub struct CpuQuota {
     pub period: u64,
     /// Periods in which the group ran.
     pub periods: u64,
-    /// Periods in which it had used up its quota.
+    /// Periods in which it used up its quota.
     pub throttled_periods: u64,
-    /// Nanoseconds that it was held back.
+    /// Nanoseconds for which it was throttled.
     pub throttled: u64,
 }
 
 /// Memory, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// All of it, with the files that the kernel keeps in memory.
+    /// All memory, including the files that the kernel caches.
     pub usage: u64,
-    /// All but files that were not read lately.
+    /// All memory except files that were not read lately.
     pub working_set: u64,
-    /// Not of files.
+    /// Anonymous memory.
     pub rss: u64,
-    /// Of files.
+    /// Cached files.
     pub cache: u64,
     pub mapped_file: u64,
-    /// Of files that were read lately.
+    /// Cached files that were read lately.
     pub active_file: u64,
-    /// Of files that were not.
+    /// Cached files that were not.
     pub inactive_file: u64,
     /// How many page faults there were.
     pub page_faults: u64,
     /// How many of them had to read.
     pub major_page_faults: u64,
-    /// The limit, if there is one; of the node all its memory.
+    /// The limit, if any; for the node, all memory.
     pub limit: Option<u64>,
-    /// The most that was ever in use.
+    /// The peak usage.
     pub peak: Option<u64>,
     /// How often the limit was reached.
     pub limit_hits: Option<u64>,
@@ -148,11 +146,11 @@ pub struct MemoryUsage {
 pub struct SwapUsage {
     /// In use.
     pub usage: u64,
-    /// The limit, if there is one; of the node all its swap space.
+    /// The limit, if any; for the node, all swap space.
     pub limit: Option<u64>,
 }
 
-/// How long tasks waited; v2 alone has it for groups.
+/// How long tasks stalled; only v2 has this for groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pressures {
     /// For a core.
@@ -163,7 +161,7 @@ pub struct Pressures {
 }
 
 impl Cgroups {
-    /// What the group has used; `None`: it does not exist. Reads small files, of which none waits for a device.
+    /// The usage of a group; `None` if it does not exist. Reads small files, none of which waits for a device.
     pub fn usage(&self, group: Group<'_>, depth: Depth) -> Option<GroupUsage> {
         let files = self.group_files(group)?;
         let mut usage = if let Group::Node = group { files.node() } else { files.group() };
@@ -181,7 +179,7 @@ impl Cgroups {
 
     fn group_files(&self, group: Group<'_>) -> Option<GroupFiles<'_>> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
-        // An edit of the resources may have changed the class since the container was started.
+        // An edit of the resources may have changed the class since the container started.
         let candidates = match group {
             Group::Node => vec![PathBuf::new()],
             Group::Level(class) => vec![layout.directory(&layout.level(class))],
@@ -206,7 +204,7 @@ impl GroupFiles<'_> {
         fs::read_to_string(self.hierarchies.path(controller, &self.directory)?.join(file)).ok()
     }
 
-    /// A file that holds one number; `None` for any other word.
+    /// A file with a single number; `None` for other content.
     fn number(&self, controller: &str, file: &str) -> Option<u64> {
         self.text(controller, file)?.trim().parse().ok()
     }
@@ -229,7 +227,7 @@ impl GroupFiles<'_> {
         usage
     }
 
-    /// Adds what a whole reading has more.
+    /// Adds the rest of a whole reading.
     fn complete(&self, usage: &mut GroupUsage) {
         if let Some(cpu) = &mut usage.cpu {
             cpu.quota = self.quota();
@@ -252,7 +250,7 @@ impl GroupFiles<'_> {
         usage.io = self.io();
     }
 
-    /// Empty where the group does not have the controller.
+    /// Empty if the group lacks the controller.
     fn io(&self) -> Vec<DeviceIo> {
         let counters = if self.v2 {
             io::v2(&self.text("io", "io.stat").unwrap_or_default())
@@ -278,11 +276,11 @@ impl GroupFiles<'_> {
         parse::quota_v1(&self.text("cpu", "cpu.cfs_quota_us")?, &self.text("cpu", "cpu.cfs_period_us")?, &stat)
     }
 
-    /// Without what only some groups have.
+    /// Without the values that only some groups have.
     fn memory(&self) -> Option<MemoryUsage> {
         let stat = self.text("memory", "memory.stat")?;
         if self.v2 {
-            // The root has no counter, only statistics.
+            // The root has statistics but no counter.
             return parse::memory_v2(self.number("memory", "memory.current"), &stat);
         }
         parse::memory_v1(self.number("memory", "memory.usage_in_bytes")?, &stat)
@@ -299,7 +297,7 @@ impl GroupFiles<'_> {
             return Some(SwapUsage { usage, limit: self.number("memory", "memory.swap.max") });
         }
         let usage = parse::keyed(&self.text("memory", "memory.stat")?, "total_swap")?;
-        // v1 limits memory and swap space together.
+        // v1 has one limit for memory and swap together.
         let both = self.number("memory", "memory.memsw.limit_in_bytes").filter(|limit| parse::is_limit(*limit));
         let limit = both.zip(self.memory_limit()).map(|(both, memory)| both.saturating_sub(memory));
         Some(SwapUsage { usage, limit })

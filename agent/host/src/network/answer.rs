@@ -10,7 +10,7 @@ use super::kernel::InterfaceAddress;
 
 use limpet_model::sandbox::PodAddresses;
 
-/// The fields of an ADD's result that are used: those of CNI 0.3.0 to 1.1.0, and those of the versions before.
+/// The used fields of an ADD's result, in CNI 0.3.0 to 1.1.0 and in earlier versions.
 #[derive(Debug, Deserialize)]
 struct AddResult {
     ip4: Option<OldIp>,
@@ -64,12 +64,12 @@ pub(super) enum ResultError {
     NoAddress,
 }
 
-/// The pod's addresses: those of `interface` within the pod, one of each family, IPv4 first, as containerd
-/// reports them by default.
+/// The pod's addresses: those of `interface` within the pod, one per family, IPv4 first, as containerd reports them
+/// by default.
 pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses, ResultError> {
     let result = AddResult::deserialize(result).map_err(|error| ResultError::Malformed(error.to_string()))?;
     let ours = |ip: &&Ip| match ip.interface {
-        // Plugins need not name the interface; then it is the requested one.
+        // Plugins need not name the interface; the requested one is assumed.
         None => true,
         Some(index) => {
             result.interfaces.get(index).is_some_and(|found| found.name == interface && !found.sandbox.is_empty())
@@ -89,11 +89,11 @@ pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses,
     if ips.is_empty() { Err(ResultError::NoAddress) } else { Ok(PodAddresses { ips }) }
 }
 
-/// The result of an ADD that gave `interface` in the namespace at `netns` these addresses.
+/// The result of an ADD that has assigned these addresses to `interface` in the namespace at `netns`.
 pub(super) fn result(version: &str, interface: &str, netns: &Path, addresses: &[InterfaceAddress]) -> Value {
     let ip = |address: &InterfaceAddress| {
         let mut ip = json!({"address": format!("{}/{}", address.ip, address.prefix), "interface": 0});
-        // A field of the versions before 1.0.
+        // A field of versions before 1.0.
         if version.starts_with("0.") {
             ip["version"] = json!(if address.ip.is_ipv4() { "4" } else { "6" });
         }
@@ -103,7 +103,7 @@ pub(super) fn result(version: &str, interface: &str, netns: &Path, addresses: &[
     json!({"cniVersion": version, "interfaces": [{"name": interface, "sandbox": netns}], "ips": ips})
 }
 
-/// A plugin's failure in one line: its own message where it printed one, else its output.
+/// A plugin's failure in one line: the message that it printed, else its output.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u32>, String) {
     match serde_json::from_slice::<ErrorAnswer>(stdout) {
         Ok(answer) if !answer.msg.is_empty() || answer.code != 0 => {
@@ -186,11 +186,11 @@ mod tests {
 
     #[test]
     fn a_result_made_from_the_kernels_answer_is_read_as_any_other() {
-        let found = [("10.1.0.5", 16), ("fd00::5", 64)]
+        let assigned = [("10.1.0.5", 16), ("fd00::5", 64)]
             .map(|(ip, prefix)| InterfaceAddress { ip: ip.parse().unwrap(), prefix });
         for (version, family) in [("1.0.0", None), ("0.4.0", Some("4"))] {
-            let made = result(version, "eth0", Path::new("/run/net"), &found);
-            assert_eq!(addresses(&made, "eth0").unwrap().ips, found.map(|address| address.ip));
+            let made = result(version, "eth0", Path::new("/run/net"), &assigned);
+            assert_eq!(addresses(&made, "eth0").unwrap().ips, assigned.map(|address| address.ip));
             assert_eq!(made["ips"][0]["address"], "10.1.0.5/16");
             assert_eq!(made["ips"][0].get("version").and_then(Value::as_str), family, "{version}");
         }

@@ -1,4 +1,4 @@
-//! Runs the plugins of one network in order: ADD and CHECK forwards, DEL backwards.
+//! Runs the plugins of one network: ADD and CHECK in order, DEL in reverse.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub(super) struct Plugins {
     pub deadline: Duration,
 }
 
-/// Calls each plugin in order, with the result of the one before.
+/// Calls each plugin in order, with the previous one's result.
 pub(super) async fn add(
     record: &Record,
     conflist: &Conflist,
@@ -59,8 +59,8 @@ pub(super) async fn check(record: &Record, result: &Value, plugins: &Plugins) ->
     Ok(())
 }
 
-/// Calls each plugin in reverse order. A failure does not skip the others, which release their resources; the first
-/// failure is returned.
+/// Calls each plugin in reverse order. All are called even after a failure, so that they release their resources; the
+/// first failure is returned.
 pub(super) async fn del(record: &Record, plugins: &Plugins) -> Result<(), NetworkError> {
     let conflist = record.conflist().map_err(|reason| failed_call(record, "", "del", reason))?;
     let previous = record.result.as_ref().filter(|_| !conflist.before_0_4());
@@ -83,9 +83,9 @@ async fn call(
     stdin: &Value,
 ) -> Result<Vec<u8>, NetworkError> {
     let plugin = conflist.plugin_type(index);
-    let found = program::find(plugin, &plugins.dirs).await;
-    let found = found.map_err(|error| failed_call(record, plugin, command, error.to_string()))?;
-    let Some(program) = found else {
+    let executable = program::find(plugin, &plugins.dirs).await;
+    let executable = executable.map_err(|error| failed_call(record, plugin, command, error.to_string()))?;
+    let Some(program) = executable else {
         return Err(NetworkError::PluginMissing {
             pod: format!("{}/{}", record.namespace, record.name),
             plugin: plugin.to_owned(),
@@ -114,8 +114,8 @@ async fn call(
     Err(NetworkError::Plugin { pod, plugin: plugin.to_owned(), command, code, message })
 }
 
-/// `CNI_NETNS`. It is empty for a namespace that is gone: the plugins then release only what they hold outside it. Of one
-/// that may be there they would leave their interface, so that is not guessed.
+/// `CNI_NETNS`. Empty for a namespace that is gone: the plugins then release only what they hold outside it. If the
+/// namespace still existed they would leave their interface, so this is not guessed.
 fn network_namespace(record: &Record, command: &'static str) -> io::Result<String> {
     let namespace = &record.network_namespace;
     let is_there = command != "del" || namespace.exists()?;

@@ -1,7 +1,7 @@
-//! The CNI configuration: which file of the directory is used, and its content.
+//! The CNI configuration: selects the file in the directory and parses it.
 //!
-//! As in containerd with libcni: the first file in byte order among `*.conflist`, `*.conf` and `*.json`. If the first
-//! file is invalid, that is an error; the second is not used, since it may define another network.
+//! As in containerd with libcni, the first file in byte order among `*.conflist`, `*.conf` and `*.json` is used. If
+//! it is invalid, that is an error; the second file is not used, since it may define another network.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +10,16 @@ use serde_json::{Map, Value, json};
 /// The supported CNI versions, the newest last.
 const VERSIONS: [&str; 7] = [UNVERSIONED, "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The version of a configuration that names none.
+/// The version of a configuration without one.
 const UNVERSIONED: &str = "0.1.0";
 
-/// A configuration file larger than this is refused.
+/// The largest configuration file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// More plugins than this in one list are refused.
+/// The most plugins in a list.
 const MAX_PLUGINS: usize = 64;
 
-/// A network: the plugins that make a pod part of it, in order.
+/// A network: the plugins that attach a pod to it, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Conflist {
     /// The network's name.
@@ -43,7 +43,7 @@ pub(super) enum ConfigError {
     Broken { path: PathBuf, reason: String },
 }
 
-/// The file that is used among the names in a directory.
+/// The name of the file to use in a directory.
 pub(super) fn choose<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let known = |name: &&str| {
         let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
@@ -61,7 +61,7 @@ pub(super) fn load(dir: &Path) -> Result<Conflist, ConfigError> {
     let value = read(&path)?;
     let list = name.ends_with(".conflist");
     let mut conflist = parse(value.clone(), list).map_err(broken)?;
-    // Since 1.1 a list may leave its plugins to files in a directory of the network's name.
+    // Since 1.1 a list may have its plugins in files of a directory named after the network.
     if list && value.get("loadOnlyInlinedPlugins") != Some(&Value::Bool(true)) {
         conflist.plugins.extend(beside(&dir.join(&conflist.name))?);
     }
@@ -74,7 +74,7 @@ pub(super) fn load(dir: &Path) -> Result<Conflist, ConfigError> {
     Ok(conflist)
 }
 
-/// The files in the directory; empty if the directory does not exist.
+/// The files in the directory; none if it does not exist.
 fn names(dir: &Path) -> Result<Vec<String>, ConfigError> {
     let fail = |error: std::io::Error| ConfigError::Read { path: dir.to_owned(), reason: error.to_string() };
     let entries = match std::fs::read_dir(dir) {
@@ -120,7 +120,7 @@ fn read(path: &Path) -> Result<Value, ConfigError> {
         .map_err(|error| ConfigError::Broken { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// Parses a file's content into a [`Conflist`]: a list, or a single plugin's configuration.
+/// Parses a file as a list or a single plugin's configuration.
 pub(super) fn parse(value: Value, list: bool) -> Result<Conflist, String> {
     let version = version(&value)?;
     let name = text(&value, "name")?.ok_or("it has no \"name\"")?.to_owned();
@@ -184,12 +184,12 @@ fn version(value: &Value) -> Result<String, String> {
 }
 
 impl Conflist {
-    /// Whether plugins support CHECK, since 0.4.0.
+    /// Whether plugins support CHECK, which exists since 0.4.0.
     pub(super) fn checks(&self) -> bool {
         !self.disable_check && !self.before_0_4()
     }
 
-    /// Whether a DEL carries `prevResult`: also since 0.4.0.
+    /// Whether the version is before 0.4.0, so that a DEL has no `prevResult`.
     pub(super) fn before_0_4(&self) -> bool {
         matches!(self.version.as_str(), UNVERSIONED | "0.2.0" | "0.3.0" | "0.3.1")
     }
@@ -204,7 +204,7 @@ impl Conflist {
         self.plugins.get(index).and_then(|plugin| plugin.get("type")).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The list as JSON, for the record that DEL needs.
+    /// The list as JSON, for the record that a DEL needs.
     pub(super) fn to_json(&self) -> Value {
         json!({
             "name": self.name,
@@ -215,7 +215,7 @@ impl Conflist {
     }
 }
 
-/// Whether a plugin with these `capabilities` declares the one of that name.
+/// Whether a plugin with these `capabilities` declares `name`.
 pub(super) fn is_declared(capabilities: Option<&Value>, name: &str) -> bool {
     capabilities.and_then(|capabilities| capabilities.get(name)) == Some(&Value::Bool(true))
 }
@@ -259,10 +259,10 @@ mod tests {
         for (mut value, wanted) in table {
             value["name"] = json!("n");
             value["plugins"] = json!([{"type": "bridge"}]);
-            let found = parse(value.clone(), true).map(|list| list.version);
+            let parsed = parse(value.clone(), true).map(|list| list.version);
             match wanted {
-                Ok(version) => assert_eq!(found.as_deref(), Ok(version), "{value}"),
-                Err(reason) => assert!(found.as_ref().unwrap_err().starts_with(reason), "{value}: {found:?}"),
+                Ok(version) => assert_eq!(parsed.as_deref(), Ok(version), "{value}"),
+                Err(reason) => assert!(parsed.as_ref().unwrap_err().starts_with(reason), "{value}: {parsed:?}"),
             }
         }
     }
@@ -290,9 +290,9 @@ mod tests {
             if value.is_object() {
                 value["cniVersion"] = json!("1.0.0");
             }
-            let found = parse(value.clone(), list).unwrap_err();
+            let reason_given = parse(value.clone(), list).unwrap_err();
             if value.is_object() {
-                assert_eq!(found, reason, "{value}");
+                assert_eq!(reason_given, reason, "{value}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Why a pod could not be attached or detached.
+//! Errors of attaching and detaching pods.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use super::NetworkStatus;
 use limpet_model::pod::PodUid;
 
-/// Why a pod could not be attached or detached. Each failure may be transient (the configuration is written, the plugin
-/// installed, an address released), so the pod's worker tries again with back-off.
+/// Why a pod could not be attached or detached. Each failure may be transient (the configuration is written, the
+/// plugin installed, an address released), so the pod's worker retries with back-off.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// No usable configuration.
+    /// There is no usable configuration.
     #[error("network is not ready: {0}")]
     NotReady(NetworkStatus),
     /// The pod has host ports, and no plugin of the network forwards them.

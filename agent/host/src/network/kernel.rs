@@ -1,5 +1,5 @@
-//! What the kernel has in a pod's network namespace: asked where the record of an attachment does not say it, and cleared
-//! where a DEL has left something.
+//! The kernel's state of a pod's network namespace: read if the record of an attachment lacks it, and cleared if a
+//! DEL has left something.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,12 +16,12 @@ use crate::rtnetlink;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InterfaceAddress {
     pub ip: IpAddr,
-    /// The length of its network's prefix.
+    /// The prefix length of its network.
     pub prefix: u32,
 }
 
-/// The addresses of `interface` in the namespace that is pinned at `netns`, without link-local ones. `None`: there is no
-/// such interface, or no namespace.
+/// The addresses of `interface` in the namespace pinned at `netns`, without link-local ones. `None` if the interface
+/// or the namespace does not exist.
 pub(super) async fn addresses(netns: &Path, interface: &'static str) -> io::Result<Option<Vec<InterfaceAddress>>> {
     match run_in(netns.to_owned(), move || read(interface)).await {
         Ok(read) => read,
@@ -31,7 +31,7 @@ pub(super) async fn addresses(netns: &Path, interface: &'static str) -> io::Resu
 }
 
 fn read(interface: &str) -> io::Result<Option<Vec<InterfaceAddress>>> {
-    // A link without addresses is listed as well.
+    // A link without addresses is also listed.
     let mut listed = getifaddrs()?.filter(|listed| listed.interface_name == interface).peekable();
     if listed.peek().is_none() {
         return Ok(None);
@@ -59,15 +59,16 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// Removes every link but loopback from the namespace that is pinned at `netns`, and returns their names. A link that the
-/// kernel does not remove (hardware that was moved there) does not keep the others; the first error is returned.
+/// Removes every link except loopback from the namespace pinned at `netns`, and returns their names. A link that the
+/// kernel does not remove (hardware that was moved there) does not prevent the others' removal; the first error is
+/// returned.
 pub(super) async fn remove_links(netns: &Path) -> io::Result<BTreeSet<String>> {
     run_in(netns.to_owned(), || {
         let links = getifaddrs()?.filter(|link| !link.flags.contains(InterfaceFlags::IFF_LOOPBACK));
         let names: BTreeSet<String> = links.map(|link| link.interface_name).collect();
         let mut outcome = Ok(());
         for name in &names {
-            // It may have gone with the other end of its pair.
+            // It may have disappeared with the other end of its pair.
             let Ok(index) = if_nametoindex(name.as_str()) else { continue };
             outcome = outcome.and(rtnetlink::remove(index));
         }
@@ -92,7 +93,8 @@ pub(super) mod tests {
         assert!(Command::new("ip").args(args).status().unwrap().success(), "ip {args:?}");
     }
 
-    /// A network namespace in which `set_up` has been run, by its pin; it is gone with the sender. `None` without root.
+    /// The pin of a network namespace in which `set_up` was run; it exists until the sender is dropped. `None`
+    /// without root.
     #[allow(unsafe_code)]
     pub(in crate::network) fn namespace(set_up: impl FnOnce() + Send + 'static) -> Option<(PathBuf, mpsc::Sender<()>)> {
         need::root("a network namespace")?;
@@ -123,8 +125,8 @@ pub(super) mod tests {
         };
         let Some((pin, _alive)) = namespace(set_up) else { return };
         let address = |ip: &str, prefix| InterfaceAddress { ip: ip.parse().unwrap(), prefix };
-        let found = addresses(&pin, "eth0").await.unwrap();
-        assert_eq!(found, Some(vec![address("10.1.2.3", 24), address("fd00::5", 64)]));
+        let configured = addresses(&pin, "eth0").await.unwrap();
+        assert_eq!(configured, Some(vec![address("10.1.2.3", 24), address("fd00::5", 64)]));
         assert_eq!(addresses(&pin, "net1").await.unwrap(), Some(vec![]), "a link without an address");
         assert_eq!(addresses(&pin, "eth9").await.unwrap(), None);
 

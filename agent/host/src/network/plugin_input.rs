@@ -1,4 +1,4 @@
-//! The input of each CNI plugin: its own configuration, and what the record of the pod has for it.
+//! Builds the input of each CNI plugin from its configuration and the pod's record.
 
 use serde_json::{Map, Value, json};
 
@@ -7,8 +7,8 @@ use super::record::Record;
 use super::{CGROUP_PATH, DNS, POD_ANNOTATIONS};
 
 impl Conflist {
-    /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so far,
-    /// and the runtime's settings for the capabilities it declares.
+    /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so
+    /// far, and the runtime's settings for the capabilities that it declares.
     pub(super) fn stdin(&self, index: usize, previous: Option<&Value>, pod: &Record) -> Value {
         let mut config = self.plugins.get(index).cloned().unwrap_or_default();
         config.insert("name".to_owned(), json!(self.name));

@@ -1,9 +1,9 @@
 //! The record of a pod's attachment, one file per pod: the configuration it was made with (the directory may have
-//! changed since), the namespace and the boot it was made in, and the result.
+//! changed since), the namespace and the boot, and the result.
 //!
-//! It is written before the ADD, without a result, so that an interrupted ADD can be undone; and again after it, synced,
-//! so that the addresses are released after a power cut. Each file is written beside and renamed, so it is never
-//! partial.
+//! It is written before the ADD, without a result, so that an interrupted ADD can be undone; and again after it,
+//! synced, so that the addresses are released after a power cut. Each file is written beside and renamed, so it is
+//! never partial.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub(super) struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
-    /// No namespace: it is gone, or not known.
+    /// Stands for a namespace that is gone or unknown.
     pub(super) fn none() -> Self {
         Self { path: PathBuf::new(), inode: 0, boot_id: String::new() }
     }
@@ -42,7 +42,8 @@ impl NetworkNamespace {
     /// Whether the namespace still exists at its path.
     ///
     /// # Errors
-    /// That is not known.
+    ///
+    /// This is unknown.
     pub(super) fn exists(&self) -> io::Result<bool> {
         match Self::at(&self.path) {
             Ok(now) => Ok(now == *self),
@@ -60,7 +61,7 @@ pub(super) struct Record {
     pub uid: String,
     pub network_namespace: NetworkNamespace,
     pub ports: Vec<PortMapping>,
-    /// Records of earlier versions have none.
+    /// Absent in records of earlier versions.
     #[serde(default)]
     pub bandwidth: Option<BandwidthLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,7 +76,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The record of an attachment that is about to be made. What no plugin receives is not recorded.
+    /// The record of an attachment before its ADD. Contains only what plugins receive.
     pub(super) fn intent(pod: &AttachRequest<'_>, at: NetworkNamespace, conflist: &Conflist) -> Self {
         let has = |capability| conflist.has_capability(capability);
         Self {
@@ -98,7 +99,8 @@ impl Record {
         conflist::parse(self.conflist.clone(), true)
     }
 
-    /// The same attachment with another configuration; `None`: it has this one. The result is that of its network alone.
+    /// The same attachment with another configuration; `None` if it already has this one. The result is kept only for
+    /// the same network.
     pub(super) fn with(&self, conflist: &Conflist) -> Option<Self> {
         let list = conflist.to_json();
         if list == self.conflist {
@@ -109,18 +111,18 @@ impl Record {
     }
 }
 
-/// What the file of a pod says.
+/// The content of a pod's file.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// There is none.
+    /// There is no file.
     Absent,
-    /// There is one, and nothing can be made of it.
+    /// The file exists and cannot be used.
     Damaged(io::Error),
     /// Its record.
     Whole(Box<Record>),
 }
 
-/// Whether the file system has lost what was written.
+/// Whether the error means that the file system has lost the content.
 fn is_lost(error: &io::Error) -> bool {
     let lost = [Errno::IO, Errno::UCLEAN, Errno::BADMSG];
     error.raw_os_error().is_some_and(|code| lost.iter().any(|errno| errno.raw_os_error() == code))
@@ -140,7 +142,8 @@ impl Records {
     /// The pod's record.
     ///
     /// # Errors
-    /// The file cannot be read now; what it says is not known.
+    ///
+    /// The file cannot be read at the moment, so its content is unknown.
     pub(super) fn load(&self, uid: &PodUid) -> io::Result<Reading> {
         match std::fs::read(self.path(uid)) {
             Ok(text) => {
@@ -182,7 +185,7 @@ impl Records {
         };
         let mut pods = Vec::new();
         for entry in entries {
-            // A leading dot: the temporary file of a crash, overwritten by the next write.
+            // A leading dot marks the temporary file of a crash, which the next write replaces.
             if let Some(name) = entry?.file_name().to_str() {
                 pods.extend(PodUid::parse(name));
             }

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Attachments whose record, configuration or plugin is not as it was when they were made.
+//! Attachments whose record, configuration or plugin has changed since they were made.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -20,12 +20,12 @@ async fn a_pod_is_not_attached_only_where_its_namespace_could_be_examined() {
     std::fs::write(&pin, "").unwrap();
     node.network.detach(&uid, &missing).await.unwrap();
     node.network.detach(&uid, &pin).await.unwrap();
-    // Not readable: the interface, and its address with it, may still be there.
+    // The file is unreadable, so the interface and its address may still exist.
     let error = node.network.detach(&uid, &pin.join("netns")).await.unwrap_err().to_string();
     assert!(error.contains("cannot look into"), "{error}");
 }
 
-/// What a plugin would make in the pod's namespace.
+/// The interface that a plugin would create in the pod's namespace.
 const INTERFACE_OF_POD: [&[&str]; 2] =
     [&["link", "add", "eth0", "type", "veth", "peer", "name", "peer0"], &["addr", "add", "10.1.0.5/16", "dev", "eth0"]];
 
@@ -41,34 +41,34 @@ async fn what_a_damaged_record_does_not_say_is_asked_of_the_kernel() {
     }
     let file = node.at(&format!("state/{uid}"));
     let whole = std::fs::read(&file).unwrap();
-    let found = async || node.network.attachment(&uid, &pin).await;
+    let attachment_now = async || node.network.attachment(&uid, &pin).await;
     let attachment = |is_recorded| {
         Some(Attachment { addresses: PodAddresses { ips: vec!["10.1.0.5".parse().unwrap()] }, is_recorded })
     };
-    assert_eq!(found().await.unwrap(), attachment(true));
+    assert_eq!(attachment_now().await.unwrap(), attachment(true));
     for damage in [&b""[..], b"{", b"\0\0\0", &whole[..whole.len() / 2]] {
         std::fs::write(&file, damage).unwrap();
-        assert_eq!(found().await.unwrap(), attachment(false), "{damage:?}");
+        assert_eq!(attachment_now().await.unwrap(), attachment(false), "{damage:?}");
     }
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(found().await.unwrap(), attachment(false), "no record");
-    // A directory in its place cannot be read, and is not replaced.
+    assert_eq!(attachment_now().await.unwrap(), attachment(false), "no record");
+    // A directory in the file's place cannot be read, and is not replaced.
     std::fs::create_dir(&file).unwrap();
-    assert_eq!(found().await.unwrap(), attachment(true));
+    assert_eq!(attachment_now().await.unwrap(), attachment(true));
     std::fs::remove_dir(&file).unwrap();
 
-    // The record is made again, so that the pod can be detached with all that its plugins need.
+    // The record is rewritten, so that the pod can be detached with everything that its plugins need.
     let port = PortMapping { host_port: 80, container_port: 80, protocol: "tcp".to_owned(), host_ip: String::new() };
     let wanted = AttachRequest { ports: vec![port], ..pod(&uid, &pin) };
     node.network.record_again(&wanted).await.unwrap();
-    assert_eq!(found().await.unwrap(), attachment(true));
+    assert_eq!(attachment_now().await.unwrap(), attachment(true));
     node.calls();
     node.network.detach(&uid, &pin).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
     assert!(std::fs::read_to_string(node.at("args")).unwrap().contains("K8S_POD_NAME=web-node;"));
 
-    // Where the kernel cannot be asked, nothing is known: that is not the same as not attached.
+    // If the kernel cannot be asked, the state is unknown, which differs from not attached.
     std::fs::write(&file, "").unwrap();
     let error = node.network.attachment(&uid, &node.at("netns")).await.unwrap_err().to_string();
     assert!(error.contains("cannot look into "), "{error}");
@@ -119,7 +119,7 @@ async fn a_corrected_configuration_detaches_what_the_recorded_one_cannot() {
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
     assert_eq!(node.network.attached().await.unwrap(), []);
 
-    // What is busy is not handed to another configuration. That of another network gets no result of this one.
+    // A busy plugin's DEL is not tried with another configuration. Another network's plugins do not get this result.
     std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
     node.configure("net", "1.0.0", &["two"]);
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
@@ -206,14 +206,14 @@ async fn only_what_a_plugin_declares_is_recorded_and_a_del_is_told_the_same() {
 async fn a_watch_that_fails_is_made_again() {
     let dir = tempfile::tempdir().unwrap();
     let conf_dir = dir.path().join("net.d");
-    // It leads to itself, so it can be neither watched nor read.
+    // The symlink leads to itself, so it can be neither watched nor read.
     std::os::unix::fs::symlink(&conf_dir, &conf_dir).unwrap();
     let network =
         Network::new(CniSettings { config_dir: conf_dir.clone(), binary_dirs: Vec::new() }, dir.path().join("state"));
     let (stop, (call, mut calls)) = (CancellationToken::new(), mpsc::unbounded_channel());
     let (watched, until) = (network.clone(), stop.clone());
     let watching = tokio::spawn(async move { watched.watch(until, || call.send(()).unwrap()).await });
-    // Virtual time: the watch has failed by then.
+    // The clock is virtual; the watch has failed by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     std::fs::remove_file(&conf_dir).unwrap();
     std::fs::create_dir(&conf_dir).unwrap();

@@ -1,26 +1,25 @@
-//! What becomes of an attachment whose DEL fails. A pure decision.
+//! Decides what happens to an attachment whose DEL fails. Pure.
 //!
-//! A pod that is to go must not stay because of a configuration that never worked, or of a plugin that is not there any
-//! more.
+//! A pod's removal must not be blocked by a configuration that never worked, or by a plugin that no longer exists.
 
 use super::NetworkError;
 
 /// CNI's error code for "try again later".
 const TRY_AGAIN: u32 = 11;
 
-/// What follows from a failed DEL, of the recorded configuration and of the present one.
+/// The consequence of a failed DEL, with the recorded and the current configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Release {
-    /// It is repeated, and the pod stays until then.
+    /// The DEL is repeated, and the pod stays until it succeeds.
     Repeat,
-    /// The pod goes. Its record stays, and the next start of the agent repeats the DEL.
+    /// The pod is removed. Its record stays, and the next start of the agent repeats the DEL.
     Postpone,
-    /// The pod goes with its record.
+    /// The pod is removed with its record.
     Forget,
 }
 
-/// Decides by the failure, and by whether the ADD was never done: then there is at most a part of it to be undone, in a
-/// namespace that goes as well.
+/// Decides by the failure, and by whether the ADD was completed: if not, at most a part of it remains, in a namespace
+/// that is removed as well.
 pub(super) fn after_failure(error: &NetworkError, never_came_up: bool) -> Release {
     match error {
         NetworkError::Plugin { code: Some(TRY_AGAIN), .. } => Release::Repeat,
@@ -30,7 +29,7 @@ pub(super) fn after_failure(error: &NetworkError, never_came_up: bool) -> Releas
     }
 }
 
-/// Whether the failure may be one of the recorded configuration, so that the present one is worth a try.
+/// Whether the recorded configuration may have caused the failure, so that the current one is worth a try.
 pub(super) fn may_be_of_configuration(error: &NetworkError) -> bool {
     !matches!(error, NetworkError::Plugin { code: Some(TRY_AGAIN), .. })
 }

@@ -26,8 +26,8 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
-/// The limits of a pod's traffic, in the form of the `bandwidth` capability: bits per second, and bits at once. A rate of
-/// zero means no limit.
+/// The limits of a pod's traffic, in the form of the `bandwidth` capability: bits per second, and burst bits. A rate
+/// of zero means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BandwidthLimits {
@@ -39,7 +39,7 @@ pub struct BandwidthLimits {
 
 impl From<Bandwidth> for BandwidthLimits {
     fn from(wanted: Bandwidth) -> Self {
-        // As containerd has it: the rate alone is limited.
+        // As in containerd, only the rate is limited.
         let burst = |rate: Option<u64>| rate.map_or(0, |_| u64::from(u32::MAX));
         Self {
             ingress_rate: wanted.ingress.unwrap_or(0),
@@ -94,7 +94,7 @@ pub struct AttachRequest<'a> {
 }
 
 impl<'a> AttachRequest<'a> {
-    /// Of a pod of which nothing else is known.
+    /// A request for a pod of which nothing else is known.
     pub(super) fn nameless(uid: &'a PodUid, netns: &'a Path) -> Self {
         Self {
             namespace: "",

@@ -5,7 +5,6 @@ use super::conflist::{ConfigError, Conflist};
 /// Whether pods can be attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkStatus {
-    /// There is a configuration.
     Ready {
         /// The network's name.
         name: String,
@@ -38,7 +37,7 @@ impl std::fmt::Display for NetworkStatus {
     }
 }
 
-/// What a reading of the configuration says.
+/// The status that results from reading the configuration.
 pub(super) fn status_of(read: &Result<Conflist, ConfigError>) -> NetworkStatus {
     match read {
         Ok(conflist) => NetworkStatus::Ready { name: conflist.name.clone() },

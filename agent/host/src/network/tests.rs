@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
-//! Attachments: with the real bridge, host-local and portmap plugins where they are installed and the test runs as root,
-//! and with a scripted plugin for faults that real ones cannot be made to produce.
+//! Attachments: with the real bridge, host-local and portmap plugins if they are installed and the test runs as root,
+//! and with a scripted plugin for faults that the real ones cannot produce.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
-/// A UID that no other test on the machine uses: running plugins of a UID are killed wherever they run.
+/// A UID that no other test on the machine uses, because running plugins of a UID are killed wherever they run.
 pub(super) fn unique_uid() -> PodUid {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     PodUid::new(format!("uid-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -76,8 +76,8 @@ impl Scripted {
     }
 }
 
-/// Written by another process: if this one wrote it, a plugin forked at the same time could hold the file open for
-/// writing, and such an executable cannot be run.
+/// Has another process write the file: if this one did, a plugin forked at the same time could hold it open for
+/// writing, and such a file cannot be executed.
 fn install(path: &Path) {
     const SCRIPT: &str = r#"#!/bin/sh
 here=$(dirname "$0")/..
@@ -123,14 +123,14 @@ async fn an_attachment_is_recorded_checked_and_detached() {
     assert_eq!(node.network.attachment(&uid, &netns).await.unwrap(), Some(attached));
     assert_eq!(node.network.attached().await.unwrap(), std::slice::from_ref(&uid));
 
-    // Again, by a restarted agent: CHECK with the recorded result, no ADD.
+    // A restarted agent attaches again: CHECK with the recorded result, no ADD.
     let again =
         Network::new(CniSettings { config_dir: node.at("net.d"), binary_dirs: vec![node.at("bin")] }, node.at("state"));
     assert_eq!(again.attach(&pod(&uid, &netns)).await.unwrap(), addresses);
     assert_eq!(node.calls(), ["one CHECK netns", "two CHECK netns"]);
     assert_eq!(node.stdin("one-CHECK")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
 
-    // Detached with the recorded configuration, although the directory has changed since.
+    // The pod is detached with the recorded configuration, although the directory has changed since.
     node.configure("other", "1.0.0", &["two"]);
     again.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
@@ -170,7 +170,7 @@ async fn after_a_namespace_change_or_a_reboot_del_has_no_namespace() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
-    // Another boot according to the record; the path may exist again.
+    // The record has another boot id, although the path exists again.
     let file = node.at(&format!("state/{uid}"));
     let text = std::fs::read_to_string(&file).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -231,7 +231,7 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
-    // The record as it is before the ADD is done.
+    // The record before the ADD has completed.
     let file = node.at(&format!("state/{uid}"));
     let mut record: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     record["result"] = Value::Null;
@@ -269,7 +269,7 @@ async fn a_configuration_that_appears_is_noticed() {
     let (call, mut calls) = mpsc::unbounded_channel();
     let (watched, until) = (network.clone(), stop.clone());
     let watching = tokio::spawn(async move { watched.watch(until, || call.send(()).unwrap()).await });
-    // Whole files alone appear: each step is one change.
+    // Each step is one change, because only complete files appear.
     std::fs::create_dir_all(&conf_dir).unwrap();
     let (file, beside) = (conf_dir.join("10-n.conf"), dir.path().join("beside"));
     let put = |name: &str, kind: &str| {
@@ -291,13 +291,13 @@ async fn a_configuration_that_appears_is_noticed() {
     assert!(calls.recv().await.is_none());
 }
 
-/// Where the real plugins are, installed or unpacked by setup, if they can be used here.
+/// The directory of the real plugins, installed or unpacked by setup, if they can be used here.
 fn real_plugins() -> Option<PathBuf> {
     need::root("links and namespaces")?;
     need(tools::cni_plugins().ok_or("no CNI plugins here; run: cargo xtask setup"))
 }
 
-/// Takes the bridge and the mounts away when the test ends, however it ends.
+/// Removes the bridge and the mounts when the test ends, however it ends.
 struct Cleanup {
     bridge: String,
     sandboxes: PathBuf,
@@ -339,7 +339,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
         dir.path().join("state"),
     );
 
-    // A bridge without an address takes its ports' lowest MAC, which the plugin's CHECK rejects; so it gets one.
+    // A bridge without a fixed address takes its ports' lowest MAC, which the plugin's CHECK rejects, so it gets one.
     let bridge = ["link", "add", &bridge, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
     assert!(Command::new("ip").args(bridge).status().unwrap().success());
     let uids = [unique_uid(), unique_uid()];

@@ -9,12 +9,12 @@ use super::conflist::{ConfigError, Conflist};
 use crate::path_watch::PathWatch;
 use crate::watch_again::{Attempts, WATCH_AGAIN};
 
-/// What the directory said when it was last read.
+/// The content of the directory when it was last read.
 type Known = Option<Result<Conflist, ConfigError>>;
 
 impl Network {
-    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where
-    /// inotify is not available (its limits are used up) the directory is read once a minute, and at every attach.
+    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. If
+    /// inotify is unavailable (its limits are used up), the directory is read once a minute, and at every attach.
     pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
         stop.run_until_cancelled(async {
             let (mut known, mut attempts) = (None, Attempts::new(WATCH_AGAIN));

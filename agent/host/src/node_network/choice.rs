@@ -1,9 +1,9 @@
-//! Which of the machine's addresses are the node's, in kubelet's order. Pure.
+//! Selects the node's addresses among the machine's, in kubelet's order. Pure.
 //!
-//! For each family: the address that the node's name stands for; then the global address of the interface of the default
-//! route, or of loopback, where a network has no other. On a machine without a default route: a global address of a link
-//! with hardware, where kubelet has none. Of several addresses the kernel's own choice of a source comes first, then those that stay:
-//! not the temporary ones of IPv6's privacy extensions.
+//! For each family: the address of the node's name; then the global address of the interface of the default route, or
+//! of loopback if that interface has none. On a machine without a default route, where kubelet finds none: a global
+//! address of a link with hardware. Among several addresses, the kernel's own choice of a source comes first, then
+//! permanent ones, not the temporary ones of IPv6's privacy extensions.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,7 +14,7 @@ use limpet_model::node::NodeAddresses;
 const REJECTED: u32 = 0x200;
 /// `IFA_F_TEMPORARY`, `IFA_F_DADFAILED`, `IFA_F_DEPRECATED` and `IFA_F_TENTATIVE` of linux/if_addr.h.
 const PASSING: u8 = 0x01 | 0x08 | 0x20 | 0x40;
-/// `IFA_F_PERMANENT`: someone has set it, and no router's advertisement.
+/// `IFA_F_PERMANENT`: the address was configured, not advertised by a router.
 const PERMANENT: u8 = 0x80;
 
 const LOOPBACK: &str = "lo";
@@ -29,36 +29,36 @@ pub(super) struct LocalAddress {
 }
 
 impl LocalAddress {
-    /// The order among the addresses of one interface; the kernel's order decides between equal ones.
+    /// The rank among the addresses of an interface; the kernel's order decides between equal ones.
     fn rank(&self) -> (bool, bool, bool) {
         let IpAddr::V6(v6) = self.ip else { return (false, false, false) };
         (self.flags & PASSING != 0, v6.is_unique_local(), self.flags & PERMANENT == 0)
     }
 }
 
-/// What the kernel says of the machine's network.
+/// The kernel's view of the machine's network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct LocalNetwork {
     pub addresses: Vec<LocalAddress>,
-    /// The interfaces of the default routes of IPv4 and of IPv6, the preferred one first.
+    /// The interfaces of the default routes of IPv4 and of IPv6, preferred ones first.
     pub default_interfaces: [Vec<String>; 2],
     /// The source addresses that the kernel would use for a distant destination.
     pub sources: Vec<IpAddr>,
-    /// The links with hardware, or above such links.
+    /// The links with hardware, or stacked on such links.
     pub hardware: BTreeSet<String>,
 }
 
-/// The node's addresses where none are configured: `preferred` may have `::`, with which IPv6 comes first. `named` are
-/// the addresses that the node's name stands for.
+/// The node's addresses if none are configured. `preferred` may be `::`, which puts IPv6 first. `named` are the
+/// addresses of the node's name.
 pub(super) fn choose(preferred: NodeAddresses, named: &[IpAddr], network: &LocalNetwork) -> NodeAddresses {
     let mut families = [false, true];
     if preferred.iter().any(|address| address.is_ipv6()) {
         families.reverse();
     }
     let routed = |v6: bool| network.named(named, v6).or_else(|| network.of_default_route(v6));
-    let found: NodeAddresses = families.into_iter().filter_map(routed).collect();
-    if !found.is_empty() || network.default_interfaces.iter().any(|interfaces| !interfaces.is_empty()) {
-        return found;
+    let chosen: NodeAddresses = families.into_iter().filter_map(routed).collect();
+    if !chosen.is_empty() || network.default_interfaces.iter().any(|interfaces| !interfaces.is_empty()) {
+        return chosen;
     }
     families.into_iter().filter_map(|v6| network.of_hardware(v6)).collect()
 }
@@ -90,7 +90,8 @@ impl LocalNetwork {
     }
 }
 
-/// Whether others may reach the address: it is neither loopback nor link-local, nor no address of one machine at all.
+/// Whether others may reach the address: it is neither loopback, link-local nor otherwise not a unicast address of a
+/// machine.
 pub(super) fn is_global(address: IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -180,7 +181,8 @@ mod tests {
     #[test]
     fn the_name_comes_first_then_the_interface_of_the_default_route_then_hardware() {
         let lan = ["lo 127.0.0.1", "cni0 10.244.0.1", "eth0 169.254.1.1", "eth0 192.168.1.5", "eth1 10.0.0.9"];
-        // The node's name, the default routes, what the kernel would send from, and the node's address.
+        // The addresses of the node's name, the default routes, the kernel's source addresses, and the expected
+        // address.
         type Row = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str);
         let table: [Row; 9] = [
             (&[], &["eth0"], &["192.168.1.5"], "192.168.1.5"),
@@ -196,8 +198,8 @@ mod tests {
             (&[], &["tun0"], &[], ""),
         ];
         for (named, routes, sources, wanted) in table {
-            let found = chosen(NodeAddresses::NONE, named, &network(&lan, routes, &[], sources));
-            assert_eq!(found, wanted, "{named:?} {routes:?} {sources:?}");
+            let actual = chosen(NodeAddresses::NONE, named, &network(&lan, routes, &[], sources));
+            assert_eq!(actual, wanted, "{named:?} {routes:?} {sources:?}");
         }
         let unnumbered = network(&["lo 127.0.0.1", "lo 198.51.100.3", "eth0 169.254.1.1"], &["eth0"], &[], &[]);
         assert_eq!(chosen(NodeAddresses::NONE, &[], &unnumbered), "198.51.100.3");
@@ -219,8 +221,8 @@ mod tests {
             (&["eth0 2001:db8::a!01"], &[], "2001:db8::a"),
         ];
         for (addresses, sources, wanted) in table {
-            let found = chosen(NodeAddresses::NONE, &[], &network(addresses, &[], &["eth0"], sources));
-            assert_eq!(found, wanted, "{addresses:?} {sources:?}");
+            let actual = chosen(NodeAddresses::NONE, &[], &network(addresses, &[], &["eth0"], sources));
+            assert_eq!(actual, wanted, "{addresses:?} {sources:?}");
         }
         let both = network(&["eth0 192.168.1.5", "eth0 2001:db8::b!80"], &["eth0"], &["eth0"], &[]);
         assert_eq!(chosen(NodeAddresses::NONE, &[], &both), "192.168.1.5,2001:db8::b");

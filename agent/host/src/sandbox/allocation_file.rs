@@ -1,4 +1,4 @@
-//! A file in the directory of each sandbox with what the sandbox was allocated and no other one may have: ids, SELinux levels.
+//! A file in each sandbox's directory that records an exclusive allocation: ids, or an SELinux level.
 //!
 //! The allocation lasts until the file is removed, so it survives a restart of the agent.
 
@@ -11,12 +11,12 @@ use super::{SandboxError, ignore_not_found};
 /// The files of one kind of allocation.
 pub(super) struct AllocationFile {
     name: &'static str,
-    /// Held while one allocation is chosen and written. It guards no data.
+    /// Held while an allocation is chosen and written. It guards no data.
     allocating: Mutex<()>,
 }
 
 impl AllocationFile {
-    /// `name`: that of the file in the directory of a sandbox.
+    /// `name` is the file's name in the directory of a sandbox.
     pub(super) const fn new(name: &'static str) -> Self {
         Self { name, allocating: Mutex::new(()) }
     }
@@ -26,7 +26,7 @@ impl AllocationFile {
         self.allocating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The allocation of the sandbox in `dir`; `None`: it has none.
+    /// The allocation of the sandbox in `dir`, if any.
     pub(super) fn read(&self, dir: &Path) -> Result<Option<String>, SandboxError> {
         let file = self.path(dir);
         match std::fs::read_to_string(&file) {
@@ -52,7 +52,7 @@ impl AllocationFile {
         std::fs::write(&file, text).map_err(|source| SandboxError::path("write", &file, source))
     }
 
-    /// Releases the allocation of the sandbox in `dir`; none is success.
+    /// Releases the allocation of the sandbox in `dir`; a missing one counts as success.
     pub(super) fn remove(&self, dir: &Path) -> Result<(), SandboxError> {
         let file = self.path(dir);
         ignore_not_found(std::fs::remove_file(&file)).map_err(|source| SandboxError::path("remove", &file, source))

@@ -1,9 +1,10 @@
-//! ID-mapped mounts for a pod with a user namespace (`hostUsers: false`): what is root's on disk is that of the pod's root.
+//! ID-mapped mounts for a pod with a user namespace (`hostUsers: false`): root's files on disk belong to the pod's
+//! root.
 //!
-//! limpet makes them itself, so that neither runc nor containerd needs to support them: copies of what a container
-//! mounts, below `<sandbox>/mounts/<container>`, which the OCI runtime binds and which are removed when its process has
-//! been made; and `<sandbox>/layers`, a copy of the directory with all layers of images, for the overlays of the pod's
-//! containers.
+//! limpet makes them itself, so neither runc nor containerd needs to support them: copies of a container's mounts,
+//! below `<sandbox>/mounts/<container>`, which the OCI runtime binds and which are removed once the container's
+//! process exists; and `<sandbox>/layers`, a copy of the directory with all image layers, for the overlays of the
+//! pod's containers.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -18,7 +19,7 @@ use crate::mount_table::{self, is_mount_point};
 use crate::volume::Mount;
 use limpet_model::sandbox::Sandbox;
 
-/// The directory of a sandbox with the copies for its containers.
+/// The directory in a sandbox with the copies for its containers.
 const MOUNTS: &str = "mounts";
 /// The copy of the directory with the layers of images.
 const LAYERS: &str = "layers";
@@ -44,9 +45,10 @@ pub struct IdMapping {
 }
 
 impl IdMapping {
-    /// That of the pod; `None`: it has the host's.
+    /// The mapping of a pod; `None` if it uses the host's user namespace.
     ///
     /// # Errors
+    ///
     /// The pin cannot be opened.
     pub fn of(sandbox: &Sandbox) -> Result<Option<Self>, SandboxError> {
         let Some(pin) = sandbox.namespaces.user.as_deref() else { return Ok(None) };
@@ -55,10 +57,11 @@ impl IdMapping {
         Ok(Some(Self { directory: pin.parent().unwrap_or(Path::new("/")).to_owned(), users }))
     }
 
-    /// The mounts of a container with mapped copies of what they bind. What is mapped already stays: an image below `pod_dir`.
+    /// The mounts of a container with mapped copies as sources. An image below `pod_dir` is already mapped and stays.
     ///
     /// # Errors
-    /// A file system has no ID-mapped mounts, or the kernel refuses.
+    ///
+    /// A file system does not support ID-mapped mounts, or the kernel refuses.
     pub fn mounts(&self, container_id: &str, pod_dir: &Path, mounts: Vec<Mount>) -> Result<Vec<Mount>, SandboxError> {
         let copies = copies(&self.directory, container_id);
         remove_below(&copies)?;
@@ -81,10 +84,11 @@ impl IdMapping {
         Ok(mapped)
     }
 
-    /// The mapped copy of `directory`, in which the layers of images are; made for the pod's first container.
+    /// The mapped copy of `directory`, which has the image layers; created for the pod's first container.
     ///
     /// # Errors
-    /// Its file system has no ID-mapped mounts, or the kernel refuses.
+    ///
+    /// Its file system does not support ID-mapped mounts, or the kernel refuses.
     pub fn layers(&self, directory: &Path) -> Result<PathBuf, SandboxError> {
         let copy = self.directory.join(LAYERS);
         make_mount_point(directory, &copy)?;
@@ -94,9 +98,10 @@ impl IdMapping {
         Ok(copy)
     }
 
-    /// Removes the copies that a container was made with.
+    /// Removes the copies with which a container was created.
     ///
     /// # Errors
+    ///
     /// One cannot be unmounted.
     pub fn remove(&self, container_id: &str) -> Result<(), SandboxError> {
         remove_below(&copies(&self.directory, container_id))
@@ -111,7 +116,7 @@ impl IdMapping {
     }
 }
 
-/// Maps the ids of the mount `tree`, which is mounted nowhere yet, and of none below it, as containerd's CRI does.
+/// Maps the ids of the detached mount `tree`, but not of mounts below it, as containerd's CRI plugin does.
 #[allow(unsafe_code)]
 fn map(tree: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
     let users = u64::try_from(users.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -145,7 +150,8 @@ fn is_mapped(on: &mount_table::Mount, pod_dir: &Path) -> bool {
     mapped && on.point != pod_dir && on.point.starts_with(pod_dir)
 }
 
-/// The directory with the copies for one container. The start of its id distinguishes it from the others of the pod.
+/// The directory with the copies for a container. The beginning of its id distinguishes it from the pod's other
+/// containers.
 fn copies(directory: &Path, container_id: &str) -> PathBuf {
     directory.join(MOUNTS).join(container_id.get(..32).unwrap_or(container_id))
 }
@@ -161,7 +167,7 @@ fn make_mount_point(source: &Path, target: &Path) -> Result<(), SandboxError> {
     std::fs::File::create(target).map(drop).map_err(failed)
 }
 
-/// Removes all copies of the sandbox in `directory`; none is success.
+/// Removes all copies of the sandbox in `directory`; missing ones count as success.
 pub(super) fn remove_all(directory: &Path) -> Result<(), SandboxError> {
     let mounts = directory.join(MOUNTS);
     for container in entries(&mounts)? {

@@ -1,16 +1,17 @@
-//! The init of a pod's shared PID namespace (`shareProcessNamespace`): limpet's executable, started again.
+//! The init of a pod's shared PID namespace (`shareProcessNamespace`): limpet's executable in another role.
 //!
-//! It is process 1 of the namespace: the kernel ends all others with it, and gives it the orphans, which it reaps. It is in the
-//! pod's namespaces and has no capability, no file of the host's, and a root file system with nothing but its own program,
-//! read-only: a container that may look into it finds nothing there. No signal from within the namespace reaches it.
+//! It is process 1 of the namespace: the kernel kills all others when it ends, and makes it the parent of orphans,
+//! which it reaps. It is in the pod's namespaces and has no capability, no file of the host's, and a read-only root
+//! file system that contains only its own program, so a container that looks into it finds nothing. No signal from
+//! within the namespace reaches it.
 //!
-//! Two stages, because a process keeps the executable it has: [`ARGUMENT`] makes the root file system and executes the copy
-//! of the program in it, as [`ISOLATED_ARGUMENT`], which gives up its rights.
+//! There are two stages, because a process keeps its executable open: [`ARGUMENT`] creates the root file system and
+//! executes the copy of the program in it as [`ISOLATED_ARGUMENT`], which drops its privileges.
 //!
-//! With `hostUsers: false` the namespace has to be made by a process of the pod's user namespace, which may not copy a
-//! mount of the host's. So the first stage makes the root file system, enters the user namespace, starts the second
-//! stage as the first process of a PID namespace, [`USER_NAMESPACE_ARGUMENT`], and reports its pid. The second has its
-//! own mount namespace: the first's is the host's.
+//! With `hostUsers: false` the namespace has to be created by a process of the pod's user namespace, which may not
+//! copy a mount of the host's. So the first stage creates the root file system, enters the user namespace, starts the
+//! second stage as the first process of a PID namespace, [`USER_NAMESPACE_ARGUMENT`], and reports its PID. The second
+//! stage has its own mount namespace, since the first stage's is the host's.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -30,18 +31,18 @@ use rustix::thread::{
 use super::USERS;
 use super::unshare::unshare_namespaces;
 
-/// The first argument that makes the executable an init; the second is the sandbox's directory.
+/// The first argument that selects this role; the second is the sandbox's directory.
 pub(super) const ARGUMENT: &str = "pod-init";
 /// The first argument of the second stage.
 const ISOLATED_ARGUMENT: &str = "pod-init-isolated";
 /// The first argument of the second stage in a user namespace.
 const USER_NAMESPACE_ARGUMENT: &str = "pod-init-of-own-users";
-/// The program, in the init's root file system.
+/// The program's name in the init's root file system.
 const PROGRAM: &str = "limpet";
 /// kubelet's OOM score of a pause container.
 const OOM_SCORE_ADJ: &str = "-998";
 
-/// The stage, and the sandbox's directory, if this process was started as an init. Call it first in `main`.
+/// The stage and the sandbox's directory, if this process was started as an init. Call it first in `main`.
 pub fn invoked() -> Option<Stage> {
     let mut arguments = std::env::args_os().skip(1);
     let (stage, directory) = (arguments.next()?, arguments.next());
@@ -54,18 +55,17 @@ pub fn invoked() -> Option<Stage> {
     arguments.next().is_none().then_some(stage)
 }
 
-/// How far the init is.
 #[derive(Debug)]
 pub enum Stage {
-    /// With the agent's rights and the host's files.
+    /// It has the agent's privileges and the host's files.
     First(PathBuf),
     /// Its program is the copy in its root file system.
     Isolated(PathBuf),
-    /// The same in the pod's user namespace; its working directory is to become its root.
+    /// The same in the pod's user namespace; its working directory will become its root.
     OfOwnUsers,
 }
 
-/// Runs the process as an init, until the namespace is to end, or as what starts one in a user namespace.
+/// Runs the process as an init until the namespace ends, or as the process that starts one in a user namespace.
 pub fn main(stage: &Stage) -> ExitCode {
     let ended = match stage {
         Stage::First(directory) if directory.join(USERS).exists() => start_among_own_users(directory),
@@ -74,12 +74,13 @@ pub fn main(stage: &Stage) -> ExitCode {
         Stage::OfOwnUsers => released().and_then(|()| take_root_file_system()).and_then(|()| serve()),
     };
     let Err(failed) = ended else { return ExitCode::SUCCESS };
-    // The agent reads it; there may be no reader any more.
+    // The agent reads it; it may be gone.
     let _ = io::stdout().write_all(failed.to_string().as_bytes());
     ExitCode::FAILURE
 }
 
-/// Waits until it is released, makes the root file system and executes the second stage; returns why it cannot.
+/// Waits for its release, creates the root file system and executes the second stage. Returns the error if that
+/// fails.
 fn isolate(directory: &Path) -> io::Error {
     let prepared = released().and_then(|()| {
         protect_from_oom();
@@ -96,34 +97,34 @@ fn isolate(directory: &Path) -> io::Error {
     }
 }
 
-/// Starts the second stage as the first process of a PID namespace of the pod's user namespace, as its root, and prints
-/// its pid.
+/// Starts the second stage as root and first process of a PID namespace in the pod's user namespace, and prints its
+/// PID.
 fn start_among_own_users(directory: &Path) -> io::Result<()> {
     let users = rustix::fs::open(directory.join(USERS), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     protect_from_oom();
-    // Its cgroup namespace is made once it is in the pod's cgroup.
+    // Its cgroup namespace is created once it is in the pod's cgroup.
     root_file_system(directory, UnshareFlags::empty())?;
     move_into_link_name_space(users.as_fd(), Some(LinkNameSpaceType::User))?;
     set_thread_groups(&[])?;
     set_thread_gid(Gid::ROOT)?;
     set_thread_uid(Uid::ROOT)?;
     unshare_namespaces(UnshareFlags::NEWPID)?;
-    // By the working directory: the pod's users may not pass those above it.
+    // Relative to the working directory, because the pod's users may not access its parents.
     let init =
         Command::new(Path::new(".").join(PROGRAM)).arg0("/limpet").arg(USER_NAMESPACE_ARGUMENT).env_clear().spawn()?;
     writeln!(io::stdout(), "{}", init.id())
 }
 
-/// An agent without CAP_SYS_RESOURCE cannot.
+/// Fails harmlessly for an agent without CAP_SYS_RESOURCE.
 fn protect_from_oom() {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
 }
 
-/// Makes the working directory the root of a mount namespace of the pod's user namespace.
+/// Makes the working directory the root of a mount namespace in the pod's user namespace.
 fn take_root_file_system() -> io::Result<()> {
     unshare_namespaces(UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP)?;
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-    // What came with the namespace is locked in its place; a copy is not.
+    // Mounts that came with the namespace are locked in place; a copy is not.
     let copy = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let tree = rustix::mount::open_tree(CWD, ".", copy)?;
     rustix::mount::move_mount(&tree, "", CWD, ".", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
@@ -131,15 +132,16 @@ fn take_root_file_system() -> io::Result<()> {
     become_root()
 }
 
-/// Until the agent has put this process into the pod's cgroup.
+/// Returns once the agent has moved this process into the pod's cgroup.
 fn released() -> io::Result<()> {
     io::stdin().read_exact(&mut [0])
 }
 
-/// A tmpfs over `directory`, in its own mount namespace, with limpet's executable, read-only. `others`: namespaces that
-/// are made with that.
+/// Mounts a read-only tmpfs with limpet's executable over `directory`, in a new mount namespace. `others` are created
+/// with it.
 fn root_file_system(directory: &Path, others: UnshareFlags) -> io::Result<()> {
-    // Taken before the mount namespace is left, in which alone it can be; an upgrade may have removed the file's name.
+    // Copied before the mount namespace is left, because it only works there; an upgrade may have removed the file's
+    // name.
     let copy = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let executable = rustix::mount::open_tree(CWD, "/proc/self/exe", copy)?;
     unshare_namespaces(UnshareFlags::NEWNS | others)?;
@@ -154,7 +156,7 @@ fn root_file_system(directory: &Path, others: UnshareFlags) -> io::Result<()> {
     Ok(rustix::process::chdir(directory)?)
 }
 
-/// Gives up all rights, reports that to the agent, and reaps for ever; returns why it cannot.
+/// Drops all privileges, reports that to the agent, and reaps forever. Returns the error if that fails.
 fn serve() -> io::Result<()> {
     give_up_rights()?;
     let mask = SigSet::from(Signal::SIGCHLD);
@@ -169,7 +171,7 @@ fn leave_host(directory: &Path) -> io::Result<()> {
     become_root()
 }
 
-/// Makes the working directory, a mount, the root, and leaves what was that.
+/// Makes the working directory, a mount, the root, and detaches the previous root.
 fn become_root() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     // The host's root is now mounted on top of the new one.
@@ -183,11 +185,11 @@ fn give_up_rights() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    // Containers of its user may not trace it.
+    // Containers with its user must not trace it.
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Lets the agent's pipes go.
+/// Closes the agent's pipes.
 fn close_streams() -> io::Result<()> {
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&root)?;
@@ -199,7 +201,7 @@ fn reap(mask: SigSet) -> io::Error {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
             Ok(Some(_)) => {}
-            // One that exits from here on leaves its signal pending.
+            // A child that exits from here on leaves its signal pending.
             Ok(None) | Err(_) => match mask.wait() {
                 Ok(_) => {}
                 Err(errno) => return errno.into(),

@@ -1,7 +1,7 @@
-//! A pod's SELinux level, which keeps its containers and files apart from those of other pods.
+//! A pod's SELinux level, which separates its containers and files from those of other pods.
 //!
-//! The file `level` of a sandbox has it in its first line, and then the levels that containers of the pod name for themselves.
-//! They are the pod's until its sandbox is gone.
+//! The file `level` of a sandbox has it in its first line, followed by levels that containers of the pod request for
+//! themselves. They belong to the pod until its sandbox is removed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,10 +13,11 @@ use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::selinux::PodLabelling;
 
-/// The levels of sandboxes, one a line.
+/// The levels of sandboxes, one per line.
 static LEVELS: AllocationFile = AllocationFile::new("level");
 
-/// The level of the sandbox in `dir`: the one it has, the one that its Pod names, or one that no sandbox below `sandboxes` has.
+/// The level of the sandbox in `dir`: its current one, the one in its Pod, or one that no sandbox below `sandboxes`
+/// has.
 pub(super) fn allocate(
     sandboxes: &Path,
     dir: &Path,
@@ -45,7 +46,7 @@ fn free(sandboxes: &Path) -> Result<Option<String>, SandboxError> {
     Ok(limpet_model::selinux::allocate(u32::from_ne_bytes(seed), &used))
 }
 
-/// The levels of the sandbox in `dir`, the pod's first; none: it is not labelled.
+/// The levels of the sandbox in `dir`, the pod's first; none if it is not labelled.
 fn read(dir: &Path) -> Result<Vec<String>, SandboxError> {
     Ok(levels(&LEVELS.read(dir)?.unwrap_or_default()))
 }
@@ -54,14 +55,15 @@ fn levels(text: &str) -> Vec<String> {
     text.lines().filter(|level| !level.is_empty()).map(str::to_owned).collect()
 }
 
-/// Releases the levels of the sandbox in `dir`; none is success.
+/// Releases the levels of the sandbox in `dir`; missing ones count as success.
 pub(super) fn release(dir: &Path) -> Result<(), SandboxError> {
     LEVELS.remove(dir)
 }
 
-/// Gives the pod's shared memory, unless it is the host's, the label of a container that mounts it. Blocks.
+/// Labels the pod's shared memory, unless it is the host's, for a container that mounts it. Blocks.
 ///
 /// # Errors
+///
 /// It cannot be labelled.
 pub fn label_shared_memory(sandbox: &Sandbox, label: &str) -> Result<(), SandboxError> {
     if sandbox.namespaces.ipc.is_none() {
@@ -77,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a pod that names no level.
+    /// The labelling of a pod that requests no level.
     fn labelling() -> PodLabelling {
         let contexts = ContainerContexts::parse("process=u:r:t:s0\nfile=u:object_r:f:s0").unwrap();
         PodLabelling::of(&contexts, &Default::default()).unwrap()
@@ -116,7 +118,7 @@ mod tests {
         }
         let all = (1..1_024).flat_map(|high| (0..high).map(move |low| format!("s0:c{low},c{high}\n")));
         let all: Vec<String> = all.collect();
-        // The last pair is of no pod, so one is left.
+        // The last pair belongs to no pod, so one is left.
         std::fs::write(full.join("level"), all[1..].concat()).unwrap();
         let given = allocate(sandboxes.path(), &new, &PodUid::new("new"), &labelling());
         assert_eq!(given.unwrap(), "s0:c0,c1");

@@ -14,13 +14,14 @@ use super::SandboxError;
 pub(super) const NSFS_MAGIC: FsWord = 0x6e73_6673;
 pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
-/// The mode of the directories above: each pod's `/dev/shm` is writable by all, and only its containers may reach it.
+/// The mode of the parent directories: a pod's `/dev/shm` is writable by all users, and only its containers may reach
+/// it.
 pub(super) const PRIVATE_MODE: u32 = 0o700;
 
 /// How many mounts stacked on one path are unmounted before giving up.
 const MAX_STACKED: usize = 32;
 
-/// Unmounts everything that is stacked on `path`; a missing path, or no mount, is success.
+/// Unmounts everything that is stacked on `path`. A missing path, or no mount, counts as success.
 pub(super) fn detach(path: &Path) -> Result<(), SandboxError> {
     for _ in 0..MAX_STACKED {
         match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
@@ -60,7 +61,7 @@ pub(super) fn exists(path: &Path) -> Result<bool, SandboxError> {
     path.try_exists().map_err(|source| SandboxError::path("stat", path, source))
 }
 
-/// The magic number of the file system of `path`; `None` when the path does not exist.
+/// The magic number of the file system of `path`; `None` if the path does not exist.
 pub(super) fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
     match rustix::fs::statfs(path) {
         Ok(found) => Ok(Some(found.f_type)),

@@ -16,12 +16,12 @@ use crate::{rtnetlink, selinux};
 use limpet_model::pod::{PodUid, sysctl};
 use limpet_model::sandbox::{Namespaces, Sandbox};
 
-/// containerd 2's defaults in every pod's network namespace (`enable_unprivileged_icmp`, `enable_unprivileged_ports`),
-/// unless the Pod overrides them: any user may ping, and listen below port 1024.
+/// containerd 2's defaults in every pod's network namespace (`enable_unprivileged_icmp`,
+/// `enable_unprivileged_ports`), unless the Pod overrides them: any user may ping, and listen on ports below 1024.
 const NETWORK_DEFAULTS: [(&str, &str); 2] =
     [("net.ipv4.ping_group_range", "0 2147483647"), ("net.ipv4.ip_unprivileged_port_start", "0")];
 
-/// Where message queues are mounted for a moment, in the directory of the sandbox.
+/// Where message queues are mounted temporarily, in the directory of the sandbox.
 pub(super) const MESSAGE_QUEUES: &str = "mqueue";
 
 /// The settings of the new namespaces, owned by the worker thread.
@@ -32,13 +32,13 @@ pub(super) struct NamespaceSettings {
     sysctls: Vec<(String, String)>,
     /// Bytes of `/dev/shm`.
     pub(super) shm_size: u64,
-    /// The label of SELinux of the pod's files.
+    /// The SELinux label of the pod's files.
     pub(super) label: Option<String>,
 }
 
 impl NamespaceSettings {
     /// Copies the settings from `request`.
-    pub(super) fn of(request: &SandboxRequest<'_>) -> Self {
+    pub(super) fn new(request: &SandboxRequest<'_>) -> Self {
         Self {
             uid: request.uid.clone(),
             hostname: request.hostname.to_owned(),
@@ -86,8 +86,8 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
     Ok(())
 }
 
-/// The file system of the IPC namespace's message queues has a label of the agent's, and a policy may let no OCI
-/// runtime see it: it gets that of the pod's files. `path` is made for that, and removed.
+/// The file system of the IPC namespace's message queues has the agent's label, and a policy may deny it to OCI
+/// runtimes, so it gets the label of the pod's files. `path` is created for this and removed.
 fn label_message_queues(path: &Path, label: &str) {
     let label = || {
         std::fs::create_dir(path)?;
@@ -107,7 +107,7 @@ fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
     flags.set(UnshareFlags::NEWNET, wanted.network.is_some());
     flags.set(UnshareFlags::NEWIPC, wanted.ipc.is_some());
     flags.set(UnshareFlags::NEWUTS, wanted.uts.is_some());
-    // For the children of this thread alone.
+    // Applies only to children of this thread.
     flags.set(UnshareFlags::NEWPID, wanted.pid.is_some());
     if flags.is_empty() { Ok(()) } else { unshare_namespaces(flags) }
 }
@@ -120,7 +120,7 @@ fn set_sysctls(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<(), 
             continue;
         }
         match write(&sysctl::path(name), value) {
-            // A kernel built without it needs no setting.
+            // A kernel that was built without the sysctl needs no setting.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(sysctl_failed(settings, name, value, error));
             }
@@ -138,7 +138,7 @@ fn sysctl_failed(settings: &NamespaceSettings, name: &str, value: &str, source: 
 }
 
 fn write(path: &Path, value: &str) -> io::Result<()> {
-    // One write call: the kernel takes each write as a whole value.
+    // A single write call, because the kernel takes each write as a complete value.
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 

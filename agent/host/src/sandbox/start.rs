@@ -1,7 +1,7 @@
 //! The agent's side of a pod's [`init`]: starts it, finds it again, ends it.
 //!
-//! The file `init` of the sandbox has its pid, and is written before the namespace is pinned. Until it is released the init
-//! ends with the pipe to the agent, so an agent that is killed leaves none behind.
+//! The file `init` of the sandbox has its PID, and is written before the namespace is pinned. Until its release, the
+//! init ends with the pipe to the agent, so an agent that is killed leaves none behind.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -23,14 +23,14 @@ use limpet_model::sandbox::Namespaces;
 
 /// The file with the pid.
 const FILE: &str = "init";
-/// How long an init may take to isolate itself, a page fault of the executable from a slow disk included.
+/// How long an init may take to isolate itself, including page faults of the executable from a slow disk.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The longest report of the init's start, in bytes.
 const MAX_REPORT: u64 = 1_024;
 /// How long the kernel may take to end the processes of a namespace.
 const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// An init that waits to be put into the pod's cgroup. Dropped, it ends: with the pipe from this side.
+/// An init that waits to be moved into the pod's cgroup. It ends if this is dropped, which closes its pipe.
 #[derive(Debug)]
 pub struct WaitingInit {
     /// In the host's PID namespace.
@@ -43,7 +43,8 @@ impl WaitingInit {
     /// Lets the init isolate itself; from then on it outlives the agent.
     ///
     /// # Errors
-    /// When it cannot isolate itself. It has ended then.
+    ///
+    /// The init could not isolate itself, and has ended.
     pub async fn release(mut self) -> Result<(), SandboxError> {
         let isolated = tokio::time::timeout(DEADLINE, isolated(&mut self.child)).await;
         let isolated = isolated.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -59,7 +60,7 @@ async fn isolated(child: &mut Child) -> io::Result<()> {
     };
     stdin.write_all(b"\n").await?;
     let mut answer = String::new();
-    // It closes the pipe once it is isolated, or writes the cause of its failure.
+    // The init closes the pipe once it is isolated, or writes the error.
     stdout.read_to_string(&mut answer).await?;
     match answer.as_str() {
         "\n" => Ok(()),
@@ -68,8 +69,8 @@ async fn isolated(child: &mut Child) -> io::Result<()> {
     }
 }
 
-/// Starts an init where the pod shares a PID namespace, as the first process of the one that the calling thread has
-/// made for its children, or of one of the pod's user namespace; and pins that.
+/// Starts an init if the pod shares a PID namespace, as the first process of the namespace that the calling thread
+/// has created for its children, or of one in the pod's user namespace; then pins the namespace.
 pub(super) fn start(
     runtime: &Handle,
     dir: &Path,
@@ -94,7 +95,7 @@ pub(super) fn start(
     Ok(Some(WaitingInit { pid, child, uid: settings.uid.clone() }))
 }
 
-/// The pid of the init that `child` has started, a line that it prints, or why it could not.
+/// The PID of the init that `child` has started, which it prints, or the error.
 async fn reported_pid(child: &mut Child) -> io::Result<u32> {
     let stdout = child.stdout.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
     let mut output = String::new();
@@ -113,10 +114,11 @@ pub(super) fn is_alive(dir: &Path) -> Result<bool, SandboxError> {
     }
 }
 
-/// Kills the init of the sandbox in `dir`, and with it every process in its namespace; none is success.
+/// Kills the init of the sandbox in `dir`, and thereby every process in its namespace. A missing init counts as
+/// success.
 pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
     let pid = find(dir)?.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-    // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
+    // The pidfd is opened before the check, so that the PID cannot be reused in between.
     if let Some((pid, process)) = pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
         && is_init(pid.as_raw_nonzero().get().unsigned_abs(), dir)?
     {
@@ -131,7 +133,7 @@ pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
     super::ignore_not_found(std::fs::remove_file(&file)).map_err(|source| SandboxError::path("remove", &file, source))
 }
 
-/// The pid that was written down; `None`: none was.
+/// The recorded PID, if any.
 fn find(dir: &Path) -> Result<Option<u32>, SandboxError> {
     let file = dir.join(FILE);
     match std::fs::read(&file) {
@@ -141,13 +143,13 @@ fn find(dir: &Path) -> Result<Option<u32>, SandboxError> {
     }
 }
 
-/// Whether the process makes its children in the pinned namespace; one that has exited makes none.
+/// Whether the process creates its children in the pinned namespace; false if it has exited.
 fn is_init(pid: u32, dir: &Path) -> Result<bool, SandboxError> {
     let pinned = namespace(dir.join("pid"))?;
     Ok(pinned.is_some() && namespace(format!("/proc/{pid}/ns/pid_for_children").into())? == pinned)
 }
 
-/// Device and inode of the namespace at `path`; `None`: there is none, as of a process that has exited.
+/// Device and inode of the namespace at `path`; `None` if there is none, because its process has exited.
 fn namespace(path: PathBuf) -> Result<Option<(u64, u64)>, SandboxError> {
     match std::fs::metadata(&path) {
         Ok(namespace) => Ok(Some((namespace.dev(), namespace.ino()))),

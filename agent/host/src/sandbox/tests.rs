@@ -41,7 +41,7 @@ fn request(uid: &PodUid) -> SandboxRequest<'_> {
     }
 }
 
-/// What `command` prints when it runs in the sandbox's namespaces.
+/// The output of `command` in the sandbox's namespaces.
 fn inside(sandbox: &Sandbox, command: &[&str]) -> String {
     let mut nsenter = Command::new("nsenter");
     for (flag, pin) in
@@ -56,7 +56,7 @@ fn inside(sandbox: &Sandbox, command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Whether a user without rights, and without groups, can list `path`.
+/// Whether an unprivileged user without groups cannot list `path`.
 fn is_unused(path: &Path) -> bool {
     use std::os::unix::process::CommandExt as _;
     Command::new("ls").arg(path).uid(65_534).gid(65_534).output().unwrap().status.success()
@@ -69,7 +69,7 @@ async fn no_other_user_of_the_node_reaches_a_pods_shared_memory() {
     }
     let (run, uid) = (RunDir::new(), PodUid::new("shm"));
     let sandboxes_dir = run.0.path().join("sandboxes");
-    // As an earlier version has made it.
+    // The directory as an earlier version has created it.
     std::fs::create_dir(&sandboxes_dir).unwrap();
     for dir in [run.0.path(), &sandboxes_dir] {
         std::fs::set_permissions(dir, Permissions::from_mode(0o711)).unwrap();
@@ -105,7 +105,7 @@ async fn a_sandbox_is_configured_found_again_and_removed() {
     let shm = rustix::fs::statfs(&sandbox.shm).unwrap();
     assert_eq!(shm.f_blocks * u64::try_from(shm.f_bsize).unwrap(), DEFAULT_SHM_SIZE);
 
-    // The agent restarts: opening twice changes nothing, and the existing sandbox is found.
+    // After a restart of the agent, opening again changes nothing, and the existing sandbox is found.
     let again = Sandboxes::open(run.0.path()).await.unwrap();
     assert_eq!(again.find(&request).await.unwrap(), Some(sandbox));
     assert_eq!(again.list().await.unwrap(), std::slice::from_ref(&uid));
@@ -159,8 +159,8 @@ async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-4");
     let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
-    // As if the agent had crashed before the last pin was bound: a regular file where the namespace should be, and
-    // message queues mounted to be labelled.
+    // Simulates an agent that crashed before the last pin was bound: a regular file in the namespace's place, and
+    // message queues that are still mounted for labelling.
     let pin = sandbox.namespaces.network.clone().unwrap();
     let queues = pin.with_file_name(namespaces::MESSAGE_QUEUES);
     std::fs::create_dir(&queues).unwrap();

@@ -2,7 +2,7 @@
 
 use rustix::thread::UnshareFlags;
 
-/// Moves the calling thread into new namespaces; other flags are left out.
+/// Moves the calling thread into new namespaces; ignores other flags.
 #[allow(unsafe_code)]
 pub(super) fn unshare_namespaces(flags: UnshareFlags) -> rustix::io::Result<()> {
     let flags = flags.difference(UnshareFlags::FILES);

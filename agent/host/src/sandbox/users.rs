@@ -1,10 +1,12 @@
-//! A pod's user namespace (`hostUsers: false`): the ids that it is given, and the process that makes it.
+//! A pod's user namespace (`hostUsers: false`): the ids that it gets, and the process that creates it.
 //!
-//! A process with threads cannot make a user namespace, so limpet's executable is started again for it ([`ARGUMENT`]).
-//! It makes the pod's network, IPC and UTS namespaces with it, which belong to the user namespace then, and ends when
-//! they are pinned. The agent maps the ids, enters those three and configures them as it does those of other pods.
+//! A process with threads cannot create a user namespace, so limpet's executable is started again for it
+//! ([`ARGUMENT`]). That process also creates the pod's network, IPC and UTS namespaces, which then belong to the user
+//! namespace, and ends when they are pinned. The agent maps the ids, enters those three namespaces and configures
+//! them like those of other pods.
 //!
-//! The file `ids` of a sandbox has its ids. They are the pod's from before its namespaces are made until they are gone.
+//! The file `ids` of a sandbox has its ids. They belong to the pod from before its namespaces are created until they
+//! are gone.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -22,21 +24,21 @@ use super::unshare::unshare_namespaces;
 use limpet_model::pod::PodUid;
 use limpet_model::user_namespace::{IdRange, SubordinateIds};
 
-/// The only argument that makes the executable the holder of new namespaces.
+/// The only argument, which selects the role that holds new namespaces.
 const ARGUMENT: &str = "pod-user-namespace";
-/// Which users have which ranges of the node's ids.
+/// The files with users' ranges of the node's ids.
 const SUBORDINATE_IDS: [&str; 2] = ["/etc/subuid", "/etc/subgid"];
-/// How much of such a file is read, in bytes.
+/// The most bytes of such a file that are read.
 const MAX_SUBORDINATE_IDS: u64 = 1 << 20;
 /// The ids of sandboxes.
 static IDS: AllocationFile = AllocationFile::new("ids");
 
-/// Whether this process was started as a holder. Ask early in `main`, while there is one thread.
+/// Whether this process was started as a holder. Call it early in `main`, while there is only one thread.
 pub fn invoked() -> bool {
     std::env::args_os().skip(1).eq([ARGUMENT])
 }
 
-/// Makes the namespaces, reports that, and keeps them until the agent closes its end or ends itself.
+/// Creates the namespaces, reports that, and holds them until the agent closes the pipe or ends.
 pub fn main() -> ExitCode {
     let all = UnshareFlags::NEWUSER | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
     let made = unshare_namespaces(all).map_err(io::Error::from);
@@ -48,13 +50,13 @@ pub fn main() -> ExitCode {
     if made.is_err() || reported.is_err() {
         return ExitCode::FAILURE;
     }
-    // The end of the pipe, however it comes.
+    // Returns at the end of the pipe, however it comes.
     let _ = io::stdin().read_exact(&mut [0]);
     ExitCode::SUCCESS
 }
 
-/// The process that has made a pod's namespaces. When it is dropped, the process ends, and with it the namespaces that
-/// are not pinned.
+/// The process that has created a pod's namespaces. Dropping it ends the process, and with it the namespaces that are
+/// not pinned.
 #[derive(Debug)]
 pub(super) struct NamespaceHolder(Child);
 
@@ -79,7 +81,7 @@ impl NamespaceHolder {
     /// Maps the ids of its user namespace.
     pub(super) fn map(&self, ids: IdRange) -> io::Result<()> {
         for map in ["uid_map", "gid_map"] {
-            // One write call: the kernel takes no second one.
+            // A single write call, because the kernel accepts no second one.
             let mut file = OpenOptions::new().write(true).open(format!("/proc/{}/{map}", self.0.id()))?;
             file.write_all(ids.id_map().as_bytes())?;
         }
@@ -105,7 +107,7 @@ impl NamespaceHolder {
 impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It ends at once; if it cannot be waited for, only its entry in the process table remains.
+        // It ends immediately; if waiting fails, only its entry in the process table remains.
         let _ = self.0.wait();
     }
 }
@@ -123,7 +125,7 @@ pub(super) fn allocate(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdR
     Ok(ids)
 }
 
-/// The content of a file of subordinate ids; a missing one has none.
+/// The content of a file of subordinate ids; empty if it does not exist.
 fn read_subordinate_ids(path: &Path) -> Result<String, SandboxError> {
     let mut text = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_SUBORDINATE_IDS).read_to_end(&mut text));
@@ -133,12 +135,12 @@ fn read_subordinate_ids(path: &Path) -> Result<String, SandboxError> {
     }
 }
 
-/// The ids of the sandbox in `dir`; `None`: it uses the host's.
+/// The ids of the sandbox in `dir`; `None` if it uses the host's.
 pub(super) fn read(dir: &Path) -> Result<Option<IdRange>, SandboxError> {
     Ok(IDS.read(dir)?.and_then(|text| IdRange::parse(&text)))
 }
 
-/// Releases the ids of the sandbox in `dir`; none is success.
+/// Releases the ids of the sandbox in `dir`; missing ones count as success.
 pub(super) fn release(dir: &Path) -> Result<(), SandboxError> {
     IDS.remove(dir)
 }

@@ -1,6 +1,6 @@
-//! Labels of files: those of a volume when a container mounts it, and those of what is added to one later.
+//! Labels files: those of a volume when a container mounts it, and files that are added later.
 //!
-//! The files may be of anybody: see [`crate::tree`].
+//! The files are untrusted: see [`crate::tree`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -14,7 +14,7 @@ use crate::tree;
 
 /// The extended attribute with a file's label.
 const ATTRIBUTE: &str = "security.selinux";
-/// Directories of the system, which no volume takes over (those of opencontainers/selinux).
+/// System directories, which no volume may relabel (those of opencontainers/selinux).
 const SYSTEM_DIRECTORIES: [&str; 24] = [
     "/",
     "/bin",
@@ -41,15 +41,16 @@ const SYSTEM_DIRECTORIES: [&str; 24] = [
     "/var/lib",
     "/var/log",
 ];
-/// The label of directories with sockets of plugins.
+/// The label of directories with plugins' sockets.
 const PLUGINS_LABEL: &[u8] = b"system_u:object_r:container_file_t:s0";
 /// Bytes of a label, at most.
 const MAX_LABEL: usize = 4_096;
 
-/// Gives `path` and all below it the label. Files that have it are left alone, and a file system without labels, or one that is
-/// only read, stays as it is. A symlink as `path` is labelled itself. Blocks.
+/// Gives the label to `path` and everything below it. Files that already have it are skipped, and a file system
+/// without labels, or a read-only one, stays unchanged. If `path` is a symlink, the link itself is labelled. Blocks.
 ///
 /// # Errors
+///
 /// A file cannot be labelled; `InvalidInput`: the policy does not have the label.
 pub fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if SYSTEM_DIRECTORIES.iter().any(|system| Path::new(system) == path) {
@@ -60,9 +61,10 @@ pub fn relabel(path: &Path, label: &str) -> io::Result<()> {
     Walk { attribute: ATTRIBUTE, label: label.as_bytes() }.all(path)
 }
 
-/// Gives `path` and all below it the label that the directory `from` has. Nothing is done where SELinux is off. Blocks.
+/// Gives the label of the directory `from` to `path` and everything below it. Does nothing if SELinux is off. Blocks.
 ///
 /// # Errors
+///
 /// As [`relabel`].
 pub fn inherit(path: &Path, from: &Path) -> io::Result<()> {
     if is_enabled() { inherit_attribute(ATTRIBUTE, path, from) } else { Ok(()) }
@@ -80,8 +82,8 @@ fn inherit_attribute(attribute: &str, path: &Path, from: &Path) -> io::Result<()
     }
 }
 
-/// Lets containers with plugins reach the sockets in a directory of the agent, with kubelet's label. Nothing is done
-/// where SELinux is off, and if the policy does not have the label the directory stays as it is. Blocks.
+/// Lets containers with plugins reach the sockets in one of the agent's directories, with kubelet's label. Does
+/// nothing if SELinux is off; if the policy lacks the label, the directory stays unchanged. Blocks.
 pub fn open_to_plugins(directory: &Path) {
     if !is_enabled() {
         return;
@@ -91,14 +93,13 @@ pub fn open_to_plugins(directory: &Path) {
     }
 }
 
-/// What is given to files.
 struct Walk<'a> {
     attribute: &'a str,
     label: &'a [u8],
 }
 
 impl Walk<'_> {
-    /// What is too deep keeps its labels: what a container makes never stops its restart.
+    /// Files that are too deep keep their labels, because a container's files must never prevent its restart.
     fn all(&self, path: &Path) -> io::Result<()> {
         let (top, found) = tree::file(path)?;
         let has_labels = self.set_label(&top)?;
@@ -108,9 +109,9 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Labels one file. `false`: its file system has no labels, or takes none.
+    /// Labels one file. Returns false if its file system has no labels, or accepts none.
     fn set_label(&self, file: &impl AsFd) -> io::Result<bool> {
-        // A descriptor that is a path alone has no attributes, and the path to it leads to the file itself, symlink or not.
+        // An `O_PATH` descriptor has no attributes; the path to it leads to the file itself, symlink or not.
         let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let mut buffer = [0; MAX_LABEL];
         let has = match rustix::fs::getxattr(&itself, self.attribute, &mut buffer[..]) {
@@ -139,7 +140,8 @@ mod tests {
 
     use super::*;
 
-    /// Without SELinux, another attribute of root replaces the label: the kernel has the same rules for both.
+    /// Without SELinux, another attribute of root's replaces the label, because the kernel has the same rules for
+    /// both.
     const STAND_IN: &str = "trusted.limpet-test";
 
     fn set(path: &Path, label: &str) {
@@ -170,7 +172,7 @@ mod tests {
             assert_eq!(of(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
         }
         assert_eq!(of(&outside), None);
-        // What is of another level, or was added, becomes as the rest.
+        // Files with another level, and added files, get the same label.
         std::fs::write(volume.join("late"), "").unwrap();
         set(&volume.join("a/b"), "two");
         set(&volume, "one");

@@ -83,8 +83,9 @@ mod tests {
         let spec = json!({"volumeMode": mode, "local": {"path": at}, "claimRef": {"uid": "u"}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
         let objects = PodObjects::of(&pod, |key| claim::record(key.clone(), "", &claim, &volume).ok().map(Arc::new));
-        let found = container_devices(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
-        found.map_err(|error| error.to_string())
+        let devices =
+            container_devices(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
+        devices.map_err(|error| error.to_string())
     }
 
     #[test]
@@ -98,12 +99,12 @@ mod tests {
         let at = json!({"name": "v", "devicePath": "/dev/data"});
         let host = |path: &Path| json!({"hostPath": {"path": path}});
         let claim = |read_only: bool| json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": read_only}});
-        let found = |read_only: bool| {
+        let expected = |read_only: bool| {
             Ok(vec![BlockDevice { host_path: node.clone(), container_path: "/dev/data".into(), read_only }])
         };
-        assert_eq!(devices("Block", &node, host(&node), at.clone()), found(false));
-        assert_eq!(devices("Block", &node, claim(false), at.clone()), found(false));
-        assert_eq!(devices("Block", &node, claim(true), at.clone()), found(true));
+        assert_eq!(devices("Block", &node, host(&node), at.clone()), expected(false));
+        assert_eq!(devices("Block", &node, claim(false), at.clone()), expected(false));
+        assert_eq!(devices("Block", &node, claim(true), at.clone()), expected(true));
 
         let no_device = devices("Block", &node, host(&missing), at.clone()).unwrap_err();
         assert!(no_device.ends_with(" is not a block device"), "{no_device}");

@@ -1,7 +1,7 @@
 //! csi: a volume that a CSI driver mounts for one pod.
 //!
-//! The agent calls the driver; this module has the volume's path, in kubelet's layout, and whether it is mounted: read from
-//! the mount table, since a volume whose server is gone may not answer.
+//! The agent calls the driver. This module has the volume's path, in kubelet's layout, and reads from the mount table
+//! whether it is mounted, since a volume whose server is gone may not respond.
 
 use std::path::{Path, PathBuf};
 
@@ -27,12 +27,12 @@ pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
 
 impl CsiMount {
     /// The volume `name`, a PersistentVolume's name or its own, as `volume` of the pod.
-    pub(super) fn of(pod_dir: &Path, volume: &str, driver: &str, name: &str) -> Self {
+    pub(super) fn new(pod_dir: &Path, volume: &str, driver: &str, name: &str) -> Self {
         let path = pod_dir.join("volumes/kubernetes.io~csi").join(name).join("mount");
         Self { volume: volume.to_owned(), driver: driver.to_owned(), path }
     }
 
-    /// Refuses one that is not mounted, which would be an empty directory of the node's disk.
+    /// Refuses a volume that is not mounted, which would be an empty directory on the node's disk.
     pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
         if mounted::is_mounted(&self.path)? {
             return Ok(());

@@ -1,6 +1,6 @@
-//! What belongs to one container alone: its termination message, and the volumes that its image declares (`VOLUME`), a
-//! directory for each, as containerd's CRI has them. Their content is the caller's, who reads the image. Both count as the
-//! container's storage and go with its record.
+//! Files of a single container: its termination message, and the volumes that its image declares (`VOLUME`), a
+//! directory for each, as in containerd's CRI plugin. The caller reads the image and fills them. All count as the
+//! container's storage and are removed with its record.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,17 @@ fn directory(pod_dir: &Path, container: &str, container_id: &str) -> PathBuf {
 }
 
 impl Volumes {
-    /// The directory with all that belongs to the container's instances alone.
+    /// The directory with the files of the container's instances.
     pub fn container_dir(&self, uid: &PodUid, container: &str) -> PathBuf {
         self.pod_dir(uid).join("containers").join(container)
     }
 
-    /// Makes empty directories for so many volumes that a container's image declares. What an earlier try has left is removed.
-    /// Blocks.
+    /// Creates empty directories for the volumes that a container's image declares. Removes what an earlier attempt
+    /// left. Blocks.
     ///
     /// # Errors
-    /// They cannot be made.
+    ///
+    /// They cannot be created.
     pub fn make_declared(
         &self,
         uid: &PodUid,
@@ -44,9 +45,10 @@ impl Volumes {
         made.collect()
     }
 
-    /// Adds the mounts of those volumes, at `paths` of the container, where nothing else is mounted. Blocks.
+    /// Adds the mounts of those volumes, at `paths` of the container at which nothing else is mounted. Blocks.
     ///
     /// # Errors
+    ///
     /// One cannot be labelled.
     pub fn mount_declared(
         &self,
@@ -103,7 +105,7 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, work).await
     }
 
-    /// The files that the agent provides to all containers of the pod; containers may write to them.
+    /// The files that the agent provides to all containers of the pod. Containers may write to them.
     pub fn provided_files(&self, uid: &PodUid) -> [PathBuf; 3] {
         ["etc-hosts", "etc-hostname", "etc-resolv.conf"].map(|name| self.pod_dir(uid).join(name))
     }

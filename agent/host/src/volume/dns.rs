@@ -38,7 +38,7 @@ pub struct ClusterDns {
     pub domain: String,
 }
 
-/// The pod's DNS settings, owned, so that they can be sent to another thread.
+/// The pod's DNS settings, owned so that they can be sent to another thread.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DnsRequest {
     pub pod: String,
@@ -49,7 +49,7 @@ pub(super) struct DnsRequest {
 }
 
 impl DnsRequest {
-    pub(super) fn of(pod: &PodRecord) -> Self {
+    pub(super) fn new(pod: &PodRecord) -> Self {
         Self {
             pod: pod.key.to_string(),
             namespace: pod.key.namespace().to_owned(),
@@ -61,8 +61,8 @@ impl DnsRequest {
 }
 
 impl Resolver {
-    /// Parses a resolv.conf: the last `search` line counts, a later option replaces one of its name, everything else is
-    /// ignored.
+    /// Parses a resolv.conf: the last `search` line counts, a later option replaces an earlier one of the same name,
+    /// and everything else is ignored.
     pub(super) fn parse(text: &str) -> Self {
         let mut resolver = Self::default();
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -70,7 +70,7 @@ impl Resolver {
             match fields.next() {
                 Some("nameserver") => resolver.nameservers.extend(fields.next().map(str::to_owned)),
                 Some("search") => {
-                    // The root, which systemd-resolved writes, would cost a pod's program a query more for each name.
+                    // The root domain, which systemd-resolved writes, would cost an additional query for each name.
                     let domains = fields.filter(|name| *name != ".");
                     resolver.searches = domains.map(|name| name.strip_suffix('.').unwrap_or(name).to_owned()).collect();
                 }
@@ -97,8 +97,8 @@ impl Resolver {
     }
 }
 
-/// The pod's resolver. `node` is the content of the node's file; `None` when `resolvConf` is empty, which turns lookups
-/// off.
+/// The pod's resolver. `node` is the content of the node's file; `None` if `resolvConf` is empty, which disables
+/// lookups.
 pub(super) fn resolve(pod: &DnsRequest, node: Option<&Resolver>, cluster: &ClusterDns) -> (Resolver, Vec<Warning>) {
     let mut warnings = Vec::new();
     let from_cluster = match pod.policy.as_deref() {
@@ -218,7 +218,7 @@ fn fit(resolver: &mut Resolver, warnings: &mut Vec<Warning>) {
     }
 }
 
-/// A stub resolver on the node's loopback (systemd-resolved, dnsmasq) is not reachable from a pod.
+/// Warns of a stub resolver on the node's loopback (systemd-resolved, dnsmasq), which pods cannot reach.
 fn warn_of_loopback(resolver: &Resolver, warnings: &mut Vec<Warning>) {
     let loopback = |server: &&String| server.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if let Some(server) = resolver.nameservers.iter().find(loopback) {

@@ -1,9 +1,10 @@
 //! emptyDir: a directory, or a tmpfs, that lives as long as its pod.
 //!
-//! As in kubelet: mode 0777, of a tmpfs 01777, unless `mode` is set; with `fsGroup` the directory belongs to that group, which
-//! may read and write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is
-//! changed, when it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit`
-//! limits a tmpfs and a hugetlbfs; on disk a pod that takes more is ended after its usage is measured.
+//! As in kubelet, it has mode 0777, a tmpfs 01777, unless `mode` is set. With `fsGroup` the directory belongs to that
+//! group, which may read and write, and files created in it inherit the group by the set-group-id bit. Only the
+//! directory itself is changed, when it is created and empty; an existing one is not touched, so a container's
+//! changes to it persist. `sizeLimit` limits a tmpfs and a hugetlbfs; on disk, a pod that exceeds it is ended after
+//! its usage is measured.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use limpet_model::pod::quantity::parse;
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
 
-/// Permissions that `fsGroup` adds: the group may read, write and search, and is inherited.
+/// Permissions added by `fsGroup`: the group may read, write and search, and is inherited.
 const GROUP_MODE: u32 = 0o2770;
 
 /// An emptyDir to be created.
@@ -28,16 +29,16 @@ pub(super) struct EmptyDir {
     pub medium: Medium,
     pub mode: u32,
     pub group: Option<u32>,
-    /// Its file system counts what it takes, if it can.
+    /// Whether its file system should count its usage, if it can.
     pub counted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
     Disk,
-    /// A tmpfs of at most so many bytes.
+    /// A tmpfs with a size limit in bytes.
     Memory(u64),
-    /// A hugetlbfs of pages of so many bytes, of at most so many bytes.
+    /// A hugetlbfs with a page size and an optional limit, both in bytes.
     HugePages(u64, Option<u64>),
 }
 
@@ -47,7 +48,7 @@ impl EmptyDir {
         pod_dir.join("volumes/kubernetes.io~empty-dir").join(volume)
     }
 
-    pub(super) fn of(
+    pub(super) fn new(
         pod_dir: &Path,
         volume: &str,
         source: &EmptyDirVolumeSource,
@@ -78,7 +79,7 @@ impl EmptyDir {
         let default_mode = if let Medium::Memory(_) = medium { tmpfs::MODE } else { DEFAULT_MODE };
         let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(default_mode) & 0o1777;
         let mode = if group.is_some() { mode | GROUP_MODE } else { mode };
-        // Elsewhere a container could evade the count.
+        // Otherwise a container could evade the count.
         let counted = spec.host_users == Some(false) && source.size_limit.is_some();
         Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group, counted })
     }
@@ -95,8 +96,8 @@ impl EmptyDir {
         }
     }
 
-    /// Created under a temporary name and renamed, so that a crash leaves none with wrong permissions. A volume's name does
-    /// not begin with a dot.
+    /// Created under a temporary name and renamed, so that a crash leaves none with wrong permissions. A volume's
+    /// name never begins with a dot.
     fn set_up_directory(&self) -> Result<(), VolumeError> {
         if self.path.is_dir() {
             return Ok(());
@@ -108,7 +109,7 @@ impl EmptyDir {
             std::os::unix::fs::chown(&beside, None, Some(group))
                 .map_err(VolumeError::io("set the group of", &beside))?;
         }
-        // After the group: a change of it clears the set-group-id bit.
+        // Set after the group, because changing the group clears the set-group-id bit.
         files::set_mode(&beside, self.mode)?;
         if self.counted
             && let Err(error) = project_quota::count(&beside)
@@ -124,12 +125,12 @@ impl EmptyDir {
 
     fn set_up_huge_pages(&self, page_size: u64, limit: Option<u64>) -> Result<(), VolumeError> {
         let mounted = tmpfs::mount_huge_pages(&self.path, &huge_page_options(page_size, limit, self.mode, self.group))?;
-        // The mount's option takes no set-group-id bit.
+        // The mount option does not accept the set-group-id bit.
         if mounted && self.group.is_some() { files::set_mode(&self.path, self.mode) } else { Ok(()) }
     }
 }
 
-/// The options of a hugetlbfs. The kernel rounds its size down to whole pages, and would take nothing for less than one.
+/// The options of a hugetlbfs. The kernel rounds its size down to whole pages, and treats less than one as no limit.
 fn huge_page_options(page_size: u64, limit: Option<u64>, mode: u32, group: Option<u32>) -> String {
     let mut data = format!("pagesize={page_size},mode={mode:o}");
     let whole = limit.map(|bytes| bytes.div_ceil(page_size).saturating_mul(page_size));
@@ -189,13 +190,13 @@ mod tests {
             let limits = json!({"limits": {"hugepages-2Mi": "4Mi"}});
             let spec =
                 json!({"containers": [{"name": "c", "resources": limits}], "securityContext": {"fsGroup": group}});
-            let found = EmptyDir::of(Path::new("/p"), "v", &source, &serde_json::from_value(spec).unwrap(), node);
+            let volume = EmptyDir::new(Path::new("/p"), "v", &source, &serde_json::from_value(spec).unwrap(), node);
             match wanted {
                 Ok((medium, mode)) => {
-                    let found = found.unwrap();
-                    assert_eq!((found.medium, found.mode), (medium, mode), "{source:?}");
+                    let volume = volume.unwrap();
+                    assert_eq!((volume.medium, volume.mode), (medium, mode), "{source:?}");
                 }
-                Err(message) => assert_eq!(found.unwrap_err().to_string(), message),
+                Err(message) => assert_eq!(volume.unwrap_err().to_string(), message),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The files from which variables come (`fileKeyRef`): in an emptyDir, written by a container before.
+//! The files from which variables come (`fileKeyRef`), which a container has written to an emptyDir.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,11 +13,12 @@ use crate::confined::{self, Confinement};
 /// The largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The text of the file `path` in the emptyDir `volume`; `None`: the file does not exist. A symlink is followed within the
-/// volume alone, and only a regular file is read: a container has made it.
+/// The text of the file `path` in the emptyDir `volume`; `None` if it does not exist. Symlinks are followed within
+/// the volume only, and only a regular file is read, because a container has created it.
 ///
 /// # Errors
-/// It cannot be read, or is not text of at most 1 MiB.
+///
+/// The file cannot be read, or is not text of at most 1 MiB.
 pub fn read_env_file(pod_dir: &Path, volume: &str, path: &str) -> io::Result<Option<String>> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = match rustix::fs::openat(CWD, EmptyDir::path(pod_dir, volume), directory, Mode::empty()) {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use limpet_model::object::ObjectKind;
 
-/// Why a volume or file could not be prepared. The worker tries again with back-off: a path may appear, disk space may be
-/// freed; a permanent failure ([`Self::is_final`]) needs another manifest or configuration.
+/// Why a volume or file could not be prepared. The worker retries with back-off, because a path may appear or disk
+/// space may be freed. A permanent failure ([`Self::is_final`]) needs another manifest or configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// A hostPath is not of its type; kubelet's message.
@@ -75,15 +75,15 @@ pub enum VolumeError {
         volume: String,
         /// `server:/path`, `portal-target-lun-0`, `vendor/driver`.
         export: String,
-        /// Why, and the remedy.
+        /// The cause, and the remedy.
         reason: String,
     },
-    /// A disk of a target that no pod has any more cannot be given back.
+    /// A disk of a target that no pod uses any more cannot be detached.
     #[error("UnmountDevice failed for iSCSI disk {disk}: {reason}")]
     Unmount {
         /// `portal-target-lun-0`.
         disk: String,
-        /// Why, and the remedy.
+        /// The cause, and the remedy.
         reason: String,
     },
     /// A volume or file cannot be labelled; containerd's message.
@@ -91,9 +91,7 @@ pub enum VolumeError {
     Label {
         /// The path on the node.
         path: PathBuf,
-        /// The label of SELinux.
         label: String,
-        /// The kernel's error.
         source: io::Error,
     },
     /// A container mounts a volume the pod does not have.
@@ -148,7 +146,7 @@ pub enum VolumeError {
     /// A file system does not answer, or the call panicked.
     #[error(transparent)]
     Blocking(io::Error),
-    /// A mount below a pod's directory could not be unmounted, so nothing below it is removed.
+    /// A mount below a pod's directory could not be unmounted, so nothing below it was removed.
     #[error("refusing to remove {}: something is mounted on it; unmount it", .0.display())]
     Mounted(PathBuf),
 }

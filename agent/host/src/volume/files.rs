@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::VolumeError;
 
-/// Bytes of a managed file that are read at most.
+/// The most bytes of a managed file that are read.
 const MAX_FILE: u64 = 1 << 20;
 
 /// Creates `path` and missing parents, each new directory with `mode`.
@@ -58,7 +58,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// The names of the directories in `dir`, in order; none if it does not exist. What is mounted on them is not accessed.
+/// The names of the directories in `dir`, sorted; none if it does not exist. Mounts on them are not accessed.
 pub(super) fn directories(dir: &Path) -> Result<Vec<String>, VolumeError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -76,7 +76,7 @@ pub(super) fn directories(dir: &Path) -> Result<Vec<String>, VolumeError> {
     Ok(names)
 }
 
-/// `O_NOFOLLOW` as the standard library takes it.
+/// `O_NOFOLLOW` with the standard library's type.
 pub(super) fn nofollow() -> i32 {
     rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()
 }

@@ -1,9 +1,9 @@
-//! flexVolume: a volume that a driver of the node's owner mounts, a program below `volumePluginDir`, by Kubernetes'
-//! [FlexVolume](https://git.k8s.io/design-proposals-archive/storage/flexvolume-deployment.md) calls `init`, `mount` and
-//! `unmount`.
+//! flexVolume: a volume that a driver mounts, a program below `volumePluginDir` that the node's owner has installed,
+//! by Kubernetes' [FlexVolume](https://git.k8s.io/design-proposals-archive/storage/flexvolume-deployment.md) calls
+//! `init`, `mount` and `unmount`.
 //!
-//! A driver with the capability `attach` needs a controller that attaches the volume to the node, and is refused. A mount
-//! outlives the agent: its successor finds it mounted, and what [`record`] has of it.
+//! A driver with the capability `attach` needs a controller that attaches the volume to the node, and is refused. A
+//! mount outlives the agent: the next agent finds it mounted, with its [`record`].
 
 mod driver;
 mod record;
@@ -36,23 +36,23 @@ pub(super) struct FlexMount {
     pub path: PathBuf,
     pod_dir: PathBuf,
     driver: Driver,
-    /// The options of the manifest and those that kubelet adds.
+    /// The options in the manifest and those that kubelet adds.
     options: BTreeMap<String, String>,
     secret: SecretValues,
-    /// The pod's `fsGroup`, and whether `fsGroupChangePolicy` is `OnRootMismatch`; `None` where nothing is written.
+    /// The pod's `fsGroup`, and whether `fsGroupChangePolicy` is `OnRootMismatch`; `None` for a read-only volume.
     group: Option<(u32, bool)>,
 }
 
 impl FlexMount {
-    /// The volume of the pod as its manifest has it; `secret`: the values of its Secret.
-    pub(super) fn of(
+    /// The pod's volume from its manifest. `secret` has the values of its Secret.
+    pub(super) fn new(
         pod: &PodRecord,
         pod_dir: &Path,
         volume: &str,
         source: &FlexVolumeSource,
         secret: SecretValues,
     ) -> Result<Self, VolumeError> {
-        let driver = Driver::of(&source.driver).ok_or_else(|| VolumeError::Unsupported {
+        let driver = Driver::parse(&source.driver).ok_or_else(|| VolumeError::Unsupported {
             volume: volume.to_owned(),
             reason: format!("flexVolume.driver {:?} is no name of a driver; name one as vendor/driver", source.driver),
         })?;
@@ -85,8 +85,8 @@ impl FlexMount {
         })
     }
 
-    /// Has the driver mount it, unless it is there. `locks`: one for each path, since containers of a pod start side by
-    /// side.
+    /// Has the driver mount it unless it is mounted. `locks` has one lock per path, since containers of a pod start
+    /// concurrently.
     pub(super) async fn set_up(&self, plugin_dir: &Path, locks: &KeyedLock<PathBuf>) -> Result<(), VolumeError> {
         let _guard = locks.lock(self.path.clone()).await;
         let mount = self.clone();
@@ -100,7 +100,7 @@ impl FlexMount {
             let reason = "its driver attaches volumes (capability attach), which a controller of a cluster has to do";
             return Err(self.failed(reason.to_owned()));
         }
-        // One that is mounted is of an agent that ended here.
+        // A mount without a record was left by an agent that ended at this point.
         if !is_mounted {
             self.mount(&program).await?;
         }
@@ -118,7 +118,7 @@ impl FlexMount {
         Ok((record.is_some_and(|record| is_mounted || !record.mounted), is_mounted))
     }
 
-    /// Writes down that it is there. Blocks.
+    /// Records that it is mounted. Blocks.
     fn note(&self, able: Capabilities) -> Result<(), VolumeError> {
         let boot = boot_id().map_err(VolumeError::io("read", "/proc"))?;
         let record = Record { boot, mounted: mounted::is_mounted(&self.path)?, relabel: able.relabel };
@@ -131,7 +131,8 @@ impl FlexMount {
         beside(&self.path, move || files::make_dirs(&path, 0o750)).await?;
         let mounted = self.call(program, &["mount", &self.path.to_string_lossy(), &options]).await;
         if mounted.is_err() {
-            // As kubelet: what was never mounted is not unmounted. A driver may have got half way.
+            // As in kubelet, a volume that was never mounted is not unmounted, although the driver may have stopped
+            // halfway.
             let path = self.path.clone();
             let _ =
                 beside(&self.path, move || std::fs::remove_dir(&path).map_err(VolumeError::io("remove", &path))).await;
@@ -143,19 +144,19 @@ impl FlexMount {
         let Some((group, on_root_mismatch)) = self.group else { return Ok(()) };
         let path = self.path.clone();
         let set = move |_: &_| Ok(fs_group::set(&path, group, on_root_mismatch));
-        // A share of a server may have no owners; kubelet mounts it all the same.
+        // A server's share may not support owners; like kubelet, this mounts it anyway.
         if let Err(error) = blocking(self.path.clone(), fs_group::DEADLINE, set).await? {
             tracing::warn!(volume = self.volume, %error, "the files of the volume do not get the pod's fsGroup");
         }
         Ok(())
     }
 
-    /// Whether containers get its files with their SELinux label. Blocks.
+    /// Whether its files get the SELinux label of the container. Blocks.
     pub(super) fn is_relabelled(&self) -> bool {
         record::read(&self.pod_dir, &self.driver.0, &self.volume).is_none_or(|record| record.relabel)
     }
 
-    /// The options as the driver gets them.
+    /// The options for the driver.
     fn options(&self) -> Result<String, VolumeError> {
         let missing = |name: &String| VolumeError::NoObject {
             volume: self.volume.clone(),
@@ -174,7 +175,7 @@ impl FlexMount {
         call(program, arguments).await.map_err(|error| self.failed(error.reason(what)))
     }
 
-    /// A driver may quote what it was given: the Secret's values as the call has them.
+    /// The error of a call, with the Secret's values removed, because a driver may quote its arguments.
     fn failed(&self, reason: String) -> VolumeError {
         let values = self.secret.iter().flatten().map(|(_, value)| encoded(value));
         let reason = values.filter(|value| !value.is_empty()).fold(reason, |text, value| text.replace(&value, "***"));
@@ -186,7 +187,7 @@ fn encoded(value: &SecretBytes) -> String {
     BASE64_STANDARD.encode(value.expose())
 }
 
-/// A volume that a driver has mounted or filled, or may have.
+/// A volume that a driver has, or may have, mounted or filled.
 #[derive(Debug, Clone)]
 struct Mounted {
     volume: String,
@@ -194,15 +195,16 @@ struct Mounted {
     driver: Driver,
 }
 
-/// Has the drivers unmount all volumes that they have mounted for the pod, side by side. Without its driver a mount is
-/// detached with the pod's other ones.
+/// Has the drivers unmount all volumes that they have mounted for the pod, concurrently. Without its driver, a mount
+/// is detached with the pod's other mounts.
 ///
 /// # Errors
+///
 /// A driver fails: the volume may still be in use elsewhere, so the call has to be repeated.
 pub(super) async fn unmount_all(pod_dir: &Path, plugin_dir: &Path) -> Result<(), VolumeError> {
     let directory = pod_dir.join("volumes");
-    let found = blocking(directory.clone(), DEADLINE, move |_| volumes(&directory)).await?;
-    let unmounted = join_all(found.iter().map(|volume| volume.unmount(pod_dir, plugin_dir))).await;
+    let mounted = blocking(directory.clone(), DEADLINE, move |_| volumes(&directory)).await?;
+    let unmounted = join_all(mounted.iter().map(|volume| volume.unmount(pod_dir, plugin_dir))).await;
     unmounted.into_iter().collect()
 }
 
@@ -211,7 +213,7 @@ impl Mounted {
         let program = self.driver.program(plugin_dir);
         let (parts, tool) = (sub_path::directory(pod_dir, &self.volume), program.clone());
         let has_driver = beside(&self.path, move || {
-            // They keep the file system in use.
+            // They would keep the file system in use.
             removal::detach_below(&parts)?;
             Ok(tool.is_file())
         });
@@ -223,12 +225,12 @@ impl Mounted {
         beside(&self.path, move || volume.unmounted(&pod_dir, unmounted)).await
     }
 
-    /// What comes of the call. Blocks.
+    /// Applies the result of the call. Blocks.
     fn unmounted(&self, pod_dir: &Path, called: Result<Capabilities, CallError>) -> Result<(), VolumeError> {
         match called {
-            // As kubelet, which unmounts it then.
+            // As in kubelet, the volume is then unmounted directly.
             Ok(_) | Err(CallError::NotSupported) => {}
-            // Nothing is there, and nothing is known to have been in this run of the kernel.
+            // Nothing is mounted there, and no record of this boot exists.
             Err(_) if self.is_nothing(pod_dir)? => {}
             Err(error) => {
                 return Err(VolumeError::TearDown {
@@ -240,7 +242,7 @@ impl Mounted {
         }
         removal::detach_below(&self.path)?;
         record::remove(pod_dir, &self.driver.0, &self.volume)?;
-        // What a driver has filled it with goes with the pod's directory.
+        // Files that a driver has created in it are removed with the pod's directory.
         let _ = std::fs::remove_dir(&self.path);
         Ok(())
     }
@@ -251,7 +253,7 @@ impl Mounted {
     }
 }
 
-/// Works on what is beside the volume at `path`, never in it.
+/// Runs `work` on files beside the volume at `path`, never in it.
 async fn beside<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
@@ -261,12 +263,12 @@ async fn beside<T: Send + 'static>(
 
 /// The volumes of drivers in the directory of a pod's volumes. Blocks.
 fn volumes(directory: &Path) -> Result<Vec<Mounted>, VolumeError> {
-    let mut found = Vec::new();
+    let mut volumes = Vec::new();
     for driver in files::directories(directory)?.into_iter().filter(|name| !name.starts_with(RESERVED)) {
         for volume in files::directories(&directory.join(&driver))? {
             let path = directory.join(&driver).join(&volume);
-            found.push(Mounted { volume, path, driver: Driver(driver.clone()) });
+            volumes.push(Mounted { volume, path, driver: Driver(driver.clone()) });
         }
     }
-    Ok(found)
+    Ok(volumes)
 }

@@ -23,19 +23,19 @@ pub(super) enum HostPathType {
     BlockDevice,
 }
 
-/// A hostPath, which is checked, and created where its type requires it.
+/// A hostPath, which is checked, and created if its type requires it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPath {
     pub volume: String,
     pub path: PathBuf,
     pub kind: HostPathType,
-    /// Its files are for the pods that write to it (a directory of `local`): they get the label of SELinux of the containers
-    /// that mount it, and the `fsGroup`.
+    /// Whether its files belong to the pods that write to it (a directory of `local`): they get the SELinux label of
+    /// the containers that mount it, and the `fsGroup`.
     pub owned: bool,
 }
 
 impl HostPath {
-    pub(super) fn of(volume: &str, source: &HostPathVolumeSource) -> Result<Self, VolumeError> {
+    pub(super) fn new(volume: &str, source: &HostPathVolumeSource) -> Result<Self, VolumeError> {
         let kind = match source.type_.as_deref().unwrap_or_default() {
             "" => HostPathType::Unset,
             "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
@@ -55,12 +55,12 @@ impl HostPath {
 
     /// Checks the path. Symlinks are followed, as in the mount later.
     pub(super) fn set_up(&self) -> Result<(), VolumeError> {
-        let found = match std::fs::metadata(&self.path) {
+        let file_type = match std::fs::metadata(&self.path) {
             Ok(metadata) => Some(metadata.file_type()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(VolumeError::io("stat", &self.path)(error)),
         };
-        match check_type(self.kind, found) {
+        match check_type(self.kind, file_type) {
             TypeCheck::Matches => Ok(()),
             TypeCheck::MakeDirectory => files::make_dirs(&self.path, 0o755),
             TypeCheck::MakeFile => make_file(&self.path),
@@ -76,7 +76,7 @@ enum TypeCheck {
     Matches,
     MakeDirectory,
     MakeFile,
-    /// The path is not what is named here.
+    /// The path is not the named type.
     Mismatch(&'static str),
 }
 
@@ -98,7 +98,7 @@ fn check_type(kind: HostPathType, found: Option<FileType>) -> TypeCheck {
     }
 }
 
-/// Creates the file; its parent must exist, as for kubelet.
+/// Creates the file; its parent must exist, as in kubelet.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
     files::make_file(path, 0o644)
 }
@@ -113,7 +113,7 @@ mod tests {
 
     fn check(path: &Path, kind: &str) -> Result<(), String> {
         let source = HostPathVolumeSource { path: path.to_str().unwrap().to_owned(), type_: Some(kind.to_owned()) };
-        HostPath::of("v", &source).and_then(|host_path| host_path.set_up()).map_err(|error| error.to_string())
+        HostPath::new("v", &source).and_then(|host_path| host_path.set_up()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -76,9 +76,9 @@ mod tests {
             (json!({"hostname": long}), (&long[..62], "", &long[..62])),
         ];
         for (spec, (short, domain, kernel)) in table {
-            let found = pod_hostname(&record(spec.clone()), "cluster.local").unwrap();
+            let hostname = pod_hostname(&record(spec.clone()), "cluster.local").unwrap();
             assert_eq!(
-                (found.short.as_str(), found.domain.as_str(), found.kernel.as_str()),
+                (hostname.short.as_str(), hostname.domain.as_str(), hostname.kernel.as_str()),
                 (short, domain, kernel),
                 "{spec}"
             );

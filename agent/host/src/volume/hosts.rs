@@ -17,8 +17,8 @@ use limpet_model::sandbox::PodAddresses;
 /// The file's name in a pod's directory.
 pub(super) const FILE: &str = "etc-hosts";
 
-/// Writes the file of a pod with `hostNetwork` from the node's, which need not exist. Lines that a container has added go, as
-/// with kubelet.
+/// Writes the file of a pod with `hostNetwork` from the node's, which need not exist. As in kubelet, lines that a
+/// container has added are lost.
 pub(super) fn write_host_network(pod_dir: &Path, nodes: &Path, aliases: &[HostAlias]) -> Result<(), VolumeError> {
     let text = host_network(&files::read(nodes)?.unwrap_or_default(), aliases);
     in_place::write(&pod_dir.join(FILE), &text, false)

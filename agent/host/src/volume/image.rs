@@ -1,4 +1,4 @@
-//! Image volumes: an image's files, mounted read-only once for the whole pod by the image's owner.
+//! Image volumes: an image's files, which its owner mounts read-only once for the whole pod.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
     directory(pod_dir).join(volume)
 }
 
-/// Detaches what is mounted for the pod and returns the names of its image volumes; of a pod without them nothing is
+/// Detaches all mounts of a pod with image volumes and returns their names. For a pod without them, nothing is
 /// changed.
 pub(super) fn detach(pod_dir: &Path) -> Result<Vec<String>, VolumeError> {
     let directory = directory(pod_dir);
@@ -24,7 +24,7 @@ pub(super) fn detach(pod_dir: &Path) -> Result<Vec<String>, VolumeError> {
         entries => entries.map_err(VolumeError::io("list", &directory))?,
     };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    // A subPath keeps the image mounted, too.
+    // A subPath also keeps the image mounted.
     removal::detach_below(pod_dir)?;
     Ok(names)
 }

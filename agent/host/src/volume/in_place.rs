@@ -1,5 +1,5 @@
-//! Rewrites the files that containers have mounted: in the same inode, since a file that is swapped in reaches no mount, and
-//! so that a full disk leaves the old content.
+//! Rewrites files that containers have mounted: in the same inode, because a replaced file does not reach existing
+//! mounts, and so that a full disk keeps the old content.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,14 +11,16 @@ use rustix::io::Errno;
 
 use super::{VolumeError, files};
 
-/// As much as is read of a file: a longer one was not written by the agent, and is cut first instead of padded.
+/// The most bytes of a file that are read: a longer one was not written by the agent, and is truncated instead of
+/// padded.
 const MAX_PADDED: u64 = 1 << 20;
 
-/// Sets the file's content to `text`. With `keep_appended` a file that continues after `text` is not changed: a container has
-/// appended its own lines.
+/// Sets the file's content to `text`. With `keep_appended`, a file that continues after `text` is not changed,
+/// because a container has appended its own lines.
 ///
 /// # Errors
-/// The file cannot be written; it has its old content then, and a new one does not exist.
+///
+/// The file cannot be written; it keeps its old content, and a new file is not created.
 pub(super) fn write(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
     match files::read(path)? {
         Some(found) if found == text || (keep_appended && found.starts_with(text)) => Ok(()),
@@ -27,7 +29,7 @@ pub(super) fn write(path: &Path, text: &str, keep_appended: bool) -> Result<(), 
     }
 }
 
-/// Beside it and swapped in: nothing has a new file mounted.
+/// Writes a temporary file and renames it, because nothing has mounted the new file yet.
 fn create(path: &Path, text: &str) -> Result<(), VolumeError> {
     let next = path.with_extension("next");
     let written = files::make_file(&next, 0o644).and_then(|()| {
@@ -37,14 +39,14 @@ fn create(path: &Path, text: &str) -> Result<(), VolumeError> {
         std::fs::rename(&next, path).map_err(VolumeError::io("make file", path))
     });
     if written.is_err() {
-        // What is left takes room that may be missing.
+        // The rest would take up space that may be short.
         let _ = std::fs::remove_file(&next);
     }
     written
 }
 
 fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
-    // A symlink in its place was not created by the agent.
+    // The agent does not create symlinks here.
     let file = OpenOptions::new().read(true).write(true).custom_flags(files::nofollow()).open(path)?;
     let length = file.metadata()?.len();
     if length > MAX_PADDED {
@@ -53,22 +55,23 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     }
     let mut old = vec![0; usize::try_from(length).unwrap_or_default()];
     file.read_exact_at(&mut old, 0)?;
-    // Blank lines until the file is cut: a reader meanwhile sees no remainder of the old text, and never an empty file.
+    // Padded with blank lines until the file is truncated: a concurrent reader sees neither a rest of the old text
+    // nor an empty file.
     let mut padded = text.to_vec();
     padded.resize(old.len().max(text.len()), b'\n');
     reserve(&file, padded.len() as u64)?;
     let written = file.write_all_at(&padded, 0).and_then(|()| file.set_len(text.len() as u64));
     if written.is_err() {
-        // A file system that copies on write may need room for what was reserved.
+        // A copy-on-write file system may need more than the reserved space.
         let _ = file.write_all_at(&old, 0).and_then(|()| file.set_len(length));
     }
     written
 }
 
-/// Takes the room for the file's first bytes while its content is the old one.
+/// Reserves space for the file's first bytes while it still has the old content.
 fn reserve(file: &File, length: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, length) {
-        // Not every file system can.
+        // Not every file system supports this.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
@@ -123,10 +126,10 @@ mod tests {
         let error = write(&file, &long, false).unwrap_err().to_string();
         assert!(error.contains("etc-resolv.conf") && error.contains("No space left"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "nameserver 10.0.0.1\n");
-        // What is no longer than the old content needs no room.
+        // Content that is not longer than the old one needs no space.
         write(&file, "nameserver 10.0.0.3\n", false).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "nameserver 10.0.0.3\n");
-        // A new file is there as a whole or not at all: an empty one would hide that it was never written.
+        // A new file exists completely or not at all: an empty one would hide that it was never written.
         let new = dir.path().join("etc-hosts");
         write(&new, &long, false).unwrap_err();
         assert!(!new.exists() && !dir.path().join("etc-hosts.next").exists());

@@ -1,18 +1,18 @@
-//! `volumesInUse` of the Node's status: the volumes that a controller must not detach from the node.
+//! `volumesInUse` in the Node's status: the volumes that a controller must not detach from the node.
 //!
-//! As with kubelet a volume is named there before the node looks whether it is attached, and until it is unstaged or detached:
-//! a controller waits before it detaches it.
+//! As in kubelet, a volume is listed there before the node checks whether it is attached, and until it is unstaged or
+//! detached, because a controller waits for this before it detaches the volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// How often each volume is in use, by its name in the Node's status.
+/// The number of uses of each volume, by its name in the Node's status.
 #[derive(Debug, Clone, Default)]
 pub struct VolumesInUse(Arc<watch::Sender<BTreeMap<String, usize>>>);
 
-/// One use, until it is dropped.
+/// A use, which ends when it is dropped.
 #[derive(Debug)]
 pub struct InUse {
     of: VolumesInUse,
@@ -20,18 +20,18 @@ pub struct InUse {
 }
 
 impl VolumesInUse {
-    /// The volume is in use from now on.
+    /// Marks the volume as in use.
     pub fn begin(&self, name: String) -> InUse {
         self.0.send_modify(|uses| *uses.entry(name.clone()).or_default() += 1);
         InUse { of: self.clone(), name }
     }
 
-    /// Their names.
+    /// The names of the volumes in use.
     pub fn names(&self) -> BTreeSet<String> {
         self.0.borrow().keys().cloned().collect()
     }
 
-    /// Changes with them.
+    /// Reports changes of the volumes in use.
     pub fn subscribe(&self) -> watch::Receiver<BTreeMap<String, usize>> {
         self.0.subscribe()
     }

@@ -1,9 +1,9 @@
 //! iscsi: a disk of an iSCSI target, attached and mounted once for the node, and bound into each of its pods.
 //!
-//! The sequence is kubelet's (`pkg/volume/iscsi`): the node's own `iscsiadm` logs in, the kernel scans for the one disk,
-//! a blank disk gets a file system, and all of it is undone after the last pod. Which sessions there are is read from sysfs,
-//! and what limpet has done is recorded ([`record`]), so that an agent that has just started continues where another one
-//! ended. Tools are child processes with a deadline, and the pods of one target wait for each other alone.
+//! The sequence is kubelet's (`pkg/volume/iscsi`): the node's own `iscsiadm` logs in, the kernel scans for the disk,
+//! a blank disk gets a file system, and all of it is undone after the last pod. Sessions are read from sysfs, and
+//! limpet's actions are recorded ([`record`]), so a restarted agent continues where the previous one ended. Tools are
+//! child processes with a deadline, and only pods of the same target wait for each other.
 
 mod attach;
 mod commands;
@@ -39,7 +39,7 @@ use crate::blocking::DEADLINE;
 use crate::keyed_lock::KeyedLock;
 use crate::{fs_group, program};
 
-/// The tool that logs in and out, and the packages that it is in.
+/// The tool that logs in and out, and the packages that have it.
 const ISCSIADM: &str = "iscsiadm";
 const PACKAGES: &str = "install open-iscsi (Debian, Ubuntu, Alpine) or iscsi-initiator-utils (Fedora)";
 
@@ -48,9 +48,9 @@ const PACKAGES: &str = "install open-iscsi (Debian, Ubuntu, Alpine) or iscsi-ini
 pub(super) struct IscsiMount {
     /// The volume's name.
     pub volume: String,
-    /// Where the pod has it: a directory, or a link to a device.
+    /// Its path in the pod: a directory, or a link to a device.
     pub path: PathBuf,
-    /// Containers get it as a device.
+    /// Whether containers get it as a device.
     pub block: bool,
     disk: Disk,
     fs_type: String,
@@ -61,7 +61,7 @@ pub(super) struct IscsiMount {
     missing_secret: Option<String>,
     /// Its name in the Node's status.
     unique_name: String,
-    /// The group that its files are given to, and whether only if its root has another.
+    /// The group of its files, and whether it is set only if the root has another one.
     group: Option<(u32, bool)>,
 }
 
@@ -77,7 +77,7 @@ fn volumes_dir(pod_dir: &Path) -> PathBuf {
 
 impl IscsiMount {
     /// The disk as `volume` of the pod, with the values of its Secret.
-    pub(super) fn of(
+    pub(super) fn new(
         pod: &PodRecord,
         pod_dir: &Path,
         volume: &str,
@@ -85,7 +85,7 @@ impl IscsiMount {
         secret: SecretValues,
         read_only: bool,
     ) -> Result<Self, VolumeError> {
-        let disk = Disk::of(found).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
+        let disk = Disk::new(found).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
         let context = pod.spec().security_context.as_ref();
         let group = context.and_then(|context| u32::try_from(context.fs_group?).ok());
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
@@ -112,7 +112,7 @@ impl IscsiMount {
         })
     }
 
-    /// Refuses one that is not mounted, which would be an empty directory of the node's disk.
+    /// Refuses a disk that is not mounted, which would be an empty directory on the node's disk.
     pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
         if mounted::is_mounted(&self.path)? {
             return Ok(());
@@ -133,13 +133,13 @@ impl IscsiMount {
 /// The disks of this node's pods.
 #[derive(Debug)]
 pub(super) struct IscsiDisks {
-    /// Where they are written down and mounted.
+    /// Where they are recorded and mounted.
     directory: PathBuf,
     node: Node,
     /// By target.
     locks: KeyedLock<String>,
     in_use: VolumesInUse,
-    /// Those that are written down, by their directories: a controller must not give them to another node.
+    /// Recorded disks by their directories: a controller must not give them to another node.
     held: Mutex<HashMap<PathBuf, Vec<InUse>>>,
 }
 
@@ -152,7 +152,7 @@ struct Node {
 }
 
 impl IscsiDisks {
-    /// Those below the agent's directory.
+    /// The disks below the agent's directory.
     pub(super) fn new(root_dir: &Path, in_use: VolumesInUse) -> Self {
         Self::on(root_dir, Node { sys: "/sys".into(), dev: "/dev".into(), tools: tool_dirs() }, in_use)
     }
@@ -162,22 +162,22 @@ impl IscsiDisks {
         Self { directory, node, locks: KeyedLock::default(), in_use, held: Mutex::default() }
     }
 
-    /// Has those in use that are written down.
+    /// Marks recorded disks as in use.
     pub(super) async fn find_in_use(&self) -> Result<(), VolumeError> {
         let records = on_files(&self.directory, record::all).await?;
         records.iter().for_each(|record| self.mark_in_use(record));
         Ok(())
     }
 
-    /// The disk is in use from now on, until [`Self::release`].
+    /// Marks the disk as in use until [`Self::release`].
     fn mark_in_use(&self, record: &Record) {
         let uses = record.unique_names.iter().map(|name| self.in_use.begin(name.clone())).collect();
-        // What it is replaced by is in use already.
+        // The replacement is already in use.
         let replaced = self.held().insert(record.disk.directory(&self.directory), uses);
         drop(replaced);
     }
 
-    /// The disk is attached no more.
+    /// Ends the use of a disk that is detached.
     fn release(&self, directory: &Path) {
         let ended = self.held().remove(directory);
         drop(ended);
@@ -187,10 +187,10 @@ impl IscsiDisks {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches and mounts the volume for the pod, unless it is.
+    /// Attaches and mounts the volume for the pod, unless that is done.
     pub(super) async fn set_up(&self, mount: &IscsiMount, uid: &PodUid) -> Result<(), VolumeError> {
         let path = mount.path.clone();
-        // The device is looked up each time: its name may later belong to another disk.
+        // The device is looked up each time, because its name may later belong to another disk.
         if !mount.block && on_files(&path, mounted::is_mounted).await? {
             return Ok(());
         }
@@ -198,7 +198,7 @@ impl IscsiDisks {
             return Err(VolumeError::NoObject { volume: mount.volume.clone(), kind: ObjectKind::Secret, name });
         }
         let _guard = self.locks.lock(mount.disk.iqn.clone()).await;
-        // First the record that this pod must be cleaned up.
+        // Recorded first, so that this pod is cleaned up.
         let wanted = if mount.block { mount.path.parent().unwrap_or(&path).to_owned() } else { path.clone() };
         on_files(&wanted, |path| files::make_dirs(path, 0o750)).await?;
         self.provide(mount, uid).await.map_err(|reason| mount.failed(reason))
@@ -222,7 +222,7 @@ impl IscsiDisks {
         self.bind(&shared, mount).await
     }
 
-    /// Gives the mounted disk to the pod.
+    /// Binds the mounted disk into the pod.
     async fn bind(&self, shared: &Path, mount: &IscsiMount) -> Result<(), String> {
         let wants_write = !mount.read_only;
         on_files(shared, move |path| file_system::check_access(path, wants_write)).await.map_err(text)??;
@@ -242,7 +242,7 @@ impl IscsiDisks {
 }
 
 impl Node {
-    /// Runs a tool of the node; `remedy` is for a node without it. A tool that fails is not an error.
+    /// Runs a tool of the node; `remedy` is for a node without it. A failing exit code is not an error.
     async fn run(
         &self,
         tool: &str,
@@ -250,22 +250,22 @@ impl Node {
         arguments: &[impl AsRef<std::ffi::OsStr>],
         deadline: Duration,
     ) -> Result<program::Output, RunError> {
-        let found = program::find(tool, &self.tools).await.map_err(|error| RunError::Failed(error.to_string()))?;
-        let found = found.ok_or_else(|| RunError::Missing(format!("{tool} is not on this node: {remedy}")))?;
-        let mut command = Command::new(&found);
+        let program = program::find(tool, &self.tools).await.map_err(|error| RunError::Failed(error.to_string()))?;
+        let program = program.ok_or_else(|| RunError::Missing(format!("{tool} is not on this node: {remedy}")))?;
+        let mut command = Command::new(&program);
         command.args(arguments);
         let output = program::run(command, b"", deadline).await;
         output.map_err(|error| {
             RunError::Failed(match error.kind() {
                 io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
-                _ => format!("{}: {error}", found.display()),
+                _ => format!("{}: {error}", program.display()),
             })
         })
     }
 }
 
 impl IscsiDisks {
-    /// Works on the kernel's directories for one target: a target that does not answer is waited for by itself.
+    /// Runs `work` on the kernel's directories of a target, serialized per target, because a target may not respond.
     async fn on_kernel<T: Send + 'static>(
         &self,
         target: &str,
@@ -278,12 +278,12 @@ impl IscsiDisks {
     }
 }
 
-/// Why a tool has not run to its end.
+/// Why a tool did not run to its end.
 #[derive(Debug, PartialEq, Eq)]
 enum RunError {
-    /// The node does not have it; with the remedy.
+    /// The tool is not installed; with the remedy.
     Missing(String),
-    /// It took too long, or could not be started.
+    /// The tool took too long, or could not be started.
     Failed(String),
 }
 
@@ -294,7 +294,7 @@ impl From<RunError> for String {
     }
 }
 
-/// Has a volume's link lead to `device`. Blocks.
+/// Points a volume's link to `device`. Blocks.
 fn link(device: &Path, path: &Path) -> Result<(), VolumeError> {
     if std::fs::read_link(path).is_ok_and(|found| found == device) {
         return Ok(());
@@ -308,7 +308,7 @@ fn link(device: &Path, path: &Path) -> Result<(), VolumeError> {
     std::os::unix::fs::symlink(device, path).map_err(VolumeError::io("make link", path))
 }
 
-/// Works on files of the node at `path`, on another thread.
+/// Runs `work` on files at `path` on a blocking thread.
 async fn on_files<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T, VolumeError> + Send + 'static,

@@ -1,8 +1,8 @@
-//! local: a directory of the node that a claim names. Its files get the `fsGroup` of the first pod that has it, as by
-//! kubelet: pods that have it beside that one would take it from each other.
+//! local: a directory of the node that a claim names. As in kubelet, its files get the `fsGroup` of the first pod
+//! that uses it; concurrent pods would otherwise take the files from each other.
 //!
-//! Which pods have it is written down in their directories: containers mount the directory itself, so no mount of the node
-//! shows it.
+//! The pods that use it are recorded in their directories: containers mount the directory itself, so no mount on the
+//! node shows it.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
@@ -16,9 +16,9 @@ use crate::keyed_lock::KeyedLock;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
 
-/// Where a pod's volumes of this kind are written down, below its directory.
+/// The directory with records of a pod's volumes of this kind, below the pod's directory.
 const RECORDS: &str = "plugins/kubernetes.io~local-volume";
-/// Bytes of a record that are read at most: a path.
+/// The most bytes of a record that are read: a path.
 const MAX_RECORD: u64 = 4 << 10;
 
 /// A writable volume of a pod with an `fsGroup`.
@@ -31,27 +31,27 @@ pub(super) struct LocalVolume {
 }
 
 impl LocalVolume {
-    /// Those of the pod.
+    /// The pod's volumes of this kind.
     pub(super) fn all(pod: &PodRecord, objects: &PodObjects, pod_dir: &Path) -> Result<Vec<Self>, VolumeError> {
         let context = pod.spec().security_context.as_ref();
         let Some(group) = context.and_then(|context| u32::try_from(context.fs_group?).ok()) else {
             return Ok(Vec::new());
         };
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
-        let mut found = Vec::new();
+        let mut volumes = Vec::new();
         for volume in pod.spec().volumes.iter().flatten() {
             if let Some((VolumeSource::Node(path), _)) = VolumeSource::find(volume, pod, objects, pod_dir)?
                 && path.owned
             {
                 let on_root_mismatch = policy == Some("OnRootMismatch");
-                found.push(Self { volume: volume.name.clone(), path: path.path, group, on_root_mismatch });
+                volumes.push(Self { volume: volume.name.clone(), path: path.path, group, on_root_mismatch });
             }
         }
-        Ok(found)
+        Ok(volumes)
     }
 
-    /// Gives the files to the group, unless another pod has the volume: kubelet's warning says so if its group differs.
-    /// `locks`: one for each path.
+    /// Gives the files to the group, unless another pod uses the volume; if that one's group differs, returns
+    /// kubelet's warning. `locks` has one lock per path.
     pub(super) async fn set_up(
         &self,
         pods: &Path,
@@ -88,12 +88,12 @@ impl LocalVolume {
     }
 }
 
-/// Where the pod's volumes of this kind are written down.
+/// The directory with records of the pod's volumes of this kind.
 pub(super) fn records(pod_dir: &Path) -> PathBuf {
     pod_dir.join(RECORDS)
 }
 
-/// The pod runs no more: what it had is free for the group of another pod. Blocks.
+/// Removes the pod's records, because it no longer runs; another pod's group may now get the files. Blocks.
 pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
     let records = records(pod_dir);
     match std::fs::remove_dir_all(&records) {
@@ -102,7 +102,7 @@ pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
     }
 }
 
-/// Whether another pod has the directory at `path`. Blocks.
+/// Whether another pod uses the directory at `path`. Blocks.
 fn is_of_another(pods: &Path, uid: &PodUid, path: &Path) -> Result<bool, VolumeError> {
     for other in files::directories(pods)?.iter().filter(|other| *other != uid.as_str()) {
         let records = records(&pods.join(other));
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!((warning.reason, group()), ("AlreadyMountedVolume", 4000));
         assert!(warning.message.starts_with("The requested fsGroup is 5000, but the volume data has GID 4000."));
         assert_eq!(volume(4000).take(&pods, &uid(3)).unwrap(), None);
-        // Again: a sandbox that is recreated. Then all others have ended.
+        // A recreated sandbox prepares the volume again. Then all other pods have ended.
         assert_eq!(volume(5000).take(&pods, &uid(2)).unwrap().unwrap(), warning);
         for pod in [1, 3] {
             give_back(&pods.join(uid(pod).as_str())).unwrap();

@@ -1,4 +1,4 @@
-//! The volumes that kubelet counts the bytes and inodes of, and how each is counted.
+//! The volumes whose bytes and inodes kubelet counts, and how each is measured.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +15,14 @@ pub struct MeasuredVolume {
     pub name: String,
     /// Its directory on the node.
     pub path: PathBuf,
-    /// It is a separate file system, which has its own count; in other volumes the files are counted.
+    /// Whether it is a separate file system with its own counters; otherwise its files are counted.
     pub own_file_system: bool,
-    /// It is on the node's disk and removed with the pod: kubelet counts it as the pod's ephemeral storage.
+    /// Whether it is on the node's disk and removed with the pod, so that kubelet counts it as the pod's ephemeral
+    /// storage.
     pub ephemeral: bool,
 }
 
-/// The volume, unless it is of a kind that is not the pod's alone, such as `hostPath` and `image`, or measured by its driver.
+/// The volume; `None` if its kind is shared, such as `hostPath` and `image`, or its driver measures it.
 pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume> {
     let measured = |path, own_file_system, ephemeral| MeasuredVolume {
         name: volume.name.clone(),
@@ -32,7 +33,7 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
     match VolumeKind::find(volume)? {
         VolumeKind::EmptyDir(source) => {
             let medium = source.medium.as_deref().unwrap_or_default();
-            // A hugetlbfs does not report its use.
+            // A hugetlbfs does not report its usage.
             Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()))
         }
         VolumeKind::Nfs(_) => Some(measured(nfs::path(pod_dir, &volume.name), true, false)),
@@ -79,14 +80,14 @@ mod tests {
             let mut volume = source.clone();
             volume["name"] = json!("v");
             let volume: Volume = serde_json::from_value(volume).unwrap();
-            let found = measured(&volume, Path::new("/pod"));
+            let actual = measured(&volume, Path::new("/pod"));
             let expected = expected.map(|(path, own_file_system, ephemeral)| MeasuredVolume {
                 name: "v".to_owned(),
                 path: Path::new("/pod/volumes").join(path),
                 own_file_system,
                 ephemeral,
             });
-            assert_eq!(found, expected, "{source}");
+            assert_eq!(actual, expected, "{source}");
         }
     }
 }

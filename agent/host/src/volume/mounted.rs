@@ -1,4 +1,4 @@
-//! What is mounted, by the mount table alone: a file system whose server is gone may not answer.
+//! Reads what is mounted from the mount table only, because a file system whose server is gone may not respond.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub(super) fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
     Ok(below(parent)?.contains(&real(parent)?.join(name)))
 }
 
-/// What is mounted directly in `directory`; nothing where it does not exist.
+/// The mount points directly in `directory`; none if it does not exist.
 pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     if !directory.exists() {
         return Ok(Vec::new());

@@ -1,7 +1,7 @@
 //! One container's mounts, in the order in which they are mounted.
 //!
-//! As in kubelet and containerd: the container's `volumeMounts`; then `/etc/hosts` (writable, also with a
-//! read-only root), `/etc/hostname` and `/etc/resolv.conf` (read-only with one) unless the container mounts
+//! As in kubelet and containerd: the container's `volumeMounts`; then `/etc/hosts` (writable, even with a read-only
+//! root), `/etc/hostname` and `/etc/resolv.conf` (read-only with a read-only root), unless the container mounts
 //! something there itself; then the termination message's file. All are sorted by depth, so that a mount on `/etc`
 //! does not hide the one on `/etc/hosts`.
 
@@ -17,7 +17,7 @@ use crate::selinux;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
 
-/// The path of the termination message in the container, unless it names another.
+/// The default path of the termination message in the container.
 const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 
 /// What the mounts of a container are made from.
@@ -26,21 +26,21 @@ pub(super) struct Sources<'a> {
     pub pod: &'a PodRecord,
     pub objects: &'a PodObjects,
     pub pod_dir: &'a Path,
-    /// The label of SELinux that its files get; `None`: they keep theirs.
+    /// The SELinux label for its files; `None` if they keep theirs.
     pub label: Option<&'a str>,
 }
 
 impl Sources<'_> {
     fn relabel(&self, path: &Path) -> Result<(), VolumeError> {
         let Some(label) = self.label else { return Ok(()) };
-        // A volume of the node may be at the end of a symlink.
+        // The node's volume may be behind a symlink.
         let labelled = path.canonicalize().and_then(|path| selinux::relabel(&path, label));
         labelled.map_err(|source| VolumeError::Label { path: path.to_owned(), label: label.to_owned(), source })
     }
 }
 
-/// Creates the container's own files (termination message, subPaths), and its hostPaths that are missing again, labels what is
-/// its pod's alone, and lists its mounts.
+/// Creates the container's own files (termination message, subPaths) and its missing hostPaths, labels what only the
+/// pod uses, and lists the container's mounts.
 pub(super) fn container_mounts(
     sources: Sources<'_>,
     container: &Container,
@@ -73,7 +73,7 @@ pub(super) fn container_mounts(
     Ok(mounts)
 }
 
-/// Adds a file of the agent unless the container has a mount there itself.
+/// Adds a file of the agent's unless the container mounts something there itself.
 fn add_file(mounts: &mut Vec<Mount>, container_path: PathBuf, host_path: PathBuf, read_only: bool) {
     if !mounts.iter().any(|mount| mount.container_path == container_path) {
         mounts.push(Mount { host_path, container_path, read_only, propagation: Propagation::Private });
@@ -105,7 +105,7 @@ fn volume_mount(
         let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
         progress.at(&path);
         let bound = part.bind(pod_dir, &path).map_err(|error| match error {
-            // A missing part of a volume is made; an image is as it is.
+            // A missing part of a volume is created; an image cannot be changed.
             VolumeError::Io { source, .. }
                 if volume.image.is_some() && source.kind() == std::io::ErrorKind::ReadOnlyFilesystem =>
             {
@@ -131,13 +131,13 @@ fn volume_mount(
 /// A volume, found on the node.
 struct FoundVolume {
     path: PathBuf,
-    /// It is read-only for containers.
+    /// Whether containers may only read it.
     only_read: bool,
-    /// Its files get the label of the container, as kubelet has it: not those of a hostPath, an export or an image.
+    /// Whether its files get the container's label. As in kubelet, those of a hostPath, an export or an image do not.
     labelled: bool,
 }
 
-/// Finds the volume; what is on a server is mounted and answers.
+/// Finds the volume. A volume on a server is mounted and responds.
 fn find(
     sources: Sources<'_>,
     volume: &Volume,
@@ -167,13 +167,13 @@ fn find(
             mounted(mount.path, only_read, !only_read)
         }
         Some((VolumeSource::Flex(mount), only_read)) => {
-            // A driver need not mount anything: it may fill the directory.
+            // A driver need not mount anything; it may fill the directory.
             progress.at(&mount.path);
             let labelled = !only_read && mount.is_relabelled();
             mounted(mount.path, only_read, labelled)
         }
         Some((VolumeSource::Node(host_path), only_read)) => {
-            // Below `/run`, say, it may have been removed since the pod's first container started.
+            // A path below `/run`, for example, may have been removed since the pod's first container started.
             progress.at(&host_path.path);
             host_path.set_up()?;
             propagation::check(&volume.name, propagation, &host_path.path)?;
@@ -187,16 +187,16 @@ fn find(
     }
 }
 
-/// Waits for the server of an export: better here, where the wait has an end and a message, than in the OCI runtime.
+/// Waits for an export's server: here the wait has a deadline and a message, unlike in the OCI runtime.
 fn answers(path: &Path) -> Result<(), VolumeError> {
     match std::fs::metadata(path) {
-        // The server may let root see nothing, and other users all.
+        // The server may refuse root and admit other users.
         Err(error) if error.kind() != std::io::ErrorKind::PermissionDenied => Err(VolumeError::io("stat", path)(error)),
         _ => Ok(()),
     }
 }
 
-/// Rejects unsupported fields, which would otherwise be ignored silently.
+/// Rejects unsupported fields, which would otherwise be silently ignored.
 fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
     let refuse = |reason: &str| {
         Err(VolumeError::Unsupported { volume: wanted.name.clone(), reason: format!("{reason} is not supported") })
@@ -210,7 +210,7 @@ fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// The path from the container's root, without `.` and `..`: `a/../b/` is `/b`.
+/// The path from the container's root without `.` and `..`: `a/../b/` becomes `/b`.
 pub fn absolute(path: &str) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for component in Path::new(path).components() {
@@ -236,7 +236,7 @@ mod tests {
     use super::super::tests::record;
     use super::*;
 
-    /// Container path, host path below the pod's directory (or absolute), `ro` or `rw`.
+    /// Lists container path, host path below the pod's directory (or absolute), and `ro` or `rw`.
     fn list(container: serde_json::Value) -> Result<Vec<(String, String, &'static str)>, VolumeError> {
         let dir = tempfile::tempdir().unwrap();
         let pod = record(json!({"volumes": [
@@ -260,7 +260,7 @@ mod tests {
         Ok(mounts.iter().map(row).collect())
     }
 
-    /// The volume of the claim `data`, and one that no pod can have.
+    /// The volume of the claim `data`, and one that no pod can use.
     fn claims(dir: &Path) -> PodObjects {
         let pod = record(json!({"volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},

@@ -1,7 +1,7 @@
-//! nfs: an export of a server, mounted for one pod by the node's own tools.
+//! nfs: an export of a server, which the node's own tools mount for one pod.
 //!
-//! A server may be gone, so nothing here touches a mounted export: whether it is mounted is read from the mount table, and the
-//! tools are child processes with a deadline. A mount outlives the agent; its successor finds it mounted.
+//! A server may be gone, so nothing here touches a mounted export: the mount table tells whether it is mounted, and
+//! the tools are child processes with a deadline. A mount outlives the agent, and the next agent finds it.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -18,15 +18,14 @@ use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::{self as blocking_calls, DEADLINE};
 use crate::program;
 
-/// The tool that mounts an export, and the packages that it is in.
+/// The tool that mounts an export, and the packages that have it.
 const MOUNT: &str = "mount.nfs";
 const PACKAGES: &str = "install nfs-common (Debian, Ubuntu) or nfs-utils (Fedora, Arch, Alpine)";
-/// The tool that unmounts one.
 const UNMOUNT: &str = "umount";
 
-/// How long a server may take to let an export be mounted. `mount.nfs` alone would try for two minutes.
+/// The deadline of a mount. `mount.nfs` itself would retry for two minutes.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
-/// How long it may take to write what is left and unmount.
+/// The deadline for flushing writes and unmounting.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
 
 /// An export to be mounted.
@@ -54,7 +53,7 @@ pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
 
 impl NfsMount {
     /// The mount of `export` with the PersistentVolume's options.
-    pub(super) fn of(
+    pub(super) fn new(
         pod_dir: &Path,
         volume: &str,
         export: &NFSVolumeSource,
@@ -65,7 +64,7 @@ impl NfsMount {
             Ok(address) => format!("[{address}]"),
             Err(_) => export.server.clone(),
         };
-        // The tool takes what begins with a dash for an option.
+        // The tool would take a leading dash for an option.
         if server.is_empty()
             || server.starts_with('-')
             || server.contains(|c: char| c.is_whitespace() || c.is_control())
@@ -83,7 +82,7 @@ impl NfsMount {
         })
     }
 
-    /// Mounts it, unless it is.
+    /// Mounts it unless it is mounted.
     pub(super) async fn set_up(&self) -> Result<(), VolumeError> {
         let path = self.path.clone();
         let subject = path.parent().unwrap_or(&path).to_owned();
@@ -116,7 +115,7 @@ impl NfsMount {
         }
     }
 
-    /// Refuses an export that is not mounted, which would be an empty directory of the node's disk.
+    /// Refuses an export that is not mounted, which would be an empty directory on the node's disk.
     pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
         if mounted::is_mounted(&self.path)? {
             return Ok(());
@@ -138,7 +137,7 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
         return Ok(());
     }
     let tool = program::find(UNMOUNT, &tool_dirs()).await.unwrap_or_default();
-    // Without the tool, or where it fails, the mount is detached with the pod's other ones.
+    // Without the tool, or if it fails, the mount is detached with the pod's other mounts.
     let Some(tool) = tool else { return Ok(()) };
     for path in exports {
         let mut command = Command::new(&tool);
@@ -164,7 +163,7 @@ async fn take_away(path: PathBuf) -> Result<(), VolumeError> {
         move |_| rustix::mount::unmount(&path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
     });
     match unmount.await.map_err(VolumeError::Blocking)? {
-        // Unmounted after all, by the tool.
+        // The tool has unmounted it after all.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(errno) => Err(VolumeError::io("unmount", path)(errno.into())),
     }
@@ -177,20 +176,20 @@ mod tests {
 
     use super::*;
 
-    fn of(export: Value, options: &[&str], read_only: bool) -> Result<NfsMount, VolumeError> {
+    fn export_mount(export: Value, options: &[&str], read_only: bool) -> Result<NfsMount, VolumeError> {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-        NfsMount::of(Path::new("/pod"), "data", &serde_json::from_value(export).unwrap(), &options, read_only)
+        NfsMount::new(Path::new("/pod"), "data", &serde_json::from_value(export).unwrap(), &options, read_only)
     }
 
     #[test]
     fn an_export_is_a_source_and_options() {
-        let mount = of(json!({"server": "nas", "path": "/srv"}), &["nfsvers=4.1", "hard"], true).unwrap();
+        let mount = export_mount(json!({"server": "nas", "path": "/srv"}), &["nfsvers=4.1", "hard"], true).unwrap();
         assert_eq!((mount.source.as_str(), mount.options.as_str()), ("nas:/srv", "nfsvers=4.1,hard,ro"));
         assert_eq!(mount.path, Path::new("/pod/volumes/kubernetes.io~nfs/data"));
-        let mount = of(json!({"server": "fd00::1", "path": "/srv"}), &[], false).unwrap();
+        let mount = export_mount(json!({"server": "fd00::1", "path": "/srv"}), &[], false).unwrap();
         assert_eq!((mount.source.as_str(), mount.options.as_str()), ("[fd00::1]:/srv", ""));
         for server in ["", "-osuid", "a b", "a\n"] {
-            let error = of(json!({"server": server, "path": "/srv"}), &[], false).unwrap_err();
+            let error = export_mount(json!({"server": server, "path": "/srv"}), &[], false).unwrap_err();
             assert!(error.is_final(), "{error}");
         }
     }

@@ -1,16 +1,16 @@
-//! The node's own tools that mount volumes: their directories and their output.
+//! The node's own tools that mount volumes: where to find them, and their output in messages.
 
 use std::path::PathBuf;
 
 use crate::program;
 
-/// Where tools of the system are beside `PATH`: a service's has no `sbin` everywhere.
+/// Directories of system tools that are searched after `PATH`, because a service's `PATH` may lack `sbin`.
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
-/// The maximum length of a tool's output in a message, in bytes.
+/// The most bytes of a tool's output in a message.
 const MAX_OUTPUT: usize = 1_024;
 
-/// The directories of `PATH`, then those of the system's tools.
+/// The directories in `PATH`, then the system's.
 pub(super) fn tool_dirs() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from)).collect()
@@ -41,12 +41,12 @@ mod tests {
 
     #[test]
     fn what_a_tool_says_is_one_bounded_line() {
-        let of = |text: &str| {
+        let text_of = |text: &str| {
             let stderr = text.as_bytes().to_vec();
             output_text(&program::Output { success: false, code: Some(1), stdout: Vec::new(), stderr })
         };
-        assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
-        assert_eq!(of(" \n"), "it failed without output");
-        assert!(of(&"\u{e4}".repeat(MAX_OUTPUT)).len() <= MAX_OUTPUT);
+        assert_eq!(text_of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
+        assert_eq!(text_of(" \n"), "it failed without output");
+        assert!(text_of(&"\u{e4}".repeat(MAX_OUTPUT)).len() <= MAX_OUTPUT);
     }
 }

@@ -22,7 +22,7 @@ use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 const DEFAULT_MODE: i32 = 0o644;
 /// A token's permissions before the volume's group is given access.
 const PRIVATE_MODE: i32 = 0o600;
-/// Bytes of all files of one volume: each object has at most one MiB, a projection may name many.
+/// The most bytes in all files of a volume: each object has at most one MiB, but a projection may name many.
 const MAX_BYTES: usize = 32 << 20;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
@@ -47,7 +47,7 @@ pub(super) struct Sources<'a> {
     pub node: NodeLimits,
 }
 
-/// The payload of `volume`; `None` when it is of a kind that has none.
+/// The payload of `volume`; `None` if its kind has none.
 pub(super) fn payload(volume: &Volume, sources: Sources<'_>) -> Result<Option<Payload>, VolumeError> {
     let mut builder = Builder { volume: &volume.name, sources, mode: DEFAULT_MODE, user: None, files: Payload::new() };
     if let Some(map) = &volume.config_map {
@@ -98,11 +98,11 @@ impl Builder<'_> {
         }
     }
 
-    /// kubelet's file: an empty one of an optional bundle that is not there.
+    /// kubelet's file: empty for an optional bundle that does not exist.
     fn trust_bundle(&mut self, projection: &ClusterTrustBundleProjection) -> Result<(), VolumeError> {
         let (kind, name) = (ObjectKind::TrustBundle, TrustBundleDemand::of(projection).map(|demand| demand.name()));
-        let found = name.as_ref().and_then(|name| self.sources.objects.get(kind, name));
-        let bytes = match found.and_then(|object| trust_bundle::value(object)) {
+        let object = name.as_ref().and_then(|name| self.sources.objects.get(kind, name));
+        let bytes = match object.and_then(|object| trust_bundle::value(object)) {
             Some(bytes) => bytes.clone(),
             None if projection.optional == Some(true) => SecretBytes::new(Vec::new()),
             None => {
@@ -113,7 +113,7 @@ impl Builder<'_> {
         self.add_private(&projection.path, bytes, projection.user)
     }
 
-    /// Key and certificates, in one file or each in its own.
+    /// Key and certificates, in one file or in separate ones.
     fn certificate(&mut self, projection: &PodCertificateProjection, name: &str) -> Result<(), VolumeError> {
         let kind = ObjectKind::PodCertificate;
         let Some(object) = self.sources.objects.get(kind, name) else {

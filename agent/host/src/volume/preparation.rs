@@ -72,7 +72,7 @@ impl Preparation {
             volumes: volumes.collect::<Result<_, _>>()?,
             hosts,
             hostname: hostname.to_owned(),
-            dns: DnsRequest::of(pod),
+            dns: DnsRequest::new(pod),
         })
     }
 
@@ -117,7 +117,7 @@ impl PreparedVolume {
         let name = &volume.name;
         match VolumeKind::find(volume).ok_or_else(|| unsupported(volume))? {
             VolumeKind::EmptyDir(source) => {
-                EmptyDir::of(pod_dir, name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir)
+                EmptyDir::new(pod_dir, name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir)
             }
             VolumeKind::Image(_) => Ok(Self::Image(image::path(pod_dir, name))),
             VolumeKind::ConfigMap(_)

@@ -68,7 +68,7 @@ impl Volumes {
     /// # Errors
     /// The node's file cannot be read.
     pub async fn resolver(&self, pod: &PodRecord) -> Result<Resolver, VolumeError> {
-        let (settings, request) = (self.settings.clone(), DnsRequest::of(pod));
+        let (settings, request) = (self.settings.clone(), DnsRequest::new(pod));
         let read = move |_: &Progress| {
             let node = match read_nodes(&settings)? {
                 NodeResolver::Off => None,
@@ -142,7 +142,7 @@ impl Volumes {
     /// Updates the files of `pods` from the node's, in place, so that running containers see it. A failed write is logged, and
     /// the other pods are still updated. Returns whether all are up to date.
     async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) -> bool {
-        let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::of(pod))).collect();
+        let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::new(pod))).collect();
         let settings = self.settings.clone();
         let rewrite = move |progress: &Progress| {
             let node = read_nodes(&settings)?;

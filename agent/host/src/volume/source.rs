@@ -1,5 +1,5 @@
-//! Where the data of a volume is that is not the pod's alone: at a path of the node, on a server or a disk of one, or a CSI
-//! driver's; by itself or by its claim.
+//! The source of a volume's data that does not belong to the pod alone: a path of the node, a server, a disk or a CSI
+//! driver, directly or through a claim.
 
 use std::path::Path;
 
@@ -28,14 +28,14 @@ pub(super) enum VolumeSource {
     Server(NfsMount),
     /// A disk of an iSCSI target.
     Disk(Box<IscsiMount>),
-    /// What a driver mounts for the pod.
+    /// A volume that a CSI driver mounts for the pod.
     Driver(CsiMount),
-    /// What a FlexVolume driver mounts for the pod.
+    /// A volume that a FlexVolume driver mounts for the pod.
     Flex(Box<FlexMount>),
 }
 
 impl VolumeSource {
-    /// The source of `volume`, and whether it is read-only for containers; `None`: it is removed with its pod.
+    /// The source of `volume`, and whether containers may only read it; `None` if the volume is removed with its pod.
     pub(super) fn find(
         volume: &Volume,
         pod: &PodRecord,
@@ -46,7 +46,7 @@ impl VolumeSource {
         let Some(kind) = VolumeKind::find(volume) else { return Ok(None) };
         Ok(Some(match kind {
             VolumeKind::HostPath(source) => {
-                let mut host_path = HostPath::of(name, source)?;
+                let mut host_path = HostPath::new(name, source)?;
                 // A missing device is waited for, and never created as a directory.
                 if usage.device {
                     host_path.kind = HostPathType::BlockDevice;
@@ -55,19 +55,19 @@ impl VolumeSource {
             }
             VolumeKind::Nfs(export) => {
                 let read_only = export.read_only == Some(true);
-                (Self::Server(NfsMount::of(pod_dir, name, export, &[], read_only)?), read_only)
+                (Self::Server(NfsMount::new(pod_dir, name, export, &[], read_only)?), read_only)
             }
             VolumeKind::Iscsi(source) => {
                 let disk = IscsiVolume::inline(name, source);
                 let agrees = usage.agrees(false, name);
                 agrees.map_err(|reason| VolumeError::Claim { volume: name.clone(), reason })?;
                 let secret = secret_values(iscsi_secret(volume), objects);
-                let mount = IscsiMount::of(pod, pod_dir, name, &disk, secret, disk.read_only)?;
+                let mount = IscsiMount::new(pod, pod_dir, name, &disk, secret, disk.read_only)?;
                 (Self::Disk(Box::new(mount)), disk.read_only)
             }
             VolumeKind::FlexVolume(source) => {
                 let secret = secret_values(flex_secret(volume), objects);
-                let mount = FlexMount::of(pod, pod_dir, name, source, secret)?;
+                let mount = FlexMount::new(pod, pod_dir, name, source, secret)?;
                 (Self::Flex(Box::new(mount)), source.read_only == Some(true))
             }
             VolumeKind::Csi(_) | VolumeKind::PersistentVolumeClaim(_) | VolumeKind::Ephemeral(_) => {
@@ -82,7 +82,7 @@ impl VolumeSource {
         }))
     }
 
-    /// The same for a volume that is a claim, or that a CSI driver provides for this pod alone.
+    /// The source of a claim, or of a volume that a CSI driver provides for this pod only.
     fn of_claim(
         volume: &Volume,
         usage: Usage,
@@ -100,22 +100,22 @@ impl VolumeSource {
         let read_only_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
         match claimed.source {
             ClaimedSource::HostPath(source) => {
-                HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), read_only_claim)))
+                HostPath::new(&volume.name, &source).map(|found| Some((Self::Node(found), read_only_claim)))
             }
             ClaimedSource::Local(source) => {
                 let owned = !read_only_claim && !claimed.block;
-                let found = HostPath { owned, ..HostPath::of(&volume.name, &source)? };
-                Ok(Some((Self::Node(found), read_only_claim)))
+                let path = HostPath { owned, ..HostPath::new(&volume.name, &source)? };
+                Ok(Some((Self::Node(path), read_only_claim)))
             }
             ClaimedSource::Nfs { export, options } => {
                 let read_only = read_only_claim || export.read_only == Some(true);
-                let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
+                let mount = NfsMount::new(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
             }
             ClaimedSource::Iscsi(found) => {
                 let read_only = read_only_claim || found.read_only;
                 let secret = claim::iscsi::secret(object);
-                let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, Ok(secret), read_only)?;
+                let mount = IscsiMount::new(pod, pod_dir, &volume.name, &found, Ok(secret), read_only)?;
                 Ok(Some((Self::Disk(Box::new(mount)), read_only)))
             }
             ClaimedSource::Csi(found) if found.block => {
@@ -123,7 +123,7 @@ impl VolumeSource {
                 Ok(Some((Self::Node(device), read_only_claim || found.read_only)))
             }
             ClaimedSource::Csi(found) => {
-                let mount = CsiMount::of(pod_dir, &volume.name, &found.driver, &found.name);
+                let mount = CsiMount::new(pod_dir, &volume.name, &found.driver, &found.name);
                 Ok(Some((Self::Driver(mount), read_only_claim || found.read_only)))
             }
         }
@@ -146,7 +146,7 @@ impl Usage {
         Self { mounted: containers().any(mounts), device: containers().any(devices) }
     }
 
-    /// Whether a claim's volume of that mode can be used so; kubelet's message.
+    /// Checks that a claim's volume with this mode can be used in this way; the error is kubelet's.
     fn agrees(self, block: bool, volume: &str) -> Result<(), String> {
         let (mode, other) = match block {
             true if self.mounted => ("Block", "volumeMounts"),

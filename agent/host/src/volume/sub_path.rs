@@ -1,10 +1,10 @@
-//! `subPath`: a part of a volume, bind-mounted to a path in the pod's directory, so that no process can replace it by a
-//! symlink before the container is created.
+//! `subPath`: a part of a volume, bind-mounted to a path in the pod's directory, so that no process can replace it by
+//! a symlink before the container is created.
 //!
-//! The path is opened by descriptors that are confined to the volume, missing directories are created with the volume's
-//! permissions, and the result is bound by its descriptor, as in kubelet. So is a symlink that leads out of the volume and
-//! back, such as an absolute one: it is resolved on the node, and what it leads to is opened from the volume without another
-//! symlink.
+//! The path is opened through descriptors that are confined to the volume, missing directories are created with the
+//! volume's permissions, and the result is bound by its descriptor, as in kubelet. A symlink that leads out of the
+//! volume and back, such as an absolute one, also works: it is resolved on the node, and its target is opened from
+//! the volume without following further symlinks.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,28 +17,28 @@ use rustix::mount::UnmountFlags;
 use super::{VolumeError, files};
 use crate::confined::{self, Confinement};
 
-/// A container's mount of a part of a volume: the names for errors and for the path of the bind mount.
+/// A container's mount of a part of a volume, with the names for errors and for the bind mount's path.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SubPath<'a> {
     pub container: &'a str,
     pub volume: &'a str,
-    /// Empty: the whole volume.
+    /// Empty for the whole volume.
     pub sub_path: &'a str,
-    /// Position among the container's `volumeMounts`.
+    /// The index in the container's `volumeMounts`.
     pub index: usize,
 }
 
-/// Where the parts of that volume are bound.
+/// The directory in which parts of the volume are bound.
 pub(super) fn directory(pod_dir: &Path, volume: impl AsRef<Path>) -> PathBuf {
     pod_dir.join("volume-subpaths").join(volume)
 }
 
 impl SubPath<'_> {
-    /// Binds the part of the volume at `volume_dir` to a path in the pod's directory and returns that path.
+    /// Binds the part of the volume at `volume_dir` to a path in the pod's directory. Returns that path.
     pub(super) fn bind(&self, pod_dir: &Path, volume_dir: &Path) -> Result<PathBuf, VolumeError> {
         let part = self.open(volume_dir)?;
         let target = directory(pod_dir, self.volume).join(self.container).join(self.index.to_string());
-        // The mount of the container's last run; its source may have been replaced since.
+        // The mount of the container's previous run, whose source may have been replaced since.
         match rustix::mount::unmount(&target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => return Err(VolumeError::io("unmount", target)(errno.into())),
@@ -96,13 +96,13 @@ impl SubPath<'_> {
         Ok(current.unwrap_or(base))
     }
 
-    /// Opens a path that leads out of the volume by a symlink, and back: with its path from the volume without symlinks.
+    /// Opens a path that leads out of the volume through a symlink and back, by its resolved path within the volume.
     fn open_resolved(&self, base: &OwnedFd, volume_dir: &Path, path: &Path) -> Result<(OwnedFd, PathBuf), VolumeError> {
         let resolve = |path: PathBuf| path.canonicalize().map_err(VolumeError::io("resolve", path));
         let (volume, whole) = (resolve(volume_dir.to_owned())?, resolve(volume_dir.join(path))?);
         let inside = whole.strip_prefix(volume).map_err(|_| self.escapes())?;
         let from_base = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
-        // A process of the volume may have put a symlink there in between.
+        // A process that uses the volume may have added a symlink meanwhile.
         let confinement = Confinement::BENEATH.without_symlinks();
         match confined::open(base, from_base, OFlags::PATH | OFlags::CLOEXEC, confinement) {
             Err(Errno::XDEV | Errno::LOOP) => Err(self.escapes()),
@@ -119,7 +119,7 @@ impl SubPath<'_> {
     }
 }
 
-/// Creates a directory in `parent` with exactly that mode.
+/// Creates a directory in `parent` with exactly this mode.
 fn make_dir(parent: &OwnedFd, name: &std::ffi::OsStr, mode: u32) -> io::Result<()> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => {}
@@ -149,7 +149,7 @@ mod tests {
         fs::metadata(path).unwrap().ino()
     }
 
-    /// A volume with releases as many deployments have them, below a directory that is reached by a symlink as well.
+    /// A volume with versioned releases, below a directory that is also reached through a symlink.
     fn volume() -> (tempfile::TempDir, PathBuf) {
         let base = tempfile::tempdir().unwrap();
         let volume = base.path().join("app");
@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(open(&volume, sub_path).unwrap(), inode(volume.join(wanted)), "{sub_path}");
             assert_eq!(open(&base.path().join("alias"), sub_path).unwrap(), inode(volume.join(wanted)), "{sub_path}");
         }
-        // A missing part is made where the symlink leads.
+        // A missing part is created where the symlink leads.
         assert_eq!(open(&volume, "current/log/today").unwrap(), inode(volume.join("releases/42/log/today")));
         for sub_path in ["out", "out-too", "out/deeper", "itself/out", "current/../../outside"] {
             let error = open(&volume, sub_path).unwrap_err();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{VolumeError, files};
 
-/// Bytes of a termination message that are read, kubelet's limit.
+/// The most bytes of a termination message that are read; kubelet's limit.
 pub const MAX_TERMINATION_MESSAGE: u64 = 4096;
 
 /// The path of the container's file.
@@ -25,9 +25,9 @@ pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Resul
     Ok(path)
 }
 
-/// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]), as in kubelet, of a container that has exited.
-/// A missing file is an empty message; invalid UTF-8 is replaced. The file is cut to what was read, so that what containers
-/// leave is bounded.
+/// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]) of a container that has exited, as in
+/// kubelet. A missing file is an empty message; invalid UTF-8 is replaced. The file is truncated to what was read,
+/// which bounds what containers leave.
 pub(super) fn read(path: &Path, limit: u64) -> Result<String, VolumeError> {
     let fail = VolumeError::io("read", path);
     match read_tail(path, limit) {
@@ -44,7 +44,7 @@ fn read_tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     if length > limit {
-        // On a disk that is read-only the message is still one.
+        // On a read-only disk the message still counts.
         let file = OpenOptions::new().write(true).custom_flags(files::nofollow()).open(path);
         let cut = |file: File| file.write_all_at(&bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
         if let Err(error) = file.and_then(cut) {

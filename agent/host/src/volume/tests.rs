@@ -39,7 +39,7 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
     }
 }
 
-/// A node: its root directory and its own files; its mounts are detached with it.
+/// A node with its root directory and its own files. Its mounts are detached at the end of the test.
 pub(super) struct Node {
     pub dir: tempfile::TempDir,
     pub volumes: Volumes,
@@ -148,7 +148,7 @@ async fn a_container_with_the_hosts_network_starts_with_the_nodes_hosts_of_then(
         assert!(hosts().ends_with(text) && hosts().starts_with(head), "{}", hosts());
     }
     assert_eq!((hosts().as_str(), std::fs::metadata(node.pod_dir().join("etc-hosts")).unwrap().ino()), (head, inode));
-    // A new sandbox, as after a reboot, has no line that the node's file has lost.
+    // A new sandbox, as after a reboot, lacks the line that was removed from the node's file.
     std::fs::write(&nodes_file, "127.0.0.1 localhost\n10.0.0.3 more\n").unwrap();
     node.prepare(spec.clone()).await.unwrap();
     std::fs::write(&nodes_file, "127.0.0.1 localhost\n").unwrap();
@@ -174,7 +174,7 @@ async fn preparing_again_keeps_files_written_by_containers() {
     assert_eq!(mode(&node.volume("data")), 0o700);
     assert_eq!(std::fs::read_to_string(&hosts).unwrap(), text);
 
-    // Another address changes the content, in the same inode: containers have it mounted.
+    // Another address changes the content in the same inode, because containers have it mounted.
     let addresses = PodAddresses { ips: vec!["10.1.0.6".parse().unwrap()] };
     node.volumes.prepare(&record(spec), &PodObjects::default(), &addresses, "web-node").await.unwrap();
     assert!(std::fs::read_to_string(&hosts).unwrap().ends_with("10.1.0.6\tweb-node\n"));
@@ -213,11 +213,11 @@ async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
     let full = std::fs::write(ram.join("big"), vec![0; 2 << 20]).unwrap_err();
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
 
-    // As after a reboot: the directory exists, the mount does not.
+    // Simulates a reboot: the directory exists, the mount does not.
     rustix::mount::unmount(&ram, UnmountFlags::DETACH).unwrap();
     node.prepare(spec).await.unwrap();
     assert!(is_mount_point(&ram).unwrap());
-    // A busy one is detached too.
+    // A busy mount is detached too.
     let _busy = std::fs::File::create(ram.join("open")).unwrap();
     node.volumes.remove(&PodUid::new("uid")).await.unwrap();
     assert!(!node.pod_dir().exists());
@@ -264,7 +264,7 @@ async fn secrets_are_on_a_tmpfs_and_follow_their_object() {
     assert_eq!(changed, ["own", "all"]);
     assert_eq!(read("secret", "own/k") + &read("projected", "all/k"), "twotwo");
 
-    // One volume's object is missing: the volume does not change, the others follow theirs.
+    // One volume's object is missing: that volume does not change, the others are updated.
     let (_, three) = written("three");
     let without =
         PodObjects::of(&pod, |key| three.iter().find(|o| o.key == *key && key.kind == ObjectKind::Secret).cloned());
@@ -298,8 +298,8 @@ async fn a_sub_path_is_bound_and_stays_within_its_volume() {
     };
     let target = node.pod_dir().join("volume-subpaths/data/c/0");
     for _restart in 0..2 {
-        let found = mounts("a/b").unwrap();
-        assert_eq!((found[0].container_path.as_path(), &found[0].host_path), (Path::new("/data"), &target));
+        let result = mounts("a/b").unwrap();
+        assert_eq!((result[0].container_path.as_path(), &result[0].host_path), (Path::new("/data"), &target));
         assert_eq!(mode(&target), 0o777);
     }
     std::fs::write(target.join("seen"), "").unwrap();

@@ -14,21 +14,21 @@ use crate::mount_table;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::downward::NodeLimits;
 
-/// A tmpfs's own permissions.
+/// The default permissions of a tmpfs.
 pub(super) const MODE: u32 = 0o1777;
 
-/// The bytes of a volume in memory (kubelet's `calculateEmptyDirMemorySize`): what the pod may use, or a node's pods
-/// together, at most its own limit.
+/// The size of a volume in memory, in bytes (kubelet's `calculateEmptyDirMemorySize`): the limit of the pod, or of
+/// the node's pods together, and at most the volume's own.
 pub(super) fn size(limit: Option<u64>, spec: &PodSpec, node: NodeLimits) -> u64 {
     let of_pod = pod_limits(spec).memory;
     let sizes = [of_pod, Some(node.memory.units())].into_iter().flatten();
     let sizes = sizes.filter_map(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0);
-    // A tmpfs of no size has no limit.
+    // A tmpfs of size 0 would have no limit.
     sizes.chain(limit).min().unwrap_or(0)
 }
 
-/// Mounts a tmpfs of `size` bytes on `path`, which is created, unless something is mounted there. It is not swapped out, where
-/// the kernel supports that (Linux 6.4).
+/// Mounts a tmpfs of `size` bytes on `path`, which is created, unless something is mounted there. It is not swapped
+/// out if the kernel supports that (Linux 6.4).
 pub(super) fn mount(path: &Path, size: u64, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
     mount_with(path, &options(size, mode, group), MountFlags::empty())
 }
@@ -55,7 +55,7 @@ fn mount_with(path: &Path, data: &str, flags: MountFlags) -> Result<(), VolumeEr
     mounted.map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
 }
 
-/// Mounts a hugetlbfs on `path`, which is created. `false`: something is mounted there already.
+/// Mounts a hugetlbfs on `path`, which is created. Returns false if something is already mounted there.
 pub(super) fn mount_huge_pages(path: &Path, data: &str) -> Result<bool, VolumeError> {
     if prepare(path)? {
         return Ok(false);
@@ -64,7 +64,7 @@ pub(super) fn mount_huge_pages(path: &Path, data: &str) -> Result<bool, VolumeEr
     mounted.map(|()| true).map_err(|errno| VolumeError::io("mount a hugetlbfs on", path)(errno.into()))
 }
 
-/// Creates the mount point. True: something is mounted there already.
+/// Creates the mount point. Returns true if something is already mounted there.
 fn prepare(path: &Path) -> Result<bool, VolumeError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.map_err(VolumeError::io("make directory", path))?;
@@ -76,7 +76,7 @@ fn try_mount(path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
 }
 
 fn try_mount_of(file_system: &str, path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
-    // The options consist of digits, letters and punctuation: no zero byte.
+    // The options consist of digits, letters and punctuation, so they contain no zero byte.
     let data = CString::new(data).unwrap_or_default();
     rustix::mount::mount(file_system, path, file_system, flags, data.as_c_str())
 }

@@ -1,10 +1,10 @@
 //! configMap, secret, downwardAPI and projected volumes on the node: a directory whose files are replaced atomically.
 //!
-//! kubelet's atomic writer: the files are in a directory of their own, `..<time>`; `..data` is a symlink to it, and each
-//! name at the top is a symlink through `..data`. A new version is written beside the old one and replaces it by one
-//! rename of `..data`. Containers have the volume's directory mounted, so they see one version or the other. Secret,
-//! downwardAPI and projected volumes are on a tmpfs, configMaps on disk. Incomplete versions of a crash are removed by
-//! the next write.
+//! This is kubelet's atomic writer: the files are in a separate directory, `..<time>`; `..data` is a symlink to it,
+//! and each top-level name is a symlink through `..data`. A new version is written beside the old one and replaces it
+//! by one rename of `..data`. Containers mount the volume's directory, so they see one version or the other. Secret,
+//! downwardAPI and projected volumes are on a tmpfs, configMaps on disk. The next write removes incomplete versions
+//! of a crash.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -26,23 +26,24 @@ const DATA_NEXT: &str = "..data_tmp";
 /// kubelet's permissions of the volume and of the directories in it.
 const VOLUME_MODE: u32 = 0o777;
 const DIRECTORY_MODE: u32 = 0o755;
-/// Permissions that `fsGroup` adds to read-only directories and files: the group is inherited, may search and read.
+/// Permissions that `fsGroup` adds to read-only directories and files: the group is inherited, and may search and
+/// read.
 const GROUP_DIRECTORY_MODE: u32 = 0o2550;
 const GROUP_FILE_MODE: u32 = 0o440;
-/// How many names are tried for a new directory.
+/// The most names that are tried for a new directory.
 const MAX_NAME_ATTEMPTS: u32 = 100;
 
 /// A volume to be written.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WrittenVolume {
     pub path: PathBuf,
-    /// On a tmpfs of so many bytes; `None`: on disk.
+    /// The size of its tmpfs in bytes; `None`: it is on disk.
     pub memory: Option<u64>,
     pub group: Option<u32>,
     pub payload: Payload,
 }
 
-/// The path of a volume of these kinds, and whether it is on a tmpfs; `None`: it is of another kind.
+/// The path of a volume of these kinds, and whether it is on a tmpfs; `None` for other kinds.
 pub(super) fn location(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> {
     let (plugin, memory) = match volume {
         Volume { config_map: Some(_), .. } => ("kubernetes.io~configmap", false),
@@ -93,9 +94,9 @@ impl WrittenVolume {
 
     /// Whether the files in `dir` are exactly the payload, with their permissions and group.
     fn is_current(&self, dir: &Path) -> Result<bool, VolumeError> {
-        let mut found = BTreeSet::new();
-        list(dir, "", &mut found)?;
-        if !found.iter().eq(self.payload.keys()) {
+        let mut paths = BTreeSet::new();
+        list(dir, "", &mut paths)?;
+        if !paths.iter().eq(self.payload.keys()) {
             return Ok(false);
         }
         for (path, file) in &self.payload {
@@ -113,7 +114,7 @@ impl WrittenVolume {
         Ok(true)
     }
 
-    /// Writes the payload into a new directory, whose name is returned, and lets `..data` link to it.
+    /// Writes the payload into a new directory and points `..data` to it. Returns the directory's name.
     fn swap(&self) -> Result<String, VolumeError> {
         let name = self.make_directory()?;
         let dir = self.path.join(&name);
@@ -121,7 +122,7 @@ impl WrittenVolume {
             self.write_file(&dir, path, file)?;
         }
         set_owner(&dir, None, self.group, self.directory_mode())?;
-        // That of the containers that have the volume mounted, before they see it.
+        // The label of the containers that mount the volume, set before they see it.
         selinux::inherit(&dir, &self.path).map_err(VolumeError::io("label", &dir))?;
         let next = self.path.join(DATA_NEXT);
         match std::fs::remove_file(&next) {
@@ -164,7 +165,7 @@ impl WrittenVolume {
         set_owner(&target, file.user, self.group, self.file_mode(file.mode))
     }
 
-    /// Creates missing names at the top. A directory that a subPath created there is not changed, as in kubelet.
+    /// Creates missing top-level names. As in kubelet, a directory that a subPath created there is not changed.
     fn link(&self) -> Result<(), VolumeError> {
         for name in self.top_names() {
             let link = self.path.join(name);
@@ -176,7 +177,7 @@ impl WrittenVolume {
         Ok(())
     }
 
-    /// Removes names that are not in the payload any more, and every directory but `current`.
+    /// Removes names that are no longer in the payload, and every directory except `current`.
     fn clear(&self, current: &str) -> Result<(), VolumeError> {
         let wanted = self.top_names();
         let entries = std::fs::read_dir(&self.path).map_err(VolumeError::io("list", &self.path))?;
@@ -210,8 +211,8 @@ impl WrittenVolume {
     }
 }
 
-/// Sets the owner, group and permissions of `path`, unless it has them, to avoid flash writes. Permissions last: a change of
-/// the group clears the set-group-id bit.
+/// Sets the owner, group and permissions of `path` if they differ, to avoid flash writes. Permissions come last,
+/// because changing the group clears the set-group-id bit.
 fn set_owner(path: &Path, user: Option<u32>, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
     let metadata = path.symlink_metadata().map_err(VolumeError::io("stat", path))?;
     let owned = group.is_none_or(|group| metadata.gid() == group) && user.is_none_or(|user| metadata.uid() == user);

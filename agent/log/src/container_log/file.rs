@@ -13,9 +13,9 @@ use super::stamp::{LAST_SECOND, Stamp, digits, second_of_suffix};
 use crate::LogRotation;
 use crate::directory::{self, BELOW, DIRECTORY};
 
-/// The newest file of one container's log.
+/// The newest file of a container's log.
 ///
-/// While it is open it is locked: a reader that can lock it knows that its writer has exited.
+/// It is locked while it is open: a reader that can lock it knows that its writer has exited.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -23,17 +23,17 @@ pub(super) struct LogFile {
     file: Option<OwnedFd>,
     locked: bool,
     size: u64,
-    /// The file ends with a partial line: the next write starts a new one.
+    /// Whether the file ends with a partial line, so the next write starts a new one.
     torn: bool,
     lost: LostLines,
     /// The name of the newest rotated file.
     last_rotation: Option<Rotation>,
 }
 
-/// The name of a rotated file, in the order of age: its second, and its number within that.
+/// The name of a rotated file in order of age: its second, and its number within that second.
 type Rotation = (i64, i64);
 
-/// The highest number of a second.
+/// The highest number within a second.
 const LAST_NUMBER: i64 = 999;
 
 /// Lines that could not be written since the last successful write.
@@ -44,11 +44,11 @@ struct LostLines {
 }
 
 impl LogFile {
-    /// Opens or creates the file and the directories above it. A failure is retried at the next write.
+    /// Opens or creates the file and its parent directories. A failure is retried at the next write.
     pub(super) fn open(path: PathBuf, rotation: LogRotation) -> Self {
         let (lost, last_rotation) = (LostLines::default(), None);
         let mut file = Self { path, rotation, file: None, locked: false, size: 0, torn: false, lost, last_rotation };
-        // A failure here occurs again at the first write, where there are lines to count.
+        // A failure here recurs at the first write, where there are lines to count.
         let _ = file.reopen();
         file
     }
@@ -58,7 +58,7 @@ impl LogFile {
         self.file.is_some() && !self.locked
     }
 
-    /// Whether lines were lost that are not yet reported in the log.
+    /// Whether lines were lost that the log does not report yet.
     pub(super) fn has_losses(&self) -> bool {
         self.lost.lines > 0
     }
@@ -84,11 +84,11 @@ impl LogFile {
         }
     }
 
-    /// Prepares the file for a whole line: it is open, it is still in its directory, its last line is complete, and losses are
-    /// reported.
+    /// Prepares the file for a complete line: it is open, it is still in its directory, its last line is complete,
+    /// and losses are reported.
     fn prepare(&mut self, stamp: &Stamp) -> Result<(), Errno> {
         match self.file.as_ref().map(rustix::fs::fstat) {
-            // The size is read from the file: it may have been truncated to free disk space.
+            // The size is read from the file, which may have been truncated to free disk space.
             Some(Ok(stat)) if stat.st_nlink > 0 => self.size = u64::try_from(stat.st_size).unwrap_or(0),
             _ => self.reopen()?,
         }
@@ -118,7 +118,7 @@ impl LogFile {
         // Opening a FIFO would wait for its reader.
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | BELOW;
         let file = rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o640))?;
-        // The lock only shows readers that the writer is running; without it they wait a little longer.
+        // The lock only tells readers that the writer is running; without it they wait a little longer.
         self.locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK);
         self.size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         self.torn = self.size > 0 && !ends_with_newline(&directory, name, self.size);
@@ -144,14 +144,14 @@ impl LogFile {
         Ok(())
     }
 
-    /// Counts `rest`, the end of a batch, as lost, a partly written line included.
+    /// Counts `rest`, the end of a batch, as lost, including a partly written line.
     fn lose(&mut self, rest: &[u8], cause: Errno) {
         self.lost.lines += rest.iter().filter(|byte| **byte == b'\n').count() as u64;
         self.lost.cause = Some(cause);
     }
 
-    /// Renames the file as kubelet does, starts a new one and removes the oldest.
-    /// A failed rename changes nothing: the file keeps growing and no line is lost.
+    /// Renames the file as kubelet does, starts a new one and removes the oldest. A failed rename changes nothing:
+    /// the file keeps growing and no line is lost.
     fn rotate(&mut self, stamp: &Stamp) {
         let Some(name) = self.path.file_name().map(OsStr::to_owned) else { return };
         let Ok(directory) = directory::open(&self.path) else { return };
@@ -159,15 +159,16 @@ impl LogFile {
         if rustix::fs::renameat(&directory, &name, &directory, &target).is_err() {
             return;
         }
-        // A failure to open the new file is detected and counted by the next write.
+        // The next write detects and counts a failure to open the new file.
         let _ = self.reopen();
         self.prune(&directory, &name);
     }
 
-    /// `0.log.20260102-150405`; with `-001` and so on when several are rotated within a second, which sorts after it.
+    /// `0.log.20260102-150405`, with `-001` and so on, which sort after it, if several are rotated within a second.
     ///
-    /// A name sorts after the one before it, also when the clock is set back, or so many are rotated that the names run ahead
-    /// of it: readers and `prune` sort by name, and the name of a removed file is not reused. `None`: there is no later name.
+    /// A name sorts after the previous one, even if the clock was set back or rotations are so frequent that names
+    /// run ahead of it: readers and `prune` sort by name, and the name of a removed file is not reused. `None` if
+    /// there is no later name.
     fn rotated_name(&mut self, directory: &OwnedFd, name: &OsStr, stamp: &Stamp) -> Option<OsString> {
         let mut last = self.last_rotation.or_else(|| newest(directory, name.as_bytes()));
         loop {
@@ -187,7 +188,7 @@ impl LogFile {
                 digits(&mut ending[1..], number);
                 rotated.push(OsStr::from_bytes(&ending));
             }
-            // A predecessor that crashed in the same second may have used it.
+            // A logger that crashed in the same second may have used it.
             match rustix::fs::statat(directory, &rotated, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) => return Some(rotated),
                 Err(_) => return None,
@@ -252,7 +253,7 @@ fn decimal(value: u64, buffer: &mut [u8; 20]) -> &[u8] {
     }
 }
 
-/// Whether the existing file ends with a whole line; after a power cut it may not.
+/// Whether the existing file ends with a complete line, which it may not after a power cut.
 fn ends_with_newline(directory: &OwnedFd, name: &OsStr, size: u64) -> bool {
     let mut last = [0];
     rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::NONBLOCK | BELOW, Mode::empty())
@@ -260,7 +261,7 @@ fn ends_with_newline(directory: &OwnedFd, name: &OsStr, size: u64) -> bool {
         .is_ok_and(|_| last == *b"\n")
 }
 
-/// The newest rotated file of `name`, by its name; `None`: there is none.
+/// The newest rotated file of `name`, by its name.
 fn newest(directory: &OwnedFd, name: &[u8]) -> Option<Rotation> {
     let mut buffer = [MaybeUninit::uninit(); 2_048];
     let listed = rustix::fs::openat(directory, ".", DIRECTORY, Mode::empty()).ok()?;
@@ -272,7 +273,7 @@ fn newest(directory: &OwnedFd, name: &[u8]) -> Option<Rotation> {
     newest
 }
 
-/// The rotation that `file` is the result of; `None`: it is no rotated file of `name`.
+/// The rotation of the rotated `file`; `None` if it is not a rotated file of `name`.
 fn rotation(name: &[u8], file: &[u8]) -> Option<Rotation> {
     let (suffix, rest) = file.strip_prefix(name)?.strip_prefix(b".")?.split_first_chunk()?;
     let number = match rest.strip_prefix(b"-") {
@@ -282,10 +283,10 @@ fn rotation(name: &[u8], file: &[u8]) -> Option<Rotation> {
     Some((second_of_suffix(suffix)?, number))
 }
 
-/// The rotated file of `name` that sorts first, if there are more than `keep` of them.
+/// The rotated file of `name` that sorts first, if there are more than `keep`.
 fn oldest_beyond(directory: &OwnedFd, name: &[u8], keep: usize) -> Option<std::ffi::CString> {
     let mut buffer = [MaybeUninit::uninit(); 2_048];
-    // Opened again for each pass: a raw directory can be read only once.
+    // Opened again for each pass, because a raw directory can be read only once.
     let listed = rustix::fs::openat(directory, ".", DIRECTORY, Mode::empty()).ok()?;
     let mut entries = RawDir::new(listed, &mut buffer);
     let mut count = 0;

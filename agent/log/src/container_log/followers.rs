@@ -1,4 +1,4 @@
-//! Clients that are attached to the container: what it writes is passed on to them as it comes, besides being logged.
+//! Attached clients, which get the container's output as it comes, in addition to the log.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,10 +11,10 @@ use crate::output_socket;
 
 /// The most clients at once.
 const MAX_FOLLOWERS: usize = 8;
-/// How long a client that reads nothing holds up the container before it is dropped.
+/// How long a client that reads nothing may block the container before it is dropped.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The socket and those that are connected.
+/// The socket and the connected clients.
 #[derive(Debug, Default)]
 pub(super) struct Followers {
     listener: Option<UnixListener>,
@@ -28,12 +28,12 @@ impl Followers {
         Self { listener: bind(directory).ok(), clients: Vec::new() }
     }
 
-    /// What to wait for: a client that connects.
+    /// The socket to poll for clients.
     pub(super) fn listener(&self) -> Option<&UnixListener> {
         self.listener.as_ref()
     }
 
-    /// Takes the client that has connected.
+    /// Accepts a client.
     pub(super) fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         match listener.accept() {
@@ -49,7 +49,7 @@ impl Followers {
         }
     }
 
-    /// Passes output on, and drops those that have gone or do not read.
+    /// Passes output on, and drops clients that have gone or do not read.
     pub(super) fn pass_on(&mut self, output: &[u8]) {
         self.clients.retain_mut(|client| client.write_all(output).is_ok());
     }
@@ -57,7 +57,7 @@ impl Followers {
 
 fn bind(directory: &Path) -> io::Result<UnixListener> {
     let (_directory, socket) = output_socket::path(directory)?;
-    // Of a logger that was killed.
+    // Left by a logger that was killed.
     let _ = std::fs::remove_file(&socket);
     let listener = UnixListener::bind(socket)?;
     listener.set_nonblocking(true)?;

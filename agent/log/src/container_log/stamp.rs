@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Length of `2026-01-02T03:04:05.678901234Z`.
 pub(crate) const STAMP_LENGTH: usize = 30;
 
-/// The last second of the year 9999: later ones have no RFC 3339 form.
+/// The last second of the year 9999, because later ones have no RFC 3339 form.
 pub(super) const LAST_SECOND: i64 = 253_402_300_799;
 
 /// A timestamp in the format of log lines.
@@ -17,14 +17,14 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// The wall clock's time.
+    /// The current wall-clock time.
     pub(super) fn now() -> Self {
-        // Times before 1970 are not supported: use the epoch.
+        // Times before 1970 are not supported and become the epoch.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(i64::try_from(now.as_secs()).unwrap_or(LAST_SECOND), now.subsec_nanos())
     }
 
-    /// The time `seconds` and `nanoseconds` after the epoch; seconds outside 1970 to 9999 are clamped.
+    /// The time `seconds` and `nanoseconds` after the epoch. Seconds outside 1970 to 9999 are clamped.
     pub(super) fn new(seconds: i64, nanoseconds: u32) -> Self {
         let seconds = seconds.clamp(0, LAST_SECOND);
         let (year, month, day) = civil(seconds / 86_400);
@@ -40,7 +40,7 @@ impl Stamp {
         Self { seconds, nanoseconds, text }
     }
 
-    /// One nanosecond later. Log collectors treat two equal lines with the same time as duplicates.
+    /// Advances by one nanosecond, because log collectors treat two equal lines with the same time as duplicates.
     pub(super) fn advance(&mut self) {
         if self.nanoseconds >= 999_999_999 {
             *self = Self::new(self.seconds + 1, 0);
@@ -78,7 +78,7 @@ impl Stamp {
     }
 }
 
-/// The second of a file's suffix; `None`: it is no [`Stamp::file_suffix`].
+/// The second of a file's suffix; `None` if it is not a [`Stamp::file_suffix`].
 pub(super) fn second_of_suffix(suffix: &[u8; 15]) -> Option<i64> {
     let number =
         |range: std::ops::Range<usize>| -> Option<i64> { std::str::from_utf8(&suffix[range]).ok()?.parse().ok() };
@@ -88,7 +88,7 @@ pub(super) fn second_of_suffix(suffix: &[u8; 15]) -> Option<i64> {
     let day_of_year = (153 * shifted_month + 2) / 5 + day - 1;
     let days = era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468;
     let seconds = days * 86_400 + number(9..11)? * 3_600 + number(11..13)? * 60 + number(13..15)?;
-    // What is no date, as the 31st of February, comes back as another one.
+    // An invalid date, such as the 31st of February, yields another one.
     (Stamp::new(seconds, 0).file_suffix() == *suffix).then_some(seconds)
 }
 

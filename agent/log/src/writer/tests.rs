@@ -16,7 +16,7 @@ use crate::config::{Writer, uri, value};
 use crate::container_log::MAX_PART;
 use crate::container_log::stamp::STAMP_LENGTH;
 
-/// A logger on a thread of its own, with input from the test.
+/// A logger on its own thread, with input from the test.
 struct Logger {
     stdout: std::io::PipeWriter,
     stderr: std::io::PipeWriter,
@@ -51,7 +51,7 @@ impl Logger {
     }
 }
 
-/// Stream, tag and text of each line of a file; panics at an invalid line.
+/// Stream, tag and text of each line of a file. Panics for an invalid line.
 fn entries(path: &Path) -> Vec<(String, String, Vec<u8>)> {
     fs::read(path).unwrap().split_inclusive(|byte| *byte == b'\n').map(entry).collect()
 }
@@ -78,7 +78,7 @@ fn rotated(directory: &Path) -> Vec<String> {
 #[test]
 fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
-    let of = |terminal: Option<&Path>| {
+    let value_with = |terminal: Option<&Path>| {
         uri(
             Writer::Process(Path::new("/usr/bin/limpet")),
             rotation,
@@ -88,11 +88,14 @@ fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
         )
     };
     let log = "/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log";
-    assert_eq!(of(None), format!("binary:///usr/bin/limpet?logger=10485760:5:0:{log}"));
+    assert_eq!(value_with(None), format!("binary:///usr/bin/limpet?logger=10485760:5:0:{log}"));
     let owned = uri(Writer::Process(Path::new("/limpet")), rotation, Path::new("/0.log"), None, Some(65_536));
     assert_eq!(owned, "binary:///limpet?logger=%4065536%4010485760:5:0:/0.log");
     let terminal = Path::new("/run/é/c1");
-    assert_eq!(of(Some(terminal)), format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}"));
+    assert_eq!(
+        value_with(Some(terminal)),
+        format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}")
+    );
 }
 
 #[test]
@@ -165,7 +168,7 @@ fn cri_lines_and_the_last_partial_one_are_written() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pod/container/0.log");
     let mut logger = Logger::start(&path, 1 << 20, 5);
-    // A carriage return is of a line's end only right before it.
+    // A carriage return belongs to a line's end only right before it.
     logger.stdout.write_all(b"one\r\n\nthr\ree").unwrap();
     logger.stderr.write_all(b"oops\n").unwrap();
     logger.finish();
@@ -191,7 +194,7 @@ fn clients_see_output_as_it_comes_and_hold_up_nothing_once_they_are_gone() {
     drop(gone);
     let mut client = connect();
     let mut byte = [0];
-    // Not before it has been accepted: the logger drops those that have gone with the first output.
+    // Waits until it is accepted, because the logger drops disconnected clients at the first output.
     while client.set_nonblocking(true).is_ok() && client.read(&mut byte).is_err() {
         logger.stdout.write_all(b"?").unwrap();
     }
@@ -312,8 +315,8 @@ fn the_logger_survives_a_full_disk() {
     let Some(disk) = SmallDisk::mount() else { return };
     let path = disk.0.path().join("0.log");
     let mut logger = Logger::start(&path, 1 << 30, 5);
-    // More than the disk holds; every write returns, so the container never waits. The rest in the pipe fits after space
-    // is freed.
+    // More than the disk holds; every write returns, so the container never blocks. What remains in the pipe fits
+    // after space is freed.
     let line = [b"x".repeat(99).as_slice(), b"\n"].concat();
     for _ in 0..3_000 {
         logger.stdout.write_all(&line.repeat(10)).unwrap();
@@ -331,7 +334,7 @@ fn the_logger_survives_a_full_disk() {
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None`, with a message why, where mounting is not allowed.
+    /// Returns `None`, and prints why, if mounting is not allowed.
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let options = c"size=1m";

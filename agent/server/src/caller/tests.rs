@@ -15,7 +15,7 @@ use limpet_model::pod::PodKey;
 /// A process of root with this origin.
 pub(crate) fn root(origin: Origin) -> Caller {
     let (stream, _other) = UnixStream::pair().unwrap();
-    let mut peer = Peer::of(&stream).unwrap();
+    let mut peer = Peer::connected_to(&stream).unwrap();
     peer.uid = 0;
     Caller::Local { peer, origin }
 }
@@ -96,7 +96,7 @@ fn a_pods_cgroup_in_any_hierarchy_makes_a_pods_process() {
 async fn a_process_is_known_by_user_and_cgroup_and_refused_when_it_is_gone() {
     let lookup = Arc::new(lookup(&[]));
     let (stream, _other) = UnixStream::pair().unwrap();
-    let peer = Peer::of(&stream).unwrap();
+    let peer = Peer::connected_to(&stream).unwrap();
     let Caller::Local { origin, .. } = Arc::clone(&lookup).caller(peer.clone()).await else { panic!("local") };
     assert_eq!(origin, Origin::Host);
     let mut stranger = peer.clone();
@@ -113,7 +113,7 @@ async fn a_process_is_known_by_user_and_cgroup_and_refused_when_it_is_gone() {
 async fn a_refused_pod_is_reported_once_a_minute_and_the_list_is_bounded() {
     let lookup = lookup(&[]);
     let (stream, _other) = UnixStream::pair().unwrap();
-    let peer = Peer::of(&stream).unwrap();
+    let peer = Peer::connected_to(&stream).unwrap();
     let counts = |lookup: &CallerLookup| lookup.events.snapshot().iter().map(|event| event.count).collect::<Vec<_>>();
     for _ in 0..1_000 {
         lookup.report(&peer, &Origin::Pod(pod("default/web-edge1")));

@@ -1,4 +1,4 @@
-//! Those of cgroup v1, from the directories of its controllers.
+//! Statistics of cgroup v1, from the directories of its controllers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use prost::Message;
 use super::{Encoded, Pids, keyed, page_sizes, parsed, text};
 use crate::cgroup::Cgroup;
 
-/// Nanoseconds of the unit of `cpuacct.stat`, which is the same on every Linux.
+/// Nanoseconds per unit of `cpuacct.stat`, which is the same on every Linux.
 const TICK: u64 = 10_000_000;
 
 /// The entries of `memory.stat` have the tags 1 to 32, in the order of [`MEMORY_STAT`].

@@ -1,4 +1,4 @@
-//! Those of cgroup v2, from a container's directory.
+//! Statistics of cgroup v2, from a container's directory.
 
 use std::path::Path;
 
@@ -223,7 +223,7 @@ fn io(text: &str) -> Vec<IoEntry> {
     text.lines().filter_map(entry).collect()
 }
 
-/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`; `None`: the kernel does not count it.
+/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`; `None` if the kernel does not count.
 fn pressure(text: &str) -> Option<Pressure> {
     let line = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -244,7 +244,7 @@ mod tests {
     use crate::cgroup::Cgroup;
     use crate::metrics;
 
-    /// The message's first field with the tag, as a whole number.
+    /// Decodes the message's first field with the tag as an integer.
     #[derive(Clone, PartialEq, Message)]
     struct MemoryFields {
         #[prost(uint64, tag = "1")]

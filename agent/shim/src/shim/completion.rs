@@ -1,4 +1,4 @@
-//! The ends of calls of the OCI runtime: what they have changed, what is published, and who is answered.
+//! Completes calls of the OCI runtime: updates the state, publishes events and answers requests.
 
 use std::fs;
 use std::path::Path;
@@ -127,7 +127,7 @@ impl Shim {
         };
         container.init.state = State::Running;
         let pid = container.init.pid;
-        // Without it containerd does not learn that memory ran out; its end is reported all the same.
+        // Without the watch containerd does not learn of memory shortage; the exit is still reported.
         if let Some(watch) = container.cgroup.as_ref().and_then(|cgroup| cgroup.watch_oom().ok()) {
             let source = Source::Memory(key.container.clone());
             let token = match &watch {
@@ -157,7 +157,7 @@ impl Shim {
             Ok(pid) => pid,
             Err(failure) => {
                 self.close_streams(key);
-                // It never ran: who waits for it must not wait forever.
+                // The process never ran, and calls that wait for it must not wait forever.
                 self.end_process(key, Exit::unknown(0));
                 return Err(failure);
             }
@@ -175,7 +175,7 @@ impl Shim {
 
     fn deleted(&mut self, key: &Key, result: Result<(), String>) -> Result<Vec<u8>, Failure> {
         match result {
-            // What was deleted before is deleted.
+            // A container that was already deleted counts as deleted.
             Err(reason) if !reason.contains("does not exist") => {
                 return Err(Failure::unknown(format!("failed to delete task: {reason}")));
             }
@@ -208,7 +208,7 @@ impl Shim {
         Ok(Vec::new())
     }
 
-    /// Gives back everything that the shim has of a container.
+    /// Releases everything that the shim holds for a container.
     pub(super) fn forget_container(&mut self, id: &str) {
         let execs = self.containers.get(id).map(|container| container.execs.keys().cloned().collect::<Vec<_>>());
         for exec in execs.into_iter().flatten().chain([String::new()]) {
@@ -234,7 +234,7 @@ impl Shim {
     }
 }
 
-/// The words of containerd's shim for a signal that could not be sent.
+/// The messages of containerd's shim for a signal that could not be sent.
 fn kill_failure(reason: &str) -> Failure {
     let lower = reason.to_lowercase();
     if ["process already finished", "container not running", "no such process"]

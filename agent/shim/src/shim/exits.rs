@@ -1,4 +1,4 @@
-//! The ends of processes: noticed, recorded, and reported in their order.
+//! Detects, records and reports exits of processes, in order.
 
 use nix::sys::signal::Signal;
 use rustix::process::{WaitOptions, WaitStatus};
@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::messages::{TaskEvent, TaskExit, WaitResponse};
 use crate::process::{Container, Key, State};
 
-/// The most ends that are kept for a runtime that may just have started their processes.
+/// The most exits that are kept for a runtime that may just have started their processes.
 const MAX_EARLY_EXITS: usize = 4_096;
 /// `SIGKILL`.
 const KILL: u32 = 9;
@@ -19,11 +19,11 @@ impl Shim {
     pub(super) fn handle_signals(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             if i32::try_from(signal.ssi_signo) == Ok(Signal::SIGTERM as i32) && !self.serves_a_process() {
-                // The host shuts down. With a process it goes on: that one's end is to be recorded.
+                // The host is shutting down. With a process left the shim continues, to record its exit.
                 self.begin_ending();
             }
         }
-        // One signal may stand for many ends.
+        // One signal may stand for several exits.
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.child_ended(pid.as_raw_nonzero().get().unsigned_abs(), status);
         }
@@ -47,7 +47,7 @@ impl Shim {
         }
     }
 
-    /// The process with that id, which runs as far as is known.
+    /// The process with this PID, if it is known to run.
     fn key_of(&self, pid: u32) -> Option<Key> {
         self.containers.iter().find_map(|(id, container)| {
             let mut processes = container.processes();
@@ -56,7 +56,7 @@ impl Shim {
         })
     }
 
-    /// Takes the end of a process that came before the runtime had said which process it is.
+    /// Handles an exit that came before the runtime had reported the process.
     pub(super) fn take_early_exit(&mut self, key: &Key, pid: u32) {
         if let Some(index) = self.early_exits.iter().position(|exit| exit.pid == pid) {
             let exit = self.early_exits.swap_remove(index);
@@ -76,14 +76,14 @@ impl Shim {
             self.warn(&format!("container {}: kill its other processes: {failure}", key.container));
         }
         if paused {
-            // What is frozen cannot end.
+            // A frozen process cannot end.
             self.call_quietly(&key.container, "resume");
         }
         self.settle(&key.container);
     }
 
-    /// Reports the end of a container's first process, once nothing is to be reported before it: its start, and the ends of
-    /// its other processes.
+    /// Reports the exit of a container's first process once everything that must precede it was reported: its start,
+    /// and the exits of its other processes.
     pub(super) fn settle(&mut self, id: &str) {
         let Some(container) = self.containers.get_mut(id) else { return };
         if container.busy || container.execs.values().any(|process| process.runs()) {
@@ -99,7 +99,7 @@ impl Shim {
         self.end_process(&Key::init(id), exit);
     }
 
-    /// A process has ended: answers all `Wait` calls for it.
+    /// Handles a process's exit: answers all `Wait` calls for it.
     pub(super) fn end_process(&mut self, key: &Key, exit: Exit) {
         let Some(process) = self.process_mut(key) else { return };
         process.exit = Some(exit);
@@ -122,7 +122,7 @@ impl Shim {
         }
     }
 
-    /// A container's memory has run out, or its cgroup is gone.
+    /// Handles memory shortage in a container, or the removal of its cgroup.
     pub(super) fn handle_memory(&mut self, id: &str) {
         let Some(container) = self.containers.get_mut(id) else { return };
         let Some((watch, token)) = &container.oom else { return };
@@ -136,7 +136,7 @@ impl Shim {
             return;
         }
         let kills = container.cgroup.as_ref().map_or(0, Cgroup::oom_kills);
-        // cgroup v2 reports any change of several counts.
+        // cgroup v2 reports changes of any of several counts.
         if matches!(watch, OomWatch::V1(_)) || kills > container.oom_kills {
             container.oom_kills = kills;
             self.publisher.publish("/tasks/oom", "TaskOOM", &TaskEvent { container_id: id.to_owned() });

@@ -1,4 +1,4 @@
-//! The calls of the OCI runtime: what is prepared, and how each is started. `completion` has their ends.
+//! Prepares and starts calls of the OCI runtime. `completion` handles their ends.
 
 use std::fs;
 use std::io;
@@ -23,19 +23,18 @@ pub(super) const PID_FILE: &str = "init.pid";
 /// How long a deletion waits for output that its client has not read.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
-/// A call of the runtime that has not ended.
+/// A running call of the runtime.
 pub(super) struct Operation {
     pub(super) key: Key,
     pub(super) kind: Kind,
     pub(super) call: Option<Call>,
-    /// The call's own log.
     pub(super) log: PathBuf,
     pub(super) console: Option<ConsoleSocket>,
-    /// A file that it reads, which is removed afterwards.
+    /// An input file, which is removed afterwards.
     pub(super) input: Option<PathBuf>,
 }
 
-/// What a call of the runtime is to do.
+/// The purpose of a call.
 pub(super) enum Kind {
     Create(Vec<Mount>),
     Start,
@@ -56,7 +55,7 @@ impl Operation {
 }
 
 impl Shim {
-    /// Starts a call of the runtime that `command` makes from the runtime, and what the call is about.
+    /// Starts a call with the command that `command` builds.
     fn call_runtime(
         &mut self,
         mut operation: Operation,
@@ -78,7 +77,7 @@ impl Shim {
                 return Err(failure);
             }
         };
-        // It is reaped with all children of the shim.
+        // It is reaped with the shim's other children.
         self.operations.insert(child.id(), operation);
         Ok(())
     }
@@ -127,7 +126,7 @@ impl Shim {
             deferred: Vec::new(),
             ended: None,
         };
-        // Of a container with this id whose bundle was left behind.
+        // Left by a container with the same id whose bundle was not removed.
         remove(Some(&container.exit_file));
         self.containers.insert(key.container.clone(), container);
         let started = self.run_create(call, &key, &stdio, rootfs);
@@ -266,7 +265,7 @@ impl Shim {
         Ok(())
     }
 
-    /// Runs the runtime once more for a container, whatever comes of it.
+    /// Calls the runtime again for a container, whatever the result.
     pub(super) fn call_quietly(&mut self, id: &str, verb: &'static str) {
         let operation = Operation::new(&Key::init(id), Kind::Quiet, None);
         if let Err(failure) = self.call_runtime(operation, |runtime, about| runtime.plain(about, verb)) {
@@ -341,11 +340,11 @@ fn make_directory(path: &Path) -> io::Result<()> {
 
 /// Removes a file that may not exist.
 pub(super) fn remove(path: Option<&Path>) {
-    // One that stays goes with the bundle.
+    // A file that stays is removed with the bundle.
     let _ = path.map(fs::remove_file);
 }
 
-/// The OCI process `spec` with or without a terminal, as the request has it; the rest stays as it is.
+/// The OCI process `spec` with or without a terminal, as requested; other fields are unchanged.
 fn with_terminal(spec: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     let mut process: std::collections::BTreeMap<&str, &serde_json::value::RawValue> = serde_json::from_slice(spec)?;
     let value: &serde_json::value::RawValue = serde_json::from_str(if terminal { "true" } else { "false" })?;

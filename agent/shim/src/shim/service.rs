@@ -1,4 +1,4 @@
-//! containerd's task service: what each request asks for, and which can be answered at once.
+//! containerd's task service: handles each request, immediately if possible.
 
 use std::os::fd::AsFd as _;
 use std::path::{Component, Path, PathBuf};
@@ -24,12 +24,12 @@ use crate::stdio::Stdio;
 const SERVICES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task"];
 /// The most requests that wait for one container.
 const MAX_DEFERRED: usize = 256;
-/// The most commands in one container that were not deleted.
+/// The most undeleted commands of a container.
 const MAX_EXECS: usize = 4_096;
 /// The longest id, as in containerd.
 const MAX_ID: usize = 76;
 
-/// What becomes of a request: an answer, or `None` when it is answered later.
+/// The response, or `None` if it is sent later.
 type Answer = Result<Option<Vec<u8>>, Failure>;
 
 fn empty() -> Answer {
@@ -41,7 +41,7 @@ fn message(message: &impl prost::Message) -> Answer {
 }
 
 impl Shim {
-    /// Answers a request, or sees to it that it is answered.
+    /// Answers a request, or arranges a later answer.
     pub(super) fn handle(&mut self, call: Call, request: Request) {
         if self.has_to_wait(&request) {
             let id = ContainerRequest::decode(&*request.payload).unwrap_or_default().id;
@@ -60,7 +60,7 @@ impl Shim {
         }
     }
 
-    /// Whether the runtime is changing what the request is about.
+    /// Whether the runtime is changing the request's container.
     fn has_to_wait(&self, request: &Request) -> bool {
         let id = ContainerRequest::decode(&*request.payload).unwrap_or_default().id;
         let Some(container) = self.containers.get(&id) else { return false };
@@ -129,7 +129,7 @@ impl Shim {
             id,
             bundle,
             pid: process.pid,
-            // What runs in a paused container is paused, too.
+            // Processes in a paused container are paused, too.
             status: paused.filter(|_| process.runs()).unwrap_or(process.state).number(),
             stdin,
             stdout,
@@ -245,7 +245,7 @@ impl Shim {
         if container.ended.is_some() && request.exec_id.is_empty() {
             return Err(Failure::not_found("process already finished"));
         }
-        // Its end also ends the others, unless they are not in a PID namespace of its own.
+        // The end of the first process also ends the others, unless they are not in a PID namespace of its own.
         let reaches_all = !request.all || !container.shares_pids;
         let directly = container.runtime.runs_processes_of_the_host() && reaches_all && state != State::Paused;
         if request.exec_id.is_empty() && !directly {
@@ -329,7 +329,7 @@ impl Shim {
     }
 }
 
-/// An id becomes part of file names.
+/// Checks an id, because it becomes part of file names.
 fn check_id(id: &str) -> Result<(), Failure> {
     let valid = !id.is_empty()
         && id.len() <= MAX_ID

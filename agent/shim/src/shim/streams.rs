@@ -1,4 +1,4 @@
-//! The streams of processes: opening them, copying them, and writing logs.
+//! The streams of processes: opens and copies them, and writes logs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,10 +20,10 @@ use crate::process::{Key, Streams};
 use crate::stdio::{self, Output, Stdio, input_pipe, open_input_fifo, open_output_fifo, open_output_file, output_pipe};
 use crate::transfer::{BUFFER, Transfer, Waiting};
 
-/// How often an output is read when its process is deleted: more than a pipe holds.
+/// How often an output is read when its process is deleted: enough for more than a pipe holds.
 const LAST_READS: usize = 64;
 
-/// What a process is started with.
+/// The standard streams of a new process.
 pub(super) struct ProcessStdio {
     pub(super) stdin: ChildStdio,
     pub(super) stdout: ChildStdio,
@@ -77,7 +77,7 @@ impl Shim {
             let (reader, keeper) = open_input_fifo(&PathBuf::from(&stdio.stdin))?;
             streams.input_keeper = Some(keeper);
             if reads_directly {
-                // The process is the only reader: who attaches learns whether it still reads.
+                // The process is the only reader, so a client that attaches learns whether it still reads.
                 rustix::fs::fcntl_setfl(&reader, OFlags::empty())?;
                 process.stdin = child(reader);
             } else {
@@ -102,7 +102,7 @@ impl Shim {
                 streams.transfers[1] = Some(Transfer::new(console.try_clone()?, to));
             }
             output => {
-                // Without a reader a terminal's buffer fills up, and its processes wait.
+                // Without a reader a terminal's buffer fills up and blocks its processes.
                 let to = match open_output(output)? {
                     Some(to) => to,
                     None => std::fs::File::options().write(true).open("/dev/null")?.into(),
@@ -119,7 +119,7 @@ impl Shim {
         Ok(streams)
     }
 
-    /// Waits for the streams of a process from now on.
+    /// Starts to wait for the streams of a process.
     pub(super) fn watch_streams(&mut self, key: &Key) {
         for index in 0..3 {
             self.watch_transfer(key, index);
@@ -148,7 +148,7 @@ impl Shim {
         }
     }
 
-    /// Copies what there is, and waits for what the copying waits for now.
+    /// Copies what is available, and updates what the copying waits for.
     pub(super) fn advance_transfer(&mut self, key: &Key, index: usize) {
         let mut buffer = [0; BUFFER];
         let Some(process) = process_in(&mut self.containers, key) else { return };
@@ -180,7 +180,7 @@ impl Shim {
         }
     }
 
-    /// A deletion may wait for this.
+    /// Continues a deletion that waits for this.
     fn output_has_ended(&mut self, key: &Key) {
         let process = self.process_mut(key);
         if process.is_some_and(|process| process.deleting.is_some() && !process.streams.passes_output_on()) {
@@ -208,7 +208,7 @@ impl Shim {
         }
     }
 
-    /// Closes a log whose outputs have ended: its readers learn from its lock that no line follows.
+    /// Closes a log whose outputs have ended; its readers learn from its lock that no line follows.
     fn close_log(&mut self, key: &Key) {
         let Some(process) = process_in(&mut self.containers, key) else { return };
         let streams = &mut process.streams;
@@ -238,10 +238,10 @@ impl Shim {
         }
     }
 
-    /// Writes what a process has left in its pipes, and closes its streams.
+    /// Drains a process's pipes, and closes its streams.
     pub(super) fn close_streams(&mut self, key: &Key) {
         for index in 0..2 {
-            // A pipe holds less; a process that still writes is not waited for.
+            // A pipe holds less than this. A process that still writes is not waited for.
             for _ in 0..LAST_READS {
                 if self.has_output(key, index) {
                     self.read_log(key, index);
@@ -269,7 +269,7 @@ impl Shim {
         }
     }
 
-    /// Whether an output of a log can be read at once. At its end it is closed by reading, too.
+    /// Whether an output of a log can be read without blocking; true at its end, which reading then closes.
     fn has_output(&mut self, key: &Key, index: usize) -> bool {
         let log = process_in(&mut self.containers, key).and_then(|process| process.streams.log.as_ref());
         let Some(fd) = log.and_then(|log| log.stream(index)) else { return false };
@@ -279,7 +279,7 @@ impl Shim {
     }
 }
 
-/// What output is copied to; `None`: it goes nowhere.
+/// Opens the destination of an output; `None` if it is discarded.
 fn open_output(output: Output) -> io::Result<Option<OwnedFd>> {
     match output {
         Output::Null => Ok(None),

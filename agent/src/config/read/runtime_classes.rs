@@ -37,7 +37,7 @@ impl ConfigDiagnostics {
     }
 
     fn runtime_class(&mut self, name: &str, fields: &[Entry]) -> Option<RuntimeClass> {
-        let mut class = RuntimeClass::of(RUNC_SHIM);
+        let mut class = RuntimeClass::with_runtime(RUNC_SHIM);
         let mut sound = true;
         for Entry { key, position, node } in fields {
             if let Err(message) = set(&mut class, key, &node.value) {

@@ -165,14 +165,17 @@ fn every_supported_key_has_an_effect() {
                         no_pivot_root: true,
                         no_new_keyring: true,
                         devices: vec!["nvidia.com/gpu=all".to_owned()],
-                        ..RuntimeClass::of(RUNC_SHIM)
+                        ..RuntimeClass::with_runtime(RUNC_SHIM)
                     },
                 ),
                 (
                     "runsc",
-                    RuntimeClass { config: Some("/runsc.toml".into()), ..RuntimeClass::of("io.containerd.runsc.v1") },
+                    RuntimeClass {
+                        config: Some("/runsc.toml".into()),
+                        ..RuntimeClass::with_runtime("io.containerd.runsc.v1")
+                    },
                 ),
-                ("wasm", RuntimeClass { wasm: true, ..RuntimeClass::of("io.containerd.wasmtime.v1") }),
+                ("wasm", RuntimeClass { wasm: true, ..RuntimeClass::with_runtime("io.containerd.wasmtime.v1") }),
             ]
             .map(|(name, class)| (name.to_owned(), class))
             .into(),

@@ -117,7 +117,7 @@ impl ContainerdExecutor {
             user: OnceLock::new(),
         };
         let objects = Arc::clone(&pod.objects);
-        let container_type = ContainerType::of(slot.role);
+        let container_type = ContainerType::role(slot.role);
         let run = async {
             self.reporter.metrics.container_start_begun(container_type);
             let began = Instant::now();

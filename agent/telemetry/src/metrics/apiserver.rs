@@ -1,8 +1,8 @@
-//! The connection to the apiserver, the requests to it under client-go's names, and the node's certificates under
-//! kubelet's.
+//! Metrics of the connection to the apiserver, of requests under client-go's names, and of the node's certificates
+//! under kubelet's.
 //!
-//! Without a series on a node that is in no cluster. What runs on by itself, a time without a connection or the rest of a
-//! certificate's life, is computed at the scrape.
+//! There are no series outside a cluster. Continuous values, such as the time without a connection or a certificate's
+//! remaining lifetime, are computed at the scrape.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,9 +27,9 @@ const BYTES: [f64; 11] =
 /// One of the certificates that the node requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeCertificate {
-    /// By which it names itself to the apiserver.
+    /// The certificate with which the node authenticates to the apiserver.
     Client,
-    /// Which its own API shows.
+    /// The certificate that the node's own API presents.
     Serving,
 }
 
@@ -37,7 +37,7 @@ impl NodeCertificate {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Client, Self::Serving];
 
-    /// kubelet's families of it: the rest of its life, and the failed renewals.
+    /// kubelet's families: the certificate's remaining lifetime, and failed renewals.
     fn families(self) -> [(&'static str, &'static str); 2] {
         let errors = "[ALPHA] Counter of certificate renewal errors.";
         match self {
@@ -114,7 +114,7 @@ impl Default for ApiserverMetrics {
 }
 
 impl ApiserverMetrics {
-    /// Whether the apiserver answers; the time in which it does not is counted from the first call on.
+    /// Records whether the apiserver answers. The time without answers is counted from the first call on.
     pub fn set_connected(&self, server: &str, connected: bool) {
         self.connected.get_or_create(&ServerLabel { server: server.to_owned() }).set(i64::from(connected));
         let mut state = self.running.state();
@@ -129,17 +129,17 @@ impl ApiserverMetrics {
         }
     }
 
-    /// That server's address is no longer used.
+    /// Removes the server's series, because its address is no longer used.
     pub fn forget_server(&self, server: &str) {
         self.connected.remove(&ServerLabel { server: server.to_owned() });
     }
 
-    /// A request has ended; `code` is `<error>` without an answer, as in client-go.
+    /// Counts a finished request; as in client-go, `code` is `<error>` without an answer.
     pub fn requested(&self, method: &str, resource: &'static str, code: String) {
         self.requests.get_or_create(&CodeLabels { code, method: method.to_owned(), resource }).inc();
     }
 
-    /// A request that is no watch has ended after `took`; `sent` and `received` are the bytes of its bodies.
+    /// Records a finished request other than a watch; `sent` and `received` are the sizes of its bodies in bytes.
     pub fn answered(
         &self,
         verb: &str,
@@ -157,26 +157,26 @@ impl ApiserverMetrics {
         }
     }
 
-    /// So much of each kind is not sent yet.
+    /// Records how much of each kind is unsent.
     pub fn set_unsent(&self, by_kind: &[(&'static str, usize)]) {
         for (kind, count) in by_kind {
             self.unsent.get_or_create(&KindLabel { kind }).set(i64::try_from(*count).unwrap_or(i64::MAX));
         }
     }
 
-    /// When the first service account token of any pod expires; `None`: no pod has one.
+    /// Records when the first service account token of any pod expires; `None` if no pod has one.
     pub fn set_first_token_expiry(&self, expiry: Option<Timestamp>) {
         self.running.state().first_token_expiry = expiry;
     }
 
-    /// The node requests that certificate, and the current one is valid until then; `None`: it has none.
+    /// Records that the node requests this certificate, and when the current one expires; `None` if there is none.
     pub fn certificate_held(&self, certificate: NodeCertificate, until: Option<Timestamp>) {
-        self.running.state().of(certificate).get_or_insert_default().until = until;
+        self.running.state().certificate(certificate).get_or_insert_default().until = until;
     }
 
-    /// The node has requested that certificate, and got none.
+    /// Counts a failed request for this certificate.
     pub fn renewal_failed(&self, certificate: NodeCertificate) {
-        self.running.state().of(certificate).get_or_insert_default().failures += 1;
+        self.running.state().certificate(certificate).get_or_insert_default().failures += 1;
     }
 
     pub(super) fn register(&self, all: &mut Registry) {
@@ -196,13 +196,13 @@ impl ApiserverMetrics {
     }
 }
 
-/// What is computed at the scrape.
+/// The values that are computed at the scrape.
 #[derive(Debug, Clone, Default)]
 struct Running(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None`: the node is in no cluster.
+    /// `None` outside a cluster.
     offline: Option<Offline>,
     client: Option<CertificateState>,
     serving: Option<CertificateState>,
@@ -213,7 +213,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Offline {
     before: Duration,
-    /// Since when there is none now.
+    /// When the current outage began.
     since: Option<Instant>,
 }
 
@@ -225,7 +225,7 @@ struct CertificateState {
 }
 
 impl State {
-    fn of(&mut self, certificate: NodeCertificate) -> &mut Option<CertificateState> {
+    fn certificate(&mut self, certificate: NodeCertificate) -> &mut Option<CertificateState> {
         match certificate {
             NodeCertificate::Client => &mut self.client,
             NodeCertificate::Serving => &mut self.serving,
@@ -254,7 +254,7 @@ impl Collector for Running {
             left.encode(encoder.encode_descriptor("limpet_token_ttl_seconds", help, None, left.metric_type())?)?;
         }
         for certificate in NodeCertificate::ALL {
-            let Some(held) = state.of(certificate) else { continue };
+            let Some(held) = state.certificate(certificate) else { continue };
             let [(ttl, ttl_help), (errors, errors_help)] = certificate.families();
             let left = held.until.map_or(f64::INFINITY, |until| until.duration_since(Timestamp::now()).as_secs_f64());
             let left = Reading::new(left.trunc());

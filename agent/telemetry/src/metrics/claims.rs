@@ -1,4 +1,4 @@
-//! What CSI drivers report of the volumes of claims: kubelet's `kubelet_volume_stats_*`.
+//! What CSI drivers report about the volumes of claims: kubelet's `kubelet_volume_stats_*`.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -11,22 +11,18 @@ struct ClaimLabels {
     persistentvolumeclaim: String,
 }
 
-/// The figures of one volume: in bytes, and in inodes.
+/// The size and usage of a volume, in bytes and inodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClaimFigures {
-    /// All bytes.
     pub capacity: u64,
-    /// Bytes that can still be written.
     pub available: u64,
-    /// Bytes that are used.
     pub used: u64,
-    /// All inodes.
     pub inodes: u64,
     pub inodes_free: u64,
     pub inodes_used: u64,
 }
 
-/// A figure's name, its help, and the figure.
+/// A metric's name, its help text, and its value.
 type Figure = (&'static str, &'static str, fn(&ClaimFigures) -> u64);
 
 const FIGURES: [Figure; 6] = [
@@ -38,7 +34,7 @@ const FIGURES: [Figure; 6] = [
     ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |of| of.inodes_used),
 ];
 
-/// One gauge for each figure and claim.
+/// A gauge for each metric and claim.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ClaimGauges([Family<ClaimLabels, Gauge>; 6]);
 

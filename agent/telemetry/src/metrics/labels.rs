@@ -17,8 +17,8 @@ pub enum ContainerType {
 }
 
 impl ContainerType {
-    /// The label of containers with that role; kubelet counts a sidecar as the init container it is in the spec.
-    pub fn of(role: Role) -> Self {
+    /// The label for a role. Like kubelet, counts a sidecar as an init container, which it is in the spec.
+    pub fn role(role: Role) -> Self {
         match role {
             Role::Init | Role::Sidecar => Self::InitContainer,
             Role::Main => Self::Container,
@@ -54,8 +54,8 @@ pub enum RejectionReason {
 }
 
 impl RejectionReason {
-    /// The reason for a fault: one without a field is about the whole text.
-    pub fn of(fault: &Fault) -> Self {
+    /// The reason for a fault. A fault without a field concerns the whole text.
+    pub fn fault(fault: &Fault) -> Self {
         match fault.path.as_str() {
             "" | "kind" | "apiVersion" => Self::Unreadable,
             path if path.ends_with("metadata.name") && fault.message.contains(" is defined ") => Self::Duplicate,
@@ -67,18 +67,18 @@ impl RejectionReason {
 /// What the guard did with a forbidden change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GuardVerdict {
-    /// Denied.
+    /// The change was denied.
     Refused,
-    /// Allowed and reported: mode `audit`.
+    /// The change was allowed and reported: mode `audit`.
     Audited,
 }
 
 /// Why image garbage collection removed an image: kubelet's label `reason`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ImageRemoval {
-    /// It was not used for longer than `imageMaximumGCAge`.
+    /// The image was unused for longer than `imageMaximumGCAge`.
     Age,
-    /// To make room.
+    /// Disk space was needed.
     Space,
 }
 
@@ -87,11 +87,11 @@ pub enum ImageRemoval {
 pub enum UpgradeOutcome {
     /// The new version runs.
     Installed,
-    /// The version before runs again.
+    /// The previous version runs again.
     Undone,
 }
 
-/// A label set of one label, for families whose label values come from a closed set.
+/// A label set with one label from a closed set of values.
 macro_rules! one_label {
     ($set:ident, $field:ident: $value:ty) => {
         #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -101,7 +101,7 @@ macro_rules! one_label {
     };
 }
 
-/// A closed set of label values by their text.
+/// A closed set of label values with their texts.
 macro_rules! label_values {
     ($type:ident { $($variant:ident => $text:literal),+ $(,)? }) => {
         impl EncodeLabelValue for $type {
@@ -170,7 +170,7 @@ one_label!(UpgradeLabel, outcome: UpgradeOutcome);
 one_label!(SignalLabel, eviction_signal: &'static str);
 one_label!(ConditionLabel, condition: &'static str);
 
-/// Pod names come from manifests: only a limited number has labels of its own, the others share one.
+/// Pod names come from manifests, so only a limited number has its own labels; the others share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct WriterLabels {
     pub(super) namespace: String,

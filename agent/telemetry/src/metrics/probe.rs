@@ -1,4 +1,4 @@
-//! kubelet's count of probes and their results. Its labels name pods and containers, so the series of a pod end with it.
+//! kubelet's count of probes by result. Its labels name pods and containers, so a pod's series end with the pod.
 
 use limpet_model::pod::PodRecord;
 use limpet_model::probe::ProbeKind;
@@ -8,14 +8,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use std::fmt::Write as _;
 
-/// The result of a probe, as kubelet's label `result`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProbeResult {
-    /// It has succeeded.
     Successful,
-    /// It has failed.
     Failed,
-    /// The probe itself failed.
+    /// The probe itself could not be run.
     Unknown,
 }
 
@@ -49,7 +46,7 @@ struct Labels {
 }
 
 impl Labels {
-    fn of(pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) -> Self {
+    fn new(pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) -> Self {
         Self {
             probe_type: Kind(kind),
             result,
@@ -72,7 +69,7 @@ impl ProbeCounters {
     }
 
     pub(super) fn count(&self, pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) {
-        self.0.get_or_create(&Labels::of(pod, container, kind, result)).inc();
+        self.0.get_or_create(&Labels::new(pod, container, kind, result)).inc();
     }
 
     pub(super) fn forget(&self, pod: &PodRecord) {
@@ -80,7 +77,7 @@ impl ProbeCounters {
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
             for kind in ProbeKind::ALL.into_iter().filter(|kind| kind.of(container).is_some()) {
                 for result in [ProbeResult::Successful, ProbeResult::Failed, ProbeResult::Unknown] {
-                    self.0.remove(&Labels::of(pod, &container.name, kind, result));
+                    self.0.remove(&Labels::new(pod, &container.name, kind, result));
                 }
             }
         }

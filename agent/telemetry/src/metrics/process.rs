@@ -1,6 +1,7 @@
 //! The usual `process_*` metrics of the agent itself, read from `/proc/self` at each scrape.
 //!
-//! A process' own procfs never blocks, so it is read where the scrape is answered. Unreadable values are omitted rather than reported as zero.
+//! Reading the own procfs never blocks, so it is done on the serving thread. Unreadable values are omitted rather
+//! than reported as zero.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -49,7 +50,7 @@ impl Collector for ProcessCollector {
     }
 }
 
-/// A help text as the registry writes those of its own metrics, with one more full stop.
+/// A help text in the registry's style, with a full stop at its end.
 fn ended(help: &str) -> String {
     format!("{help}.")
 }
@@ -63,13 +64,13 @@ struct Stat {
 
 /// Reads `/proc/<pid>/stat` (proc_pid_stat(5)): fields 14 and 15 are CPU time, 22 is the start time.
 fn parse_stat(stat: &str) -> Option<Stat> {
-    // Field 2 is the program's name in parentheses and may hold anything, so counting begins behind it.
+    // Field 2 is the program's name in parentheses and may contain anything, so counting begins after it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
     Some(Stat { cpu_seconds: (ticks(14)? + ticks(15)?) / USER_HZ, start_seconds: ticks(22)? / USER_HZ })
 }
 
-/// Seconds since 1970 at which the machine booted, by today's clock.
+/// When the machine booted in seconds since 1970, by the current clock.
 fn boot_time(stat: &str) -> Option<f64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
@@ -79,7 +80,7 @@ fn kibibytes(status: &str, name: &str) -> Option<f64> {
     Some(value.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
 }
 
-/// The soft limit of open files, which is a number: the kernel has no unlimited one.
+/// The soft limit of open files. It is always a number, because the kernel has no unlimited one.
 fn soft_limit(limits: &str) -> Option<f64> {
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     limit.split_ascii_whitespace().next()?.parse().ok()

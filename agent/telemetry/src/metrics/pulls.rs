@@ -1,4 +1,4 @@
-//! How long pulls of images take, by their size as kubelet groups it.
+//! The duration of image pulls, grouped by size as in kubelet.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const SECONDS: [f64; 18] = [
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// kubelet's groups, each of the images of more than so many bytes, the largest first.
+/// kubelet's groups: images of more than this many bytes, largest first.
 const SIZES: [(u64, &str); 12] = [
     (100 * GIB, "GT100GB"),
     (60 * GIB, "60GB-100GB"),
@@ -37,7 +37,6 @@ struct SizeLabel {
     image_size_in_bytes: &'static str,
 }
 
-/// The durations. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct PullSeconds(Family<SizeLabel, Histogram>);
 

@@ -1,4 +1,4 @@
-//! Under which name and help text each metric is shown.
+//! Registers each metric with its name and help text.
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,10 +12,11 @@ use limpet_model::node::architecture;
 use limpet_model::{POD_API, kubelet_version};
 
 impl Metrics {
-    /// The registry of all of them.
+    /// A registry with all metrics.
     pub(super) fn register(&self, node_name: &str) -> Registry {
         let mut all = Registry::default();
-        // The encoder adds `_total` to counters. Metrics with kubelet's names have kubelet's texts (kubelet-1.37.1).
+        // The encoder adds `_total` to counters. Metrics with kubelet's names have kubelet's help texts (kubelet
+        // 1.37.1).
         self.register_pods(&mut all);
         self.register_containers(&mut all);
         self.probes.register(&mut all);
@@ -130,7 +131,7 @@ impl Metrics {
 
 type BuildLabels = Vec<(&'static str, String)>;
 
-/// What Go's build would say besides is left out: there is none.
+/// Omits what only a Go build could report.
 fn build_info() -> Info<BuildLabels> {
     let (major, minor) = POD_API.trim_start_matches('v').split_once('.').unwrap_or_default();
     Info::new(vec![

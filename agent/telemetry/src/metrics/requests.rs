@@ -1,4 +1,4 @@
-//! The requests to the agent's own listeners, under kubelet's names.
+//! Metrics of requests to the agent's own listeners, under kubelet's names.
 
 use std::time::Duration;
 
@@ -10,12 +10,10 @@ use prometheus_client::registry::Registry;
 
 use super::DEFAULT_SECONDS;
 
-/// What a listener lets its clients do: kubelet's label `server_type`.
+/// What a listener allows its clients: kubelet's label `server_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ServerType {
-    /// It serves what can be read without harm.
     ReadOnly,
-    /// It serves all.
     ReadWrite,
 }
 
@@ -29,20 +27,19 @@ impl EncodeLabelValue for ServerType {
     }
 }
 
-/// A request, by what there are only a few of.
+/// The labels of a request, with a bounded number of values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestKind {
     /// Whether it connects a client with a container: `true` or `false`.
     pub long_running: &'static str,
-    /// The method, if it is one that a route has.
+    /// The method, if some route has it.
     pub method: &'static str,
-    /// The beginning of its route's path: `pods`, `metrics/resource`; `other`: none of kubelet's or limpet's begins so.
+    /// The beginning of its route's path: `pods`, `metrics/resource`; `other` if it is not one of kubelet's or
+    /// limpet's.
     pub path: String,
-    /// The listener.
     pub server_type: ServerType,
 }
 
-/// The counters of requests. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct RequestCounters {
     count: Family<RequestKind, Counter>,
@@ -50,7 +47,7 @@ pub(super) struct RequestCounters {
     websockets: Family<SubresourceLabel, Counter>,
 }
 
-/// What a WebSocket leads to: kubelet's label `subresource`.
+/// The target of a WebSocket: kubelet's label `subresource`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SubresourceLabel {
     subresource: String,
@@ -77,7 +74,7 @@ impl RequestCounters {
         all.register("kubelet_websocket_streaming_requests", help, self.websockets.clone());
     }
 
-    /// `path`: the beginning of its route's: `exec`, `attach` or `portForward`.
+    /// `path` is the beginning of the route: `exec`, `attach` or `portForward`.
     pub(super) fn websocket_opened(&self, path: &str) {
         self.websockets.get_or_create(&SubresourceLabel { subresource: path.to_lowercase() }).inc();
     }

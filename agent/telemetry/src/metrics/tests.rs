@@ -10,7 +10,7 @@ use limpet_core::fixtures::observed;
 use limpet_core::source::Health;
 use limpet_core::status::observed::{Observed, ObservedPod};
 
-/// Checks a page as a parser would and returns its samples.
+/// Checks a page as a parser would, and returns its samples.
 fn parse(page: &str) -> Vec<(String, f64)> {
     let mut declared = BTreeSet::new();
     let mut samples = Vec::new();
@@ -63,7 +63,7 @@ fn a_scrape_contains_counters_and_current_state() {
     let http = SourceSnapshot { health: Health::Unavailable("timeout".into()), ..SourceSnapshot::default() };
 
     let twice = limpet_model::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
-    metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice), 1);
+    metrics.manifest_rejected(SourceKind::File, RejectionReason::fault(&twice), 1);
 
     let page = metrics.render(
         &all.load(),

@@ -1,22 +1,21 @@
-//! The text format in which kubelet shows its metrics (Prometheus 0.0.4), made of what the registry writes, OpenMetrics.
+//! Converts the registry's output, OpenMetrics, to the text format in which kubelet shows metrics (Prometheus 0.0.4).
 //!
-//! The two differ in what they say of a family: in OpenMetrics its name has no `_total` or `_info`, and the registry ends each
-//! help text with a full stop. Samples are the same.
+//! The two differ in the description of a family: in OpenMetrics its name lacks `_total` or `_info`, and the registry
+//! ends each help text with a full stop. Samples are the same.
 
 use std::fmt::Write as _;
 
-/// The format's content type.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// kubelet's counters whose names do not end in `_total`, as OpenMetrics has it.
+/// kubelet's counters whose names lack the suffix `_total`, which OpenMetrics requires.
 const WITHOUT_TOTAL: [&str; 3] = [
     "kubelet_evictions",
     "kubelet_certificate_manager_client_expiration_renew_errors",
     "kubelet_server_expiration_renew_errors",
 ];
 
-/// A page of OpenMetrics as a page of the text format.
-pub(super) fn of(open_metrics: &str) -> String {
+/// Converts a page of OpenMetrics to the text format.
+pub(super) fn from_open_metrics(open_metrics: &str) -> String {
     let mut page = String::with_capacity(open_metrics.len());
     let (mut help, mut without_total) = ("", None);
     for line in open_metrics.lines() {
@@ -53,6 +52,6 @@ mod tests {
                         kubernetes_build_info{} 1\n\
                         # HELP kubelet_evictions Pods\n# TYPE kubelet_evictions counter\nkubelet_evictions 2\n\
                         # HELP g Level\n# TYPE g gauge\ng 3.5\n";
-        assert_eq!(super::of(open_metrics), expected);
+        assert_eq!(super::from_open_metrics(open_metrics), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The volumes of pods: how many there are and are to be, and how long CSI drivers take to mount theirs.
+//! Metrics of pods' volumes: how many exist and are wanted, and how long CSI drivers take to mount theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,7 +32,6 @@ struct OperationLabels {
     volume_plugin: String,
 }
 
-/// The figures. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct VolumeFigures {
     total: Family<VolumeLabels, Gauge>,
@@ -62,7 +61,7 @@ impl VolumeFigures {
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// Counts the volumes of these pods, in place of those before.
+    /// Replaces the counts by those of these pods.
     pub(super) fn take(&self, pods: &ObservedPods) {
         let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
         for pod in pods.pods.values() {
@@ -85,13 +84,13 @@ impl VolumeFigures {
     }
 }
 
-/// Whether the pod's volumes have been made: its containers can start.
+/// Whether the pod's volumes are prepared, so that its containers can start.
 fn has_volumes(pod: &ObservedPod) -> bool {
     let conditions = pod.status.conditions.iter().flatten();
     conditions.into_iter().any(|condition| condition.type_ == "PodReadyToStartContainers" && condition.status == "True")
 }
 
-/// As kubelet's volume manager: those that a container mounts or has as a device.
+/// The volumes that kubelet's volume manager counts: those that a container mounts or uses as a device.
 fn used_volumes(pod: &ObservedPod) -> impl Iterator<Item = &Volume> {
     let mut used = BTreeSet::new();
     for container in pod.record.containers() {

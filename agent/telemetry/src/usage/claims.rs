@@ -1,4 +1,4 @@
-//! The volumes of claims, for Prometheus: what CSI drivers report of them, read at most once in `volumeStatsAggPeriod`.
+//! The volumes of claims for Prometheus, as CSI drivers report them, read at most once per `volumeStatsAggPeriod`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use limpet_model::pod::PodUid;
 /// A claim: its namespace and name.
 pub type ClaimName = (String, String);
 
-/// What was reported of a pod's volumes, and when.
+/// The time and content of a pod's last report.
 type Reported = (Instant, Vec<(ClaimName, VolumeDisk)>);
 
 /// Reads volume usage from drivers on request. Clones share the last report.
@@ -26,12 +26,11 @@ pub struct ClaimMeter {
 }
 
 impl ClaimMeter {
-    /// A meter without readings.
     pub fn new(measure: Arc<dyn MeasureDisks>, period: Duration) -> Self {
         Self { measure, period, last: Arc::default() }
     }
 
-    /// The volumes of the claims of pods that run; once each.
+    /// The volumes of running pods' claims, each once.
     pub async fn volumes(&self, pods: &ObservedPods) -> BTreeMap<ClaimName, VolumeDisk> {
         let running = pods.pods.values().filter(|pod| pod.containers.values().any(|one| one.pid.is_some()));
         let running: BTreeMap<&PodUid, &Arc<ObservedPod>> = running.map(|pod| (&pod.record.uid, pod)).collect();

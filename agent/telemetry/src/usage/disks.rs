@@ -1,8 +1,8 @@
-//! What images and pods take on disk: measured on request, and each pod at most once in `volumeStatsAggPeriod`.
+//! The disk usage of images and pods: measured on request, and for each pod at most once per `volumeStatsAggPeriod`.
 //!
-//! Finding out means walking directories, so one task measures for all concurrent callers, and its result is kept with
-//! its time until the next measurement. It has as long as the walks of its pods may take; requests wait
-//! [`MEASURE_TIMEOUT`] and then gets what is known.
+//! Measuring means walking directories, so one task measures for all concurrent callers, and its result is kept with
+//! its time until the next measurement. It may take as long as the walks of its pods; requests wait for
+//! [`MEASURE_TIMEOUT`] and then get what is known.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -23,49 +23,47 @@ use limpet_model::pod::PodUid;
 /// How long a request waits for a measurement.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a pod takes on disk.
+/// The disk usage of a pod.
 #[derive(Debug, Clone, Default)]
 pub struct PodDisk {
-    /// Its containers, those that have ended included.
+    /// Its containers, including those that have ended.
     pub containers: Vec<ContainerDisk>,
-    /// The volumes that are its own.
+    /// The volumes that belong to it alone.
     pub volumes: Vec<VolumeDisk>,
-    /// The files that the agent provides to all of its containers, `/etc/hosts`, say.
+    /// The files that the agent provides to all of its containers, such as `/etc/hosts`.
     pub files: Walk,
 }
 
-/// What a container takes.
+/// The disk usage of a container.
 #[derive(Debug, Clone)]
 pub struct ContainerDisk {
-    /// Its name in the pod.
     pub name: String,
-    /// Its id in containerd.
     pub id: String,
-    /// Its writable layer; `None`: not measured.
+    /// Its writable layer; `None` if it was not measured.
     pub layer: Option<DiskUsage>,
-    /// Its logs, those of earlier attempts included; `None`: not measured.
+    /// Its logs, including those of earlier attempts; `None` if they were not measured.
     pub logs: Option<Walk>,
-    /// Its termination messages and the volumes that its image declares; `None`: not measured.
+    /// Its termination messages and the volumes that its image declares; `None` if they were not measured.
     pub files: Option<Walk>,
 }
 
-/// What a volume takes.
+/// The disk usage of a volume.
 #[derive(Debug, Clone)]
 pub struct VolumeDisk {
-    /// Its name in the pod.
     pub name: String,
-    /// The claim that it is of, in the pod's namespace.
+    /// The name of its claim in the pod's namespace.
     pub claim: Option<String>,
-    /// What is in it; `None`: not measured.
+    /// The size of its content; `None` if it was not measured.
     pub used: Option<Walk>,
-    /// The file system that it is on, or is; `None`: not measured.
+    /// The file system that it is on, or is; `None` if it was not measured.
     pub space: Option<Space>,
-    /// It counts as the pod's ephemeral storage.
+    /// Whether it counts as the pod's ephemeral storage.
     pub ephemeral: bool,
 }
 
 impl PodDisk {
-    /// The pod's ephemeral storage: layers, logs, and files and volumes that go with it. `None`: a part of it is not known.
+    /// The pod's ephemeral storage: layers, logs, and the files and volumes that are removed with it. `None` if a
+    /// part is unknown.
     pub fn ephemeral(&self) -> Option<DiskUsage> {
         let whole = |walk: Option<Walk>| walk.and_then(Walk::whole);
         let containers = self.containers.iter().flat_map(|one| [one.layer, whole(one.logs), whole(one.files)]);
@@ -80,9 +78,9 @@ impl PodDisk {
 /// The file system of images and layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageDisk {
-    /// Its space; `None`: not measured.
+    /// Its space; `None` if it was not measured.
     pub space: Option<Space>,
-    /// What the layers of images and containers take.
+    /// The size of the layers of images and containers.
     pub used: DiskUsage,
 }
 
@@ -90,10 +88,10 @@ pub trait MeasureDisks: fmt::Debug + Send + Sync {
     /// Measures a pod. What cannot be measured is left out.
     fn pod<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, PodDisk>;
 
-    /// The volumes of the pod that CSI drivers report of.
+    /// The pod's volumes about which CSI drivers report.
     fn claims<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, Vec<VolumeDisk>>;
 
-    /// Measures the file system of images; the layers of the containers `apart` are not counted. `None`: containerd does
+    /// Measures the file system of images, without the layers of the containers in `apart`. `None` if containerd does
     /// not answer.
     fn images(&self, apart: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>>;
 }
@@ -101,26 +99,21 @@ pub trait MeasureDisks: fmt::Debug + Send + Sync {
 /// A measurement with its time.
 #[derive(Debug, Clone)]
 pub struct Dated<T> {
-    /// When it was taken.
     pub at: Timestamp,
-    /// What was measured.
     pub value: T,
     taken: Instant,
 }
 
 impl<T> Dated<T> {
-    /// A measurement that was taken at that time, just now.
+    /// A measurement that was taken just now, at `at`.
     pub fn new(at: Timestamp, value: T) -> Self {
         Self { at, value, taken: Instant::now() }
     }
 }
 
-/// The last measurements.
 #[derive(Debug, Clone, Default)]
 pub struct Disks {
-    /// The file system of images.
     pub images: Option<Dated<ImageDisk>>,
-    /// The running pods.
     pub pods: BTreeMap<PodUid, Arc<Dated<PodDisk>>>,
 }
 
@@ -131,22 +124,22 @@ pub struct DiskMeter(Arc<MeterState>);
 #[derive(Debug)]
 struct MeterState {
     measure: Arc<dyn MeasureDisks>,
-    /// How old a measurement may get.
+    /// The longest age of a measurement that is still used.
     period: Duration,
     last: Mutex<Disks>,
-    /// Held while measuring.
+    /// Held during a measurement.
     turn: Arc<tokio::sync::Mutex<()>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl DiskMeter {
-    /// A meter that has measured nothing yet. Its measurements are tasks of `tasks`, which `stop` ends.
+    /// A meter without measurements. It measures in tasks of `tasks`, which `stop` ends.
     pub fn new(measure: Arc<dyn MeasureDisks>, period: Duration, tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self(Arc::new(MeterState { measure, period, last: Mutex::default(), turn: Arc::default(), tasks, stop }))
     }
 
-    /// What is known of these pods and of the images, after a measurement of what is older than the period.
+    /// The measurements of these pods and of the images, after renewing those older than the period.
     pub async fn disks(&self, pods: &ObservedPods) -> Disks {
         let shared = &self.0;
         if let Ok(turn) = Arc::clone(&shared.turn).try_lock_owned() {
@@ -160,7 +153,7 @@ impl DiskMeter {
                 });
             }
         }
-        // What takes longer continues, for the next request.
+        // A longer measurement continues, for the next request.
         let _ = tokio::time::timeout(MEASURE_TIMEOUT, shared.turn.lock()).await;
         self.last().clone()
     }
@@ -169,7 +162,7 @@ impl DiskMeter {
         self.0.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The running pods that have to be measured, and whether the images have to be. Forgets the others.
+    /// The running pods that have to be measured, and whether the images have to be. Forgets other pods.
     fn due(&self, pods: &ObservedPods) -> (Vec<Arc<ObservedPod>>, bool) {
         let running = pods.pods.values().filter(|pod| pod.containers.values().any(|one| one.pid.is_some()));
         let running: BTreeMap<&PodUid, &Arc<ObservedPod>> = running.map(|pod| (&pod.record.uid, pod)).collect();

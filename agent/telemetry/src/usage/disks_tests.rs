@@ -1,4 +1,4 @@
-//! When what is measured, with a paused clock.
+//! When disks are measured, with a paused clock.
 #![allow(clippy::unwrap_used)]
 
 use limpet_core::fixtures::observed;
@@ -14,7 +14,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 struct Counting {
     seen: Mutex<Vec<String>>,
-    /// A pod of this name is measured once that is notified.
+    /// Measuring the pod with this name takes until it is notified.
     slow: Option<(&'static str, Notify)>,
 }
 
@@ -90,9 +90,9 @@ async fn a_pod_is_measured_once_in_each_period_and_only_while_it_runs() {
     assert_eq!(counting.taken(), ["new"]);
 
     tokio::time::advance(PERIOD / 2).await;
-    let one = meter.disks(&pods(&[("a", Some(1))])).await;
+    let single = meter.disks(&pods(&[("a", Some(1))])).await;
     assert_eq!(counting.taken(), ["a", "images apart from 1"]);
-    assert_eq!(one.pods.len(), 1, "what does not run any more is forgotten");
+    assert_eq!(single.pods.len(), 1, "what does not run any more is forgotten");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,10 +122,10 @@ fn storage_that_is_not_known_is_no_figure() {
         ephemeral,
     };
     let files = |bytes| Walk { seen: DiskUsage { bytes, inodes: 1 }, complete: true };
-    let of = |volumes| PodDisk { containers: Vec::new(), volumes, files: files(2) }.ephemeral();
+    let ephemeral = |volumes| PodDisk { containers: Vec::new(), volumes, files: files(2) }.ephemeral();
     let sum = DiskUsage { bytes: 9, inodes: 2 };
-    assert_eq!(of(vec![volume(true, true), volume(false, false)]), Some(sum));
-    assert_eq!(of(vec![volume(false, true)]), None, "the walk was cut short");
+    assert_eq!(ephemeral(vec![volume(true, true), volume(false, false)]), Some(sum));
+    assert_eq!(ephemeral(vec![volume(false, true)]), None, "the walk was cut short");
     let (name, id) = ("main".to_owned(), "c1".to_owned());
     let container = ContainerDisk { name, id, layer: Some(used), logs: Some(files(10)), files: Some(files(100)) };
     let disk = PodDisk { containers: vec![container], volumes: Vec::new(), files: files(2) };

@@ -1,4 +1,4 @@
-//! CPU use between two requests. Of each group the last reading is kept, until a request no longer finds the group.
+//! CPU usage between two requests. Each group's last reading is kept until a request no longer finds the group.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use super::NodeUsage;
 use limpet_core::cpu_rate::rate;
 use limpet_host::cgroup::usage::GroupUsage;
 
-/// Readings that are closer together count as one: the kernel's counters are not exact to the millisecond.
+/// Closer readings count as one, because the kernel's counters are not exact to the millisecond.
 const MIN_READING_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Nanoseconds of CPU time in each second, on all cores, by the group's path.
+/// Nanoseconds of CPU time per second, on all cores, by the group's path.
 pub type NanoCores = BTreeMap<String, u64>;
 
 /// The last readings.
@@ -24,12 +24,12 @@ struct Sample {
     uptime: Duration,
     /// Nanoseconds.
     total: u64,
-    /// Of the time before.
+    /// The rate of the previous interval.
     rate: Option<u64>,
 }
 
 impl Rates {
-    /// Takes a reading; returns the CPU use since the one before. A group that is new has none.
+    /// Adds a reading. Returns the CPU usage since the previous one; new groups have none.
     pub fn advance(&mut self, usage: &NodeUsage) -> NanoCores {
         let sample = |group: &GroupUsage| {
             let total = group.cpu.as_ref()?.total;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 
-/// The content of a tar with these files, and its length.
+/// The content of a tar archive, read in full.
 fn contents(archive: &[u8]) -> Result<ArchiveContents, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.tar");
@@ -36,7 +36,7 @@ fn tar_of(files: &[(&str, &str)]) -> Vec<u8> {
     for (name, text) in files {
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
-        // Written as it is: the builder would clean the path.
+        // Written unchanged, because the builder would clean the path.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_cksum();
         tar.append(&header, text.as_bytes()).unwrap();
@@ -115,7 +115,7 @@ fn archives_of_every_builder_are_read() {
         (format!("{config_hex}.json"), format!("{layer_hex}/layer.tar"), "./"),
         // Bazel, and `docker save` since version 25
         (format!("blobs/sha256/{config_hex}"), format!("blobs/sha256/{layer_hex}"), ""),
-        // A builder that nobody has heard of
+        // An unknown builder
         ("the config".to_owned(), "layers//./1".to_owned(), ""),
     ];
     for (config_name, layer_name, before) in &table {
@@ -128,11 +128,11 @@ fn archives_of_every_builder_are_read() {
             (&layer_entry, "layer"),
             (&list_entry, &list),
         ]);
-        let found = contents(&archive).unwrap().images().unwrap_or_else(|error| panic!("{config_name}: {error}"));
-        let [ArchivedImage { name, target: Target::Assemble { config: found, layers } }] = found.as_slice() else {
+        let images = contents(&archive).unwrap().images().unwrap_or_else(|error| panic!("{config_name}: {error}"));
+        let [ArchivedImage { name, target: Target::Assemble { config: images, layers } }] = images.as_slice() else {
             panic!()
         };
-        assert_eq!((name.as_str(), found.digest.as_str()), ("docker.io/library/demo:1", config.as_str()));
+        assert_eq!((name.as_str(), images.digest.as_str()), ("docker.io/library/demo:1", config.as_str()));
         assert_eq!(layers.iter().map(|layer| &*layer.digest).collect::<Vec<_>>(), [&*layer], "{layer_name}");
     }
 }
@@ -154,8 +154,8 @@ fn extended_headers_are_read_and_bounded() {
         bytes.extend_from_slice(&[0; 1024]);
         bytes
     };
-    let found = contents(&extended(&[("path", long.as_bytes()), ("size", b"512")], 0)).unwrap();
-    assert_eq!(found.blobs[&long].size, 512);
+    let contents_with_long_name = contents(&extended(&[("path", long.as_bytes()), ("size", b"512")], 0)).unwrap();
+    assert_eq!(contents_with_long_name.blobs[&long].size, 512);
     let huge = vec![b'y'; 2 << 20];
     let error = contents(&extended(&[("comment", &huge)], 512)).unwrap_err();
     assert!(error.contains("headers are larger"), "{error}");

@@ -57,11 +57,11 @@ fn every_form_of_credentials_is_read() {
             "d": {"auth": "%%%"}, "e": {}}, "credsStore": "desktop"}"#,
     );
     let password = Credentials::Password { user: "me".into(), password: "pa:ss".into() };
-    let found = |host| ring.find(host, "x", 0).map(|found| &found.credentials);
-    assert_eq!(found("a"), Some(&password));
-    assert_eq!(found("b"), Some(&password));
-    assert_eq!(found("c"), Some(&Credentials::IdentityToken("tok".into())));
-    assert_eq!(found("d"), None);
+    let credentials = |host| ring.find(host, "x", 0).map(|credentials| &credentials.credentials);
+    assert_eq!(credentials("a"), Some(&password));
+    assert_eq!(credentials("b"), Some(&password));
+    assert_eq!(credentials("c"), Some(&Credentials::IdentityToken("tok".into())));
+    assert_eq!(credentials("d"), None);
     assert_eq!(ring.complaints.len(), 3, "{:?}", ring.complaints);
     assert!(!format!("{password:?}").contains("pa:ss"));
 }
@@ -87,7 +87,7 @@ fn members_are_read_as_by_go() {
             assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{file}");
         }
         let secret = secret("dockercfg", ".dockercfg", &format!(r#"{{"q.io": {entry}, "other.io": null}}"#));
-        let ring = Keyring::of(&[secret], &[], &[]);
+        let ring = Keyring::new(&[secret], &[], &[]);
         assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{entry}");
     }
 }
@@ -111,7 +111,7 @@ fn a_pods_own_credentials_come_before_the_nodes_and_those_before_the_providers()
         let credentials = Credentials::Password { user: format!("plugin of {pattern}"), password: String::new() };
         Candidate { pattern: pattern.to_owned(), credentials, source: PullCredential::Node }
     });
-    let ring = Keyring::of(&[json, cfg], &[file], &provided);
+    let ring = Keyring::new(&[json, cfg], &[file], &provided);
     let name = |turn| match &ring.find("q.io", "team/app", turn).unwrap().credentials {
         Credentials::Password { user, .. } => user.as_str(),
         Credentials::IdentityToken(token) => token,
@@ -128,23 +128,23 @@ fn a_pods_own_credentials_come_before_the_nodes_and_those_before_the_providers()
 #[test]
 fn a_secrets_credentials_are_known_by_the_secret_and_kubelets_hash() {
     let auths = r#"{"auths": {"q.io": {"auth": "dXNlcjpwYXNzd29yZA=="}}}"#;
-    let ring = Keyring::of(&[secret("dockerconfigjson", ".dockerconfigjson", auths)], &[], &[]);
+    let ring = Keyring::new(&[secret("dockerconfigjson", ".dockerconfigjson", auths)], &[], &[]);
     let wanted = PullCredential::Secret(PullSecret {
         uid: "u".to_owned(),
         namespace: "default".to_owned(),
         name: "pull".to_owned(),
-        // Of kubelet's secrets_test.go.
+        // The value is from kubelet's secrets_test.go.
         hash: CredentialHash::from_text("a55436fc140d516560d072c5fe8700385ce9f41629abf65c1edcbcb39fac691d".to_owned()),
     });
-    let found: Vec<_> = ring.candidates("q.io", "x").map(|candidate| &candidate.source).collect();
-    assert_eq!((found, ring.candidates("r.io", "x").count()), (vec![&wanted], 0));
+    let sources: Vec<_> = ring.candidates("q.io", "x").map(|candidate| &candidate.source).collect();
+    assert_eq!((sources, ring.candidates("r.io", "x").count()), (vec![&wanted], 0));
 }
 
 #[test]
 fn an_invalid_pull_secret_is_reported_without_its_values() {
     let other = secret("ssh-auth", "ssh-privatekey", "hunter2");
     let broken = secret("dockercfg", ".dockercfg", r#"{"q.io": {"username": ["hunter2"]}}"#);
-    let ring = Keyring::of(&[other, broken], &[], &[]);
+    let ring = Keyring::new(&[other, broken], &[], &[]);
     let wanted = [
         "Secret default/pull is not of a type for registry credentials",
         "Secret default/pull: not docker's format at 1:23",

@@ -30,13 +30,13 @@ fn without_a_file_containerds_defaults_apply() {
         ("10.0.0.1:5000", "https://10.0.0.1:5000/v2", false),
     ];
     for (host, base, skip_verify) in table {
-        let found = endpoints(Path::new("/nonexistent"), host).unwrap();
-        assert_eq!(bases(&found), [base]);
-        assert_eq!(found[0].skip_verify, skip_verify, "{host}");
-        // Only on a loopback port without a meaning TLS is tried, too.
+        let defaults = endpoints(Path::new("/nonexistent"), host).unwrap();
+        assert_eq!(bases(&defaults), [base]);
+        assert_eq!(defaults[0].skip_verify, skip_verify, "{host}");
+        // TLS is the alternative only on a loopback port without a fixed meaning.
         let other = base.starts_with("http:").then(|| base.replace("http:", "https:"));
-        assert_eq!(found[0].other_base, other.filter(|_| skip_verify), "{host}");
-        assert!(!found[0].mirror && found[0].pull && found[0].resolve);
+        assert_eq!(defaults[0].other_base, other.filter(|_| skip_verify), "{host}");
+        assert!(!defaults[0].mirror && defaults[0].pull && defaults[0].resolve);
     }
 }
 
@@ -56,9 +56,9 @@ fn hosts_are_tried_in_the_order_of_the_file_and_the_server_last() {
         [host."https://cache.example/proxy/hub"]
           override_path = true
     "#;
-    let found = parse(text, Path::new("/certs"), "docker.io").unwrap();
+    let parsed = parse(text, Path::new("/certs"), "docker.io").unwrap();
     assert_eq!(
-        bases(&found),
+        bases(&parsed),
         [
             "http://z-mirror:5000/v2",
             "https://a-mirror/v2",
@@ -66,25 +66,25 @@ fn hosts_are_tried_in_the_order_of_the_file_and_the_server_last() {
             "https://upstream.example/v2"
         ]
     );
-    assert!(!found[0].resolve && found[0].pull && found[0].mirror);
-    assert!(found[1].skip_verify && found[1].resolve);
-    assert_eq!(found[1].ca, [PathBuf::from("/certs/ca.pem")]);
+    assert!(!parsed[0].resolve && parsed[0].pull && parsed[0].mirror);
+    assert!(parsed[1].skip_verify && parsed[1].resolve);
+    assert_eq!(parsed[1].ca, [PathBuf::from("/certs/ca.pem")]);
     let pairs = [("/c.pem".into(), Some("/certs/k.pem".into())), ("/certs/both.pem".into(), None)];
-    assert_eq!(found[1].client, pairs);
+    assert_eq!(parsed[1].client, pairs);
     let headers = [("X-Meta", "one"), ("X-Meta", "two"), ("X-One", "1")];
-    assert_eq!(found[1].headers, headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    assert_eq!(parsed[1].headers, headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
 }
 
 #[test]
 fn without_a_server_the_registry_itself_is_last() {
-    let found = parse("[host.\"http://mirror\"]\n", Path::new("/"), "docker.io").unwrap();
-    assert_eq!(bases(&found), ["http://mirror/v2", "https://registry-1.docker.io/v2"]);
-    assert!(found[0].mirror && !found[1].mirror);
-    let found = parse("server = \"http://10.0.0.1:5000\"\n", Path::new("/"), "10.0.0.1:5000").unwrap();
-    assert_eq!(bases(&found), ["http://10.0.0.1:5000/v2"]);
-    assert!(!found[0].mirror);
-    let found = parse("skip_verify = true\n", Path::new("/"), "quay.io").unwrap();
-    assert!(found[0].skip_verify);
+    let parsed = parse("[host.\"http://mirror\"]\n", Path::new("/"), "docker.io").unwrap();
+    assert_eq!(bases(&parsed), ["http://mirror/v2", "https://registry-1.docker.io/v2"]);
+    assert!(parsed[0].mirror && !parsed[1].mirror);
+    let parsed = parse("server = \"http://10.0.0.1:5000\"\n", Path::new("/"), "10.0.0.1:5000").unwrap();
+    assert_eq!(bases(&parsed), ["http://10.0.0.1:5000/v2"]);
+    assert!(!parsed[0].mirror);
+    let parsed = parse("skip_verify = true\n", Path::new("/"), "quay.io").unwrap();
+    assert!(parsed[0].skip_verify);
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn capabilities_are_read_as_by_containerd() {
     ];
     for (capabilities, pull, resolve) in table {
         let text = format!("[host.\"http://m\"]\n{capabilities}\n");
-        let found = parse(&text, Path::new("/"), "docker.io").unwrap();
-        assert_eq!((found[0].pull, found[0].resolve), (pull, resolve), "{capabilities}");
+        let parsed = parse(&text, Path::new("/"), "docker.io").unwrap();
+        assert_eq!((parsed[0].pull, parsed[0].resolve), (pull, resolve), "{capabilities}");
     }
 }
 
@@ -128,9 +128,9 @@ fn an_http_url_with_settings_for_tls_is_tried_with_tls_first() {
     ];
     for (url, setting, base, other) in table {
         let text = format!("server = \"http://m:5000\"\n[host.\"{url}\"]\n{setting}\n");
-        let found = parse(&text, Path::new("/"), "docker.io").unwrap();
-        assert_eq!((found[0].base.as_str(), found[0].other_base.as_deref()), (base, other), "{url} {setting}");
-        assert_eq!(found[0].server, url == "http://m:5000", "{url} {setting}");
+        let parsed = parse(&text, Path::new("/"), "docker.io").unwrap();
+        assert_eq!((parsed[0].base.as_str(), parsed[0].other_base.as_deref()), (base, other), "{url} {setting}");
+        assert_eq!(parsed[0].server, url == "http://m:5000", "{url} {setting}");
     }
 }
 
@@ -141,11 +141,11 @@ fn certificate_files_count_where_there_is_no_hosts_toml() {
     let fallback = dir.path().join("_default");
     std::fs::create_dir(&fallback).unwrap();
     std::fs::write(fallback.join("hosts.toml"), "server = \"http://fallback\"").unwrap();
-    let found = || endpoints(dir.path(), "r.test:5000").unwrap();
-    assert_eq!(bases(&found()), ["http://fallback/v2"]);
-    // A directory is enough, as for containerd.
+    let resolved = || endpoints(dir.path(), "r.test:5000").unwrap();
+    assert_eq!(bases(&resolved()), ["http://fallback/v2"]);
+    // As in containerd, an existing directory is enough.
     std::fs::create_dir(&of_host).unwrap();
-    assert_eq!(found(), [Endpoint::default_for("r.test:5000")]);
+    assert_eq!(resolved(), [Endpoint::default_for("r.test:5000")]);
     for name in ["ca.crt", "b.crt", "me.cert", "me.key", "alone.cert", "notes.txt"] {
         std::fs::write(of_host.join(name), "").unwrap();
     }
@@ -155,11 +155,11 @@ fn certificate_files_count_where_there_is_no_hosts_toml() {
         client: vec![(in_dir("alone.cert"), None), (in_dir("me.cert"), Some(in_dir("me.key")))],
         ..Endpoint::default_for("r.test:5000")
     };
-    assert_eq!(found(), std::slice::from_ref(&wanted));
+    assert_eq!(resolved(), std::slice::from_ref(&wanted));
     std::fs::write(in_dir("hosts.toml"), "").unwrap();
-    assert_eq!(found(), [wanted]);
+    assert_eq!(resolved(), [wanted]);
     std::fs::write(in_dir("hosts.toml"), "server = \"http://s\"").unwrap();
-    assert_eq!(bases(&found()), ["http://s/v2"]);
+    assert_eq!(bases(&resolved()), ["http://s/v2"]);
 }
 
 #[test]

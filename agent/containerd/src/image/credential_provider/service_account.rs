@@ -1,7 +1,7 @@
-//! Credentials of a pod's service account: what kubelet's `tokenAttributes` configures (KEP 4412).
+//! Credentials with a pod's service account, as kubelet's `tokenAttributes` configures them (KEP 4412).
 //!
-//! A provider that has them gets a token of the service account whose pod needs the image, and annotations of that
-//! account; its answers are cached for that account alone.
+//! Such a provider gets a token of the service account whose pod needs the image, and annotations of the account. Its
+//! answers are cached for this account only.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use limpet_model::pull_credential::PullCredential;
 pub struct TokenAttributes {
     /// The only audience of the tokens.
     pub audience: String,
-    /// What answers are cached for.
+    /// For which pods answers are cached.
     pub cache: TokenCache,
-    /// Whether the provider is left out for a pod without a service account.
+    /// Whether the provider is skipped for a pod without a service account.
     pub require_service_account: bool,
-    /// Annotations of the account without which the provider is left out.
+    /// Annotations without which the provider is skipped.
     pub required_annotations: Vec<String>,
     /// Annotations that are passed on if the account has them.
     pub optional_annotations: Vec<String>,
@@ -28,22 +28,21 @@ pub struct TokenAttributes {
 /// kubelet's `cacheType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCache {
-    /// Answers are for one token: for one pod.
+    /// Per token, which means per pod.
     Token,
-    /// Answers are for all pods of a service account.
+    /// For all pods of a service account.
     ServiceAccount,
 }
 
-/// Whose tokens providers get in a pull, and who issues them.
+/// The account whose tokens providers get in a pull, and their issuer.
 #[derive(Debug, Clone)]
 pub struct PullAccount {
     /// The pod that needs the image.
     pub pod: AccountOfPod,
-    /// Who issues its tokens.
     pub issuer: Arc<dyn ServiceAccounts>,
 }
 
-/// The account for one provider: what its request says of it, and for whom an answer is cached.
+/// The account for one provider: what its request contains, and for whom an answer is cached.
 #[derive(Debug)]
 pub(super) struct Identity<'a> {
     account: &'a PullAccount,
@@ -54,13 +53,14 @@ pub(super) struct Identity<'a> {
 }
 
 impl TokenAttributes {
-    /// The account as this provider sees it; `None`: the provider is left out.
+    /// The account as this provider sees it; `None` if the provider is skipped.
     ///
     /// # Errors
+    ///
     /// The account cannot be read.
     pub(super) async fn identity<'a>(&'a self, account: &'a PullAccount) -> Result<Option<Identity<'a>>, String> {
-        let found = account.issuer.account(&account.pod).await;
-        let ServiceAccount { uid, mut annotations } = found.map_err(|error| self.failed(account, &error))?;
+        let current = account.issuer.account(&account.pod).await;
+        let ServiceAccount { uid, mut annotations } = current.map_err(|error| self.failed(account, &error))?;
         if self.required_annotations.iter().any(|key| !annotations.contains_key(key)) {
             return Ok(None);
         }
@@ -75,12 +75,13 @@ impl TokenAttributes {
 }
 
 impl Identity<'_> {
-    /// What a pull with its credentials is remembered by.
+    /// The source that is recorded for a pull with its credentials.
     pub(super) fn source(&self) -> PullCredential {
         PullCredential::ServiceAccount(self.account.pod.identified(self.uid.clone()))
     }
 
-    /// For whom an answer is cached: the account with what the provider sees of it, and its pod where tokens count.
+    /// For whom an answer is cached: the account with what the provider sees of it, and its pod with `cacheType:
+    /// Token`.
     pub(super) fn cache_key(&self) -> String {
         let pod = &self.account.pod;
         let of_token = (self.attributes.cache == TokenCache::Token).then_some(&*pod.pod_uid);
@@ -90,13 +91,14 @@ impl Identity<'_> {
     /// A token for the provider.
     ///
     /// # Errors
-    /// None is issued.
+    ///
+    /// No token was issued.
     pub(super) async fn token(&self) -> Result<String, String> {
         let token = self.account.issuer.token(&self.account.pod, &self.uid, &self.attributes.audience).await;
         token.map_err(|error| self.attributes.failed(self.account, &error))
     }
 
-    /// Whether a password that is the token itself must not be used: it would be cached for pods that it is not bound to.
+    /// Whether the token must not be used as a password: it would be cached for pods to which it is not bound.
     pub(super) fn forbids_token_as_password(&self) -> bool {
         self.attributes.cache != TokenCache::Token
     }

@@ -114,22 +114,22 @@ fn an_answer_is_cached_for_the_image_its_registry_or_all() {
     for (scope, same, sibling, other) in table {
         let mut cache = Cache::default();
         cache.put(&parsed(&answer(scope, "")).unwrap(), &subject("q.io/a", "q.io"), now);
-        let found = |image: &str, registry: &str, after: u64| {
+        let cached = |image: &str, registry: &str, after: u64| {
             cache.get(&subject(image, registry), now + Duration::from_secs(after)).is_some()
         };
         assert_eq!(
-            (found("q.io/a", "q.io", 600), found("q.io/b", "q.io", 0), found("r.io/a", "r.io", 0)),
+            (cached("q.io/a", "q.io", 600), cached("q.io/b", "q.io", 0), cached("r.io/a", "r.io", 0)),
             (same, sibling, other),
             "{scope}"
         );
-        assert!(!found("q.io/a", "q.io", 601), "{scope} after its time");
+        assert!(!cached("q.io/a", "q.io", 601), "{scope} after its time");
     }
     let mut cache = Cache::default();
     cache.put(&parsed(&answer("Global", r#", "cacheDuration": "0""#)).unwrap(), &subject("q.io/a", "q.io"), now);
     assert!(cache.get(&subject("q.io/a", "q.io"), now).is_none());
 }
 
-/// A program that answers with what `script` prints, and counts its calls in the file `calls`.
+/// A program that runs `script` to print its answer, and counts its calls in the file `calls`.
 fn program(dir: &Path, script: &str) -> PathBuf {
     let path = dir.join("provider");
     let text = format!("#!/bin/sh\ncat >{0}/request\necho \"$1 $WHO\" >>{0}/calls\n{script}\n", dir.display());

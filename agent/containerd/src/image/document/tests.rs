@@ -52,7 +52,8 @@ fn documents_are_distinguished_by_their_members() {
     assert!(Document::parse(deep.as_bytes()).is_err());
 }
 
-/// `base` with each of its members absent and null, and as each of `odd` has it, if `is_read` as it was.
+/// Checks that `is_read` accepts `base` without each member, with null and in capitals, unless the member is `needed`,
+/// and with the values in `odd`.
 fn odd_members(base: &Value, needed: &[&str], odd: &[(&str, Value)], is_read: impl Fn(&Value) -> Result<(), String>) {
     is_read(base).unwrap();
     let members: Vec<String> = base.as_object().unwrap().keys().cloned().collect();
@@ -123,7 +124,7 @@ fn an_index_is_read_as_by_go() {
         ),
         ("manifests", with("annotations", json!({"io.containerd.image.name": null}))),
         ("manifests", with("data", json!(5))),
-        // What is of use for others only.
+        // Entries that only other clients use.
         ("manifests", json!([{"mediaType": "a", "size": 1, "digest": "sha512:00"}, descriptor(3), null])),
     ];
     odd_members(&base, &["manifests"], &odd, |value| match Document::parse(value.to_string().as_bytes())? {

@@ -1,4 +1,4 @@
-//! Registries, mirrors and token servers that request more than they should get.
+//! Registries, mirrors and token servers that ask for more than they should get.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -17,12 +17,12 @@ use super::*;
 const LOGIN: &str = "Basic bGltcGV0OnMzY3JldA==";
 const MANIFEST: &[u8] = br#"{"schemaVersion":2}"#;
 
-/// A request that a server has seen.
+/// A request that a server has received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     path: String,
     authorization: Option<String>,
-    /// The header that `certs.d` has for the registry.
+    /// The header that `certs.d` sets for the registry.
     secret: Option<String>,
 }
 
@@ -47,9 +47,9 @@ impl Server {
         let router = axum::Router::new().fallback(move |request: Request| {
             let header = |name: &str| Some(request.headers().get(name)?.to_str().ok()?.to_owned());
             let path = request.uri().path().to_owned();
-            let one = Seen { path, authorization: header(AUTHORIZATION.as_str()), secret: header("x-secret") };
-            note.lock().unwrap().push(one.clone());
-            std::future::ready(answer(&one))
+            let request_seen = Seen { path, authorization: header(AUTHORIZATION.as_str()), secret: header("x-secret") };
+            note.lock().unwrap().push(request_seen.clone());
+            std::future::ready(answer(&request_seen))
         });
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { address, seen, task }
@@ -59,7 +59,7 @@ impl Server {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Whatever credentials it was sent.
+    /// The credentials of all requests, in order.
     fn credentials(&self) -> Vec<String> {
         self.seen().into_iter().flat_map(|seen| [seen.authorization, seen.secret]).flatten().collect()
     }
@@ -79,7 +79,7 @@ fn redirect(status: u16, to: String) -> Answer {
     (StatusCode::from_u16(status).unwrap(), [(LOCATION, to)]).into_response()
 }
 
-/// A session for `registry.example/app`, whose `hosts.toml` is given and whose credentials are those of `auths`.
+/// A session for `registry.example/app` with this `hosts.toml` and the credentials in `auths`.
 fn session(hosts: &str, auths: &[(&str, &str)]) -> (Session, tempfile::TempDir) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let dir = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn session(hosts: &str, auths: &[(&str, &str)]) -> (Session, tempfile::TempDir) 
     let config: PathBuf = dir.path().join("config.json");
     let entries = entries.collect::<Vec<_>>().join(", ");
     std::fs::write(&config, format!("{{\"auths\": {{{entries}}}}}")).unwrap();
-    let keyring = Keyring::of(&[], &[config], &[]);
+    let keyring = Keyring::new(&[], &[config], &[]);
     assert!(keyring.complaints.is_empty(), "{:?}", keyring.complaints);
     let name = ImageName::parse("registry.example/app:1").unwrap();
     (Session::prepare(name, dir.path(), &keyring, 0).unwrap(), dir)
@@ -200,7 +200,7 @@ async fn a_plain_registry_names_no_plain_realm_on_another_host() {
     assert_eq!(auth.seen(), []);
 }
 
-/// A body that brings a byte every thirty seconds.
+/// A body that sends a byte every thirty seconds.
 fn dripping() -> Answer {
     let drip = futures_util::stream::unfold((), |()| async {
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -226,7 +226,7 @@ async fn a_registry_that_drips_is_given_up_with_its_rate() {
     assert!(error.contains(&host), "{error}");
 }
 
-/// A storage host that asks for its own token, at its own realm.
+/// A storage host that requires its own token, from its own realm.
 async fn storage() -> Server {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let realm = listener.local_addr().unwrap().to_string();
@@ -251,7 +251,7 @@ async fn a_host_behind_a_redirect_gets_an_anonymous_token_of_its_own() {
     let hosts = format!("server = \"http://{}\"\n[header]\nx-secret = \"s3cret\"\n", registry.address);
     let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD), (&storage.address, TOKEN)]);
     session.manifest("1").await.unwrap();
-    // No credential of the registry leaves it, and none comes to it.
+    // No credential of the registry is sent elsewhere, and none from elsewhere is sent to it.
     assert_eq!(storage.credentials(), ["Bearer anonymous"]);
     assert!(registry.credentials().iter().all(|sent| sent == "s3cret" || sent == LOGIN));
     let paths: Vec<String> = storage.seen().into_iter().map(|seen| seen.path).collect();
@@ -277,7 +277,7 @@ async fn a_host_behind_a_redirect_that_refuses_its_token_is_asked_once() {
     assert_eq!(elsewhere.seen().len(), 1);
 }
 
-/// Answers so many requests with a status and `Retry-After`, then with the content.
+/// Answers this many requests with a status and `Retry-After`, then with the content.
 async fn busy(times: usize, status: u16, retry_after: Option<&'static str>) -> Server {
     let left = Arc::new(Mutex::new(times));
     Server::start(move |_| {
@@ -303,7 +303,7 @@ async fn a_busy_registry_is_asked_again_after_the_time_that_it_wants() {
         (503, None, 2, Some(Duration::from_millis(1500))),
         (502, None, 1, Some(Duration::from_millis(500))),
         (504, Some("no time"), 1, Some(Duration::from_millis(500))),
-        // Too often, too long, and what does not become better.
+        // The registry is busy too often or too long, or fails permanently.
         (503, Some("1"), 5, None),
         (429, Some("3600"), 1, None),
         (500, None, 1, None),
@@ -315,7 +315,7 @@ async fn a_busy_registry_is_asked_again_after_the_time_that_it_wants() {
         let answer = session.manifest("1").await;
         assert_eq!(answer.is_ok(), waited.is_some(), "{status} {retry_after:?} {times}: {answer:?}");
         if let Some(waited) = waited {
-            // The virtual clock stands still but for pauses, which it rounds up to milliseconds.
+            // The virtual clock advances only in pauses, rounded up to milliseconds.
             let error = began.elapsed().saturating_sub(waited);
             assert!(began.elapsed() >= waited && error < Duration::from_millis(20), "{status} {:?}", began.elapsed());
         }

@@ -1,4 +1,4 @@
-//! Tests of following and replacing a logger, with shells in place of loggers and of the container.
+//! Following and replacing a logger, with shells in place of loggers and of the container.
 
 use std::fs;
 use std::io::Write as _;
@@ -8,9 +8,9 @@ use std::process::{Child, Command as StdCommand};
 
 use super::*;
 
-/// A process that reads from nothing and ends when it is killed, with these arguments and this environment.
+/// A process that reads nothing and runs until it is killed, with these arguments and this environment.
 fn idle(dir: &Path, arguments: &[&str], id: &ContainerId) -> StdCommand {
-    // The shell keeps its arguments, and so is what it looks like.
+    // The shell keeps its arguments, which identify it as a logger.
     fs::write(dir.join("logger"), "sleep 1000; :").unwrap();
     let mut command = StdCommand::new("/bin/sh");
     command.current_dir(dir).arg0("limpet").args(arguments).env("CONTAINER_ID", id.as_str());
@@ -22,7 +22,7 @@ fn end(mut child: Child) {
     child.wait().unwrap();
 }
 
-/// Ends a shell and what it has started, which holds the pipes as well.
+/// Ends a shell and its children, which hold the pipes as well.
 fn end_group(mut shell: Child) {
     let group = rustix::process::Pid::from_child(&shell);
     rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
@@ -87,7 +87,7 @@ fn only_a_pipe_that_the_shim_writes_to_is_the_containers_output() {
     let (own_reader, own) = io::pipe().unwrap();
     let (_reader, shims) = io::pipe().unwrap();
     let mut command = StdCommand::new("sleep");
-    // The first has no writing end here once it was started, the second has one.
+    // This process keeps a writing end of the second pipe only.
     let container = command.arg("1000").stdout(own).stderr(shims.try_clone().unwrap()).spawn().unwrap();
     drop(command);
     let (shim, container_pid) = (std::process::id(), container.id());

@@ -86,7 +86,7 @@ fn the_tail_may_span_files() {
 
 #[test]
 fn the_tail_is_found_at_every_position_in_a_block() {
-    // Lines of all lengths, so that headers and newlines cross block boundaries at every position.
+    // The lines have all lengths, so that headers and newlines cross block boundaries at every position.
     let text: String =
         (0..800u32).map(|n| format!("2026-01-01T00:00:00Z stdout F {n} {}\n", "x".repeat(n as usize % 211))).collect();
     let log = Log::new(&[("0.log", &text)]);
@@ -186,7 +186,8 @@ async fn termination_messages_are_the_last_lines_and_bytes() {
     assert!((2_045..=2_048).contains(&message.len()) && message.starts_with('é') && message.ends_with("é\n"));
 }
 
-/// Starts a logger that keeps so many files of 2,000 bytes: its streams, and its end once both are closed.
+/// Starts a logger that keeps this many files of 2,000 bytes. Returns its streams, and its thread, which ends once
+/// both are closed.
 fn logger(log: &Log, max_files: u32) -> (PipeWriter, PipeWriter, JoinHandle<()>) {
     let (out_reader, stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();

@@ -1,5 +1,5 @@
-//! The files of CDI devices: JSON and YAML below `/etc/cdi` and `/var/run/cdi`, read at each start of a container
-//! that has such devices, as vendors write them at any time.
+//! The files of CDI devices: JSON and YAML below `/etc/cdi` and `/var/run/cdi`. They are read whenever a container
+//! with such devices starts, because vendors may write them at any time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::spec::SpecError;
 
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
-/// How many files of a directory are read at most.
+/// The most files of a directory that are read.
 const MAX_FILES: usize = 1_024;
-/// How deep a file may be nested.
+/// The deepest nesting of a file.
 const MAX_DEPTH: usize = 32;
 
-/// The files that are read, and what is wrong with those that cannot be.
+/// The files, and what is wrong with unreadable ones.
 #[derive(Debug, Default)]
 pub(in crate::spec) struct CdiFiles {
     documents: Vec<FoundFile>,
@@ -28,13 +28,13 @@ pub(in crate::spec) struct CdiFiles {
 
 #[derive(Debug)]
 struct FoundFile {
-    /// Which directory it is in: a later one precedes.
+    /// The index of its directory: a later directory takes precedence.
     directory: usize,
     path: PathBuf,
     document: Document,
 }
 
-/// Reads all files of `directories`, of which a later one precedes. Blocks.
+/// Reads all files in `directories`, the later of which take precedence. Blocks.
 pub(in crate::spec) fn read(directories: &[PathBuf]) -> CdiFiles {
     let mut files = CdiFiles::default();
     for (index, directory) in directories.iter().enumerate() {
@@ -67,7 +67,7 @@ fn read_file(path: &Path) -> Result<Document, String> {
     parse(&text)
 }
 
-/// JSON is YAML, too.
+/// Parses YAML, which includes JSON.
 pub(super) fn parse(text: &str) -> Result<Document, String> {
     let mut options = serde_saphyr::Options::default();
     let mut budget = Budget::default();
@@ -128,10 +128,11 @@ fn check(edits: &ContainerEdits) -> Result<(), String> {
     edits.hooks.iter().try_for_each(|hook| absolute(&hook.path))
 }
 
-/// The edits of the devices `names`, in their order, filled in from the host's nodes. Blocks.
+/// The edits of the devices `names`, in their order, completed from the host's nodes. Blocks.
 ///
 /// # Errors
-/// No file has one of them, or two files of one directory do, or a node of it is not there.
+///
+/// No file has one of them, two files in a directory have it, or one of its nodes does not exist.
 pub(in crate::spec) fn resolve(files: &CdiFiles, names: &[&str]) -> Result<Vec<ContainerEdits>, SpecError> {
     let mut edits = find(files, names).map_err(SpecError::Cdi)?;
     for node in edits.iter_mut().flat_map(|edit| &mut edit.device_nodes) {
@@ -140,7 +141,7 @@ pub(in crate::spec) fn resolve(files: &CdiFiles, names: &[&str]) -> Result<Vec<C
     Ok(edits)
 }
 
-/// The edits as the files have them.
+/// The edits as they are in the files.
 pub(super) fn find(files: &CdiFiles, names: &[&str]) -> Result<Vec<ContainerEdits>, String> {
     let mut used: BTreeMap<&Path, ()> = BTreeMap::new();
     let mut edits = Vec::new();
@@ -168,7 +169,7 @@ pub(super) fn find(files: &CdiFiles, names: &[&str]) -> Result<Vec<ContainerEdit
     Ok(edits)
 }
 
-/// Type and numbers of a node that the file leaves out are those of the host's node. Links are not followed.
+/// Takes the type and numbers that the file omits from the host's node. Links are not followed.
 fn fill_in(node: &mut DeviceNode) -> Result<(), SpecError> {
     if node.kind == "p" || (!node.kind.is_empty() && node.major != 0) {
         return Ok(());

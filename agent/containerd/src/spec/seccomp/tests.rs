@@ -75,11 +75,11 @@ fn clone_creates_no_namespaces_without_sys_admin() {
     for (arch, index) in [("x86_64", 0), ("aarch64", 0), ("s390x", 1)] {
         let profile = serde_json::to_value(runtime_default(&Capabilities::new(), arch).unwrap()).unwrap();
         let rules = profile["syscalls"].as_array().unwrap();
-        let of = |name: &str| rules.iter().find(|rule| rule["names"] == json!([name])).unwrap().clone();
+        let rule = |name: &str| rules.iter().find(|rule| rule["names"] == json!([name])).unwrap().clone();
         let condition = json!({"index": index, "value": 0x7e02_0000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"});
-        assert_eq!(of("clone")["args"], json!([condition]), "{arch}");
-        assert_eq!(of("clone3")["action"], "SCMP_ACT_ERRNO");
-        assert_eq!(of("clone3")["errnoRet"], 38);
+        assert_eq!(rule("clone")["args"], json!([condition]), "{arch}");
+        assert_eq!(rule("clone3")["action"], "SCMP_ACT_ERRNO");
+        assert_eq!(rule("clone3")["errnoRet"], 38);
     }
 }
 

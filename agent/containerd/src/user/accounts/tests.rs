@@ -35,7 +35,7 @@ fn bind(root: &Path) -> Vec<SnapshotMount> {
     }]
 }
 
-/// Mounting is for root alone.
+/// Only root may mount.
 fn may_mount() -> bool {
     need::root("mounts").is_some()
 }
@@ -80,7 +80,7 @@ fn layers_are_merged() {
     assert_eq!(accounts, Accounts { passwd: Some("new".to_owned()), group: Some("kept".to_owned()) });
 }
 
-/// What devmapper answers is a file system on a block device, which the container mounts right afterwards.
+/// devmapper's snapshot is a file system on a block device, which the container mounts right afterwards.
 #[test]
 fn files_are_read_from_a_device_that_is_free_again_afterwards() {
     let (Some(()), Some(mut format), Some(mut attach)) =
@@ -98,7 +98,7 @@ fn files_are_read_from_a_device_that_is_free_again_afterwards() {
     let mount =
         SnapshotMount { fs_type: "ext4".to_owned(), source: device.clone(), options: vec!["discard".to_owned()] };
     let read = read_accounts(&[mount]);
-    // While any mount of the device stays, the other kind is refused as busy.
+    // While any mount of the device remains, a mount of the other kind fails with EBUSY.
     let again = MountFlags::RDONLY;
     let target = image.0.join("etc");
     let mounted = rustix::mount::mount(device.as_str(), &target, "ext4", again, c"")
@@ -167,13 +167,13 @@ fn a_file_that_is_not_regular_or_too_large_is_refused() {
 #[test]
 fn the_cache_is_bounded_by_bytes() {
     let cache = AccountsCache::default();
-    let of = |bytes: usize| Arc::new(Accounts { passwd: Some("x".repeat(bytes)), group: None });
+    let accounts = |bytes: usize| Arc::new(Accounts { passwd: Some("x".repeat(bytes)), group: None });
     for number in 0..10 {
-        cache.put(format!("chain-{number}").into(), of(60 << 10));
+        cache.put(format!("chain-{number}").into(), accounts(60 << 10));
     }
     assert!(cache.get("chain-9").is_some() && cache.get("chain-6").is_some());
     assert!(cache.get("chain-5").is_none(), "five of 60 KiB are more than it keeps");
-    cache.put("large".into(), of(1 << 20));
+    cache.put("large".into(), accounts(1 << 20));
     assert!(cache.get("large").is_none());
     assert!(cache.get("chain-9").is_some(), "an entry that does not fit evicts nothing");
 }

@@ -12,7 +12,7 @@ fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
     fs::write(root.join("cgroup.subtree_control"), "cpu\n").unwrap();
     fs::write(root.join("a/cgroup.controllers"), "cpu\n").unwrap();
     fs::write(root.join("a/cgroup.subtree_control"), "").unwrap();
-    let hierarchies = Hierarchies::of(&format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.display()));
+    let hierarchies = Hierarchies::parse(&format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.display()));
     create(&hierarchies, Path::new("a/b")).unwrap();
     create(&hierarchies, Path::new("a/b")).unwrap();
     let passed = |path: &str| fs::read_to_string(root.join(path).join("cgroup.subtree_control")).unwrap();
@@ -39,8 +39,9 @@ fn huge_pages_are_limited_where_the_kernel_has_their_controller() {
         fs::create_dir_all(path.join("pod")).unwrap();
         fs::write(path.join("pod").join(file), "max").unwrap();
     }
-    let of = |path: &Path, line: &str| Hierarchies::of(&format!("30 25 0:26 / {} rw - {line}\n", path.display()));
-    let (one, two) = (of(&v1, "cgroup cgroup rw,hugetlb"), of(&v2, "cgroup2 cgroup2 rw"));
+    let hierarchies =
+        |path: &Path, line: &str| Hierarchies::parse(&format!("30 25 0:26 / {} rw - {line}\n", path.display()));
+    let (one, two) = (hierarchies(&v1, "cgroup cgroup rw,hugetlb"), hierarchies(&v2, "cgroup2 cgroup2 rw"));
     set(&one, Path::new("pod"), &huge.huge_page_settings(false)).unwrap();
     set(&two, Path::new("pod"), &huge.huge_page_settings(true)).unwrap();
     let read = |path: PathBuf| fs::read_to_string(path).unwrap();

@@ -1,4 +1,4 @@
-//! The D-Bus calls, against a private bus on which a script answers instead of systemd.
+//! D-Bus calls on a private bus, where a script answers instead of systemd.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
@@ -16,9 +16,9 @@ async fn connect(bus: &MessageBus) -> Connection {
 /// The recorded calls: `StartTransientUnit a.slice CPUWeight=39`.
 type Calls = Arc<Mutex<Vec<String>>>;
 
-/// Answers as systemd: `a.slice` can be started, `existing.slice` exists already, `bad.slice` fails.
+/// Answers like systemd: `a.slice` can be started, `existing.slice` already exists, `bad.slice` fails.
 async fn script(connection: Connection, calls: Calls) {
-    // The name's owner is called at once: a stream made later would miss that.
+    // The stream is created before the name is claimed, since calls may arrive immediately.
     let mut messages = MessageStream::from(&connection);
     connection.request_name(BUS_NAME).await.unwrap();
     while let Some(Ok(message)) = messages.next().await {
@@ -34,8 +34,9 @@ async fn script(connection: Connection, calls: Calls) {
                 type Given = Vec<(String, OwnedVariant)>;
                 let body = message.body();
                 let (unit, mode, given, _): (String, String, Given, Vec<(String, Given)>) = body.deserialize().unwrap();
-                let of = |wanted: &str| given.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone());
-                note(match (of("CPUWeight"), of("Slice"), of("PIDs")) {
+                let property =
+                    |wanted: &str| given.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone());
+                note(match (property("CPUWeight"), property("Slice"), property("PIDs")) {
                     (None, Some(slice), Some(pids)) => {
                         let (slice, pids) = (String::try_from(slice).unwrap(), Vec::<u32>::try_from(pids).unwrap());
                         format!("{member} {unit} {mode} {slice} {pids:?}")
@@ -78,7 +79,7 @@ async fn script(connection: Connection, calls: Calls) {
                 connection.emit_signal(None::<&str>, OBJECT, INTERFACE, "JobRemoved", &body).await.unwrap();
             }
         };
-        // Another job ends first, and this one before its reply: neither may confuse the caller.
+        // Another job ends first, and this one ends before its reply; neither may confuse the caller.
         end(6, "failed").await;
         end(7, if unit == "bad.slice" { "failed" } else { "done" }).await;
         connection.reply(&header, &ObjectPath::try_from(format!("{OBJECT}/job/7")).unwrap()).await.unwrap();
@@ -129,7 +130,7 @@ async fn a_restart_of_the_bus_is_survived() {
     bus.stop().unwrap();
     answering.await.unwrap();
     calls.lock().unwrap().clear();
-    // Called while there is no bus, and then none with systemd on it.
+    // The call begins while there is no bus, and continues while systemd is not on it.
     let back = async {
         bus.start_again().unwrap();
         let server = connect(&bus).await;
@@ -170,8 +171,8 @@ async fn wait_for_name(connection: &Connection) {
 #[test]
 fn a_new_slice_is_counted_and_limited() {
     let made = new_unit("kubepods.slice", &[Property::Number("CPUWeight", 39)]);
-    let of = |wanted: &str| made.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
-    assert_eq!(of("CPUWeight"), Some(Variant::from(39_u64)));
-    assert_eq!(of("MemoryAccounting"), Some(Variant::from(true)));
-    assert_eq!(of("DefaultDependencies"), Some(Variant::from(false)));
+    let property = |wanted: &str| made.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
+    assert_eq!(property("CPUWeight"), Some(Variant::from(39_u64)));
+    assert_eq!(property("MemoryAccounting"), Some(Variant::from(true)));
+    assert_eq!(property("DefaultDependencies"), Some(Variant::from(false)));
 }

@@ -27,7 +27,7 @@ pub(super) fn v2(stat: &str) -> Counters {
         let value = |name: &str| -> Option<u64> {
             values.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
         };
-        // A device with another kind of line alone, such as `cost.usage`, has no counters.
+        // A line of another kind only, such as `cost.usage`, has no counters.
         let Some(read_bytes) = value("rbytes") else { continue };
         let counter = |name| value(name).unwrap_or_default();
         let io = DeviceIo {
@@ -66,7 +66,7 @@ pub(super) fn v1(bytes: &str, operations: &str) -> Counters {
     all
 }
 
-/// The counters with the names of their devices. One that is no longer there has its number.
+/// The counters with their devices' names. A removed device keeps its number.
 pub(super) fn named(counters: Counters) -> Vec<DeviceIo> {
     let name = |number: &str| {
         let properties = fs::read_to_string(format!("/sys/dev/block/{number}/uevent")).ok()?;

@@ -1,4 +1,4 @@
-//! The texts of cgroup files, of both versions.
+//! Parses cgroup files of both versions.
 
 use super::{CpuQuota, CpuUsage, MemoryUsage};
 use crate::proc_files::USER_HZ;
@@ -8,7 +8,7 @@ pub(super) fn keyed(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Whether a limit is one: v1 has a number near 2^63, rounded to pages, for none.
+/// Whether a limit is set: v1 shows a number near 2^63, rounded to pages, for none.
 pub(super) fn is_limit(value: u64) -> bool {
     value <= 1 << 62
 }
@@ -27,7 +27,7 @@ pub(super) fn cpu_v1(usage: &str, stat: &str) -> Option<CpuUsage> {
     Some(CpuUsage { total: usage.trim().parse().ok()?, user: ticks("user"), system: ticks("system"), quota: None })
 }
 
-/// `cpu.max` and `cpu.stat`; `None`: the group has no quota.
+/// `cpu.max` and `cpu.stat`; `None` if the group has no quota.
 pub(super) fn quota_v2(max: &str, stat: &str) -> Option<CpuQuota> {
     let (quota, period) = max.trim().split_once(' ')?;
     let throttled = keyed(stat, "throttled_usec").unwrap_or_default().saturating_mul(1_000);

@@ -27,7 +27,7 @@ impl Tree {
                 .collect()
         };
         let shared = Shared {
-            hierarchies: Hierarchies::of(&mountinfo),
+            hierarchies: Hierarchies::parse(&mountinfo),
             layout: Layout::new(driver, Path::new("/")),
             pod_pids_limit: None,
             cpu_quotas: limpet_model::pod::compute_resources::CpuQuotas::default(),

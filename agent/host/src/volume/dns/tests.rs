@@ -30,10 +30,10 @@ fn files_are_parsed() {
         ("options ndots:1 edns0\noptions ndots:3", "", "", "ndots:3 edns0"),
     ];
     for (text, nameservers, searches, options) in table {
-        let found = Resolver::parse(text);
-        assert_eq!(found.nameservers.join(" "), nameservers, "{text}");
-        assert_eq!(found.searches.join(" "), searches, "{text}");
-        assert_eq!(found.options.join(" "), options, "{text}");
+        let resolver = Resolver::parse(text);
+        assert_eq!(resolver.nameservers.join(" "), nameservers, "{text}");
+        assert_eq!(resolver.searches.join(" "), searches, "{text}");
+        assert_eq!(resolver.options.join(" "), options, "{text}");
     }
 }
 

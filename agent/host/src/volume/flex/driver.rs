@@ -1,4 +1,4 @@
-//! A FlexVolume driver: its name, its program, its calls and what it answers, read as leniently as kubelet reads it.
+//! A FlexVolume driver: its name, its program, its calls and its answers, parsed as leniently as in kubelet.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use tokio::process::Command;
 use crate::program;
 use crate::volume::node_tools::{bounded, output_text};
 
-/// How long a driver may take for a call.
+/// The deadline of a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(120);
-/// Kubernetes' own kinds of volumes, whose directories no driver has.
+/// The prefix of Kubernetes' own kinds of volumes, which no driver may use.
 pub(super) const RESERVED: &str = "kubernetes.io~";
-/// What a driver answers to a call that it does not implement.
+/// A driver's answer to a call that it does not implement.
 const NOT_SUPPORTED: &str = "Not supported";
 
 /// The name of a driver as a directory, `vendor~driver`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Driver(pub String);
 
-/// What a driver can do; as kubelet has it, all that it does not deny.
+/// A driver's capabilities; as in kubelet, everything that it does not deny.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Capabilities {
     /// It attaches volumes to the node.
@@ -32,17 +32,17 @@ pub(super) struct Capabilities {
     pub relabel: bool,
 }
 
-/// Why a call has brought nothing.
+/// Why a call failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CallError {
     /// The driver does not implement it.
     NotSupported,
-    /// The driver's message, or that there is none.
+    /// The driver's message, or a note that there is none.
     Failed(String),
 }
 
 impl CallError {
-    /// The sentence people read.
+    /// A sentence for users.
     pub(super) fn reason(self, call: &str) -> String {
         match self {
             Self::NotSupported => format!("{call}: status {NOT_SUPPORTED}"),
@@ -52,14 +52,14 @@ impl CallError {
 }
 
 impl Driver {
-    /// `None`: it is no name that a directory of drivers can have.
-    pub(super) fn of(name: &str) -> Option<Self> {
+    /// Parses a name; `None` if no directory of drivers can have it.
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let is_name = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['~', '\0']);
         let escaped = name.replace('/', "~");
         (name.split('/').all(is_name) && !escaped.starts_with(RESERVED)).then_some(Self(escaped))
     }
 
-    /// As manifests have it.
+    /// The name in manifests.
     pub(super) fn name(&self) -> String {
         self.0.replace('~', "/")
     }
@@ -109,7 +109,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Keys in any case and `null` as Go's decoder takes them: kubelet's own type writes `Capabilities`.
+    /// Accepts keys in any case and `null`, as Go's decoder does: kubelet's own type writes `Capabilities`.
     fn read(text: &[u8]) -> Result<Self, String> {
         let fields: Map<String, Value> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         let word = |name: &str| match field(&fields, name) {
@@ -134,10 +134,10 @@ impl Answer {
     }
 }
 
-/// The value of that name in any case, unless it is `null`.
+/// The value of this key in any case, unless it is `null`.
 fn field<'m>(fields: &'m Map<String, Value>, name: &str) -> Option<&'m Value> {
-    let found = fields.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-    found.map(|(_, value)| value).filter(|value| !value.is_null())
+    let member = fields.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
+    member.map(|(_, value)| value).filter(|value| !value.is_null())
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_driver_is_a_program_below_the_directory_of_plugins() {
-        let program = |name: &str| Driver::of(name).map(|driver| driver.program(Path::new("/plugins")));
+        let program = |name: &str| Driver::parse(name).map(|driver| driver.program(Path::new("/plugins")));
         assert_eq!(program("fstab/cifs"), Some(PathBuf::from("/plugins/fstab~cifs/cifs")));
         assert_eq!(program("lvm"), Some(PathBuf::from("/plugins/lvm/lvm")));
         for name in ["", "/cifs", "fstab/", "../bin/sh", "a/../b", "a~..", ".hidden", "kubernetes.io/secret"] {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(able(r#"{"status": "Success"}"#), none_denied);
         assert_eq!(able(r#"{"status": "Success", "message": null, "capabilities": {"attach": null}}"#), none_denied);
         assert_eq!(able(r#"{"capabilities": {"attach": false, "supportsMetrics": true}}"#), (false, true, true));
-        // As a driver prints it that is written in Go with kubelet's types.
+        // The output of a driver that is written in Go with kubelet's types.
         let of_go =
             r#"{"status": "Success", "Capabilities": {"attach": false, "selinuxRelabel": false, "fsGroup": false}}"#;
         assert_eq!(able(of_go), (false, false, false));

@@ -1,7 +1,7 @@
-//! What is written down of a volume that a driver has mounted or filled, beside the pod's volumes: a further container's
-//! start calls the driver no second time, and a driver that fails to unmount it is called until it has.
+//! The record of a volume that a driver has mounted or filled, beside the pod's volumes: further containers do not
+//! call the driver again, and a driver that fails to unmount the volume is called until it succeeds.
 //!
-//! It counts for one run of the kernel: after a start of the node nothing is mounted.
+//! It is valid for one boot, because after a boot nothing is mounted.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,27 +17,27 @@ const MAX_RECORD: u64 = 4 << 10;
 /// A volume that is there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The run of the kernel.
+    /// The boot id.
     pub boot: String,
-    /// The driver has mounted something; otherwise it has filled the directory.
+    /// Whether the driver has mounted something; otherwise it has filled the directory.
     pub mounted: bool,
-    /// Its files get the SELinux label of the container.
+    /// Whether its files get the SELinux label of the container.
     pub relabel: bool,
 }
 
-/// Where the record of that volume is; kubelet has the directory for data of plugins.
+/// The path of a volume's record, in kubelet's directory for plugins' data.
 fn path(pod_dir: &Path, driver: &str, volume: &str) -> PathBuf {
     pod_dir.join("plugins").join(driver).join(format!("{volume}.json"))
 }
 
-/// The record of the volume in this run of the kernel. One that cannot be read is none. Blocks.
+/// The volume's record from this boot. An unreadable record counts as missing. Blocks.
 pub(super) fn read(pod_dir: &Path, driver: &str, volume: &str) -> Option<Record> {
     let text = files::read_bounded(&path(pod_dir, driver, volume), MAX_RECORD).ok()?;
     let record: Record = serde_json::from_slice(&text).ok()?;
     boot_id().is_ok_and(|boot| boot == record.boot).then_some(record)
 }
 
-/// Writes it down. Blocks.
+/// Writes the record. Blocks.
 pub(super) fn write(pod_dir: &Path, driver: &str, volume: &str, record: &Record) -> Result<(), VolumeError> {
     let path = path(pod_dir, driver, volume);
     files::make_dirs(path.parent().unwrap_or(&path), 0o750)?;
@@ -47,7 +47,7 @@ pub(super) fn write(pod_dir: &Path, driver: &str, volume: &str, record: &Record)
     written.map_err(VolumeError::io("write", &path))
 }
 
-/// Removes it. Blocks.
+/// Removes the record. Blocks.
 pub(super) fn remove(pod_dir: &Path, driver: &str, volume: &str) -> Result<(), VolumeError> {
     let path = path(pod_dir, driver, volume);
     match std::fs::remove_file(&path) {
@@ -64,13 +64,13 @@ mod tests {
     #[test]
     fn a_record_counts_for_one_run_of_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
-        let found = || read(dir.path(), "fstab~cifs", "data");
-        assert_eq!(found(), None);
+        let stored = || read(dir.path(), "fstab~cifs", "data");
+        assert_eq!(stored(), None);
         let record = Record { boot: boot_id().unwrap(), mounted: true, relabel: false };
         write(dir.path(), "fstab~cifs", "data", &record).unwrap();
-        assert_eq!(found(), Some(record.clone()));
+        assert_eq!(stored(), Some(record.clone()));
         write(dir.path(), "fstab~cifs", "data", &Record { boot: "another".to_owned(), ..record }).unwrap();
-        assert_eq!(found(), None);
+        assert_eq!(stored(), None);
         for _ in 0..2 {
             remove(dir.path(), "fstab~cifs", "data").unwrap();
         }

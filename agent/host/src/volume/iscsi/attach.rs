@@ -14,9 +14,9 @@ use crate::path_watch::PathWatch;
 use crate::program::Output;
 use crate::volume::node_tools::output_text;
 
-/// How long one call of `iscsiadm` may take.
+/// The deadline of a call of `iscsiadm`.
 pub(super) const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a login may take, within which iscsid gives up by itself.
+/// The deadline of a login, within which iscsid gives up by itself.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a target may take to answer the kernel, which scans for a disk or flushes its writes.
 pub(super) const TARGET_DEADLINE: Duration = Duration::from_secs(120);
@@ -26,7 +26,8 @@ const DISK_DEADLINE: Duration = Duration::from_secs(30);
 const MULTIPATH_DEADLINE: Duration = Duration::from_secs(10);
 
 impl IscsiDisks {
-    /// Has the kernel see the disk, and returns its device: the multipath one, or that of the first portal that has it.
+    /// Makes the disk known to the kernel, and returns its device: the multipath one, or that of the first portal
+    /// that has it.
     pub(super) async fn attach(&self, mount: &IscsiMount, record: &mut Record) -> Result<PathBuf, String> {
         let disk = &mount.disk;
         let (mut found, mut last, mut has_interface) = (Vec::new(), String::new(), false);
@@ -57,8 +58,8 @@ impl IscsiDisks {
         Ok(self.node.dev.join(multipath.as_ref().unwrap_or(first)))
     }
 
-    /// The portals with a session, of a device that the pod has been given: the others were tried then, and each start of a
-    /// container looks for it.
+    /// The portals with a session, for a device that the pod already has: the other portals were tried before, and
+    /// each start of a container looks for the device.
     async fn connected(&self, mount: &IscsiMount) -> Result<Vec<SocketAddr>, String> {
         let mut connected = Vec::new();
         if !mount.block || !on_files(&mount.path, |path| Ok(path.is_symlink())).await.map_err(text)? {
@@ -72,7 +73,7 @@ impl IscsiDisks {
         Ok(connected)
     }
 
-    /// The kernel's name for the disk as it is reached at `portal`.
+    /// The kernel's name of the disk through `portal`.
     async fn path_to(
         &self,
         mount: &IscsiMount,
@@ -88,13 +89,13 @@ impl IscsiDisks {
         if !std::mem::replace(has_interface, true) {
             self.prepare_interface(disk).await?;
         }
-        // Before the login: an unrecorded session would stay.
+        // Recorded before the login, because an unrecorded session would stay.
         record.logged_in.retain(|known| *known != portal);
         record.logged_in.push(portal);
         self.save(record).await?;
         let made = self.log_in(mount, portal).await;
         if !matches!(made, Ok(true)) {
-            // A session that another program opens later, or has opened just now, is not limpet's to end.
+            // A session that another program has opened is not limpet's to end.
             record.logged_in.retain(|known| *known != portal);
             self.save(record).await?;
         }
@@ -111,7 +112,7 @@ impl IscsiDisks {
         self.on_kernel(&target, DEADLINE, move |sys| sessions::find(sys, &disk, portal)).await
     }
 
-    /// Notes that the session is limpet's if it was made for another disk of the same target.
+    /// Records that the session is limpet's if it was created for another disk of the same target.
     async fn take_over(&self, portal: SocketAddr, record: &mut Record) -> Result<(), String> {
         if record.logged_in.contains(&portal) {
             return Ok(());
@@ -130,7 +131,7 @@ impl IscsiDisks {
         on_files(&self.directory, move |disks| record::save(disks, &record)).await.map_err(text)
     }
 
-    /// Makes the volume's own interface; any other has to be there.
+    /// Creates the volume's own interface; any other has to exist.
     async fn prepare_interface(&self, disk: &Disk) -> Result<(), String> {
         let model = disk.own.as_ref().map_or(&disk.interface, |own| &own.model);
         let shown = self.iscsiadm(&commands::show_interface(model), CALL_DEADLINE).await?;
@@ -152,7 +153,7 @@ impl IscsiDisks {
         Ok(())
     }
 
-    /// Whether the session is of this login; false: another program has made it meanwhile.
+    /// Logs in. Returns false if another program has created the session meanwhile.
     async fn log_in(&self, mount: &IscsiMount, portal: SocketAddr) -> Result<bool, String> {
         let mut made = false;
         for step in commands::log_in(&mount.disk, portal, &mount.chap) {
@@ -186,9 +187,9 @@ impl IscsiDisks {
         Ok(self.node.run(ISCSIADM, PACKAGES, arguments, deadline).await?)
     }
 
-    /// Asks the kernel for the disk, and waits until it has a device.
+    /// Has the kernel scan for the disk, and waits for its device.
     async fn wait_for_disk(&self, session: Session, lun: u32) -> Result<String, String> {
-        // Armed before the first look: a device that appears after it is reported.
+        // Watched before the first check, so that a later device is reported.
         let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
         let look = |session: Session| {
             let dev = self.node.dev.clone();
@@ -218,7 +219,7 @@ impl IscsiDisks {
         })
     }
 
-    /// The multipath device of these disks; one that is not there yet may appear within `wait`.
+    /// The multipath device of these disks; waits for it for up to `wait`.
     async fn multipath(&self, target: &str, disks: &[String], wait: Duration) -> Result<Option<String>, String> {
         let look = || {
             let disks = disks.to_vec();
@@ -229,13 +230,13 @@ impl IscsiDisks {
             return look().await;
         }
         let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
-        // The link there is made once the device has its paths.
+        // The link there is created once the device has its paths.
         let mut links = PathWatch::directory(&self.node.dev.join("mapper")).await.map_err(text)?;
         let appears = async {
             loop {
-                let found = look().await?;
-                if found.is_some() {
-                    return Ok(found);
+                let device = look().await?;
+                if device.is_some() {
+                    return Ok(device);
                 }
                 tokio::select! {
                     changed = watch.changed() => changed.map_err(text)?,

@@ -1,4 +1,4 @@
-//! The calls of `iscsiadm` that a login takes, in kubelet's order.
+//! The calls of `iscsiadm` for a login, in kubelet's order.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,14 +7,13 @@ use limpet_model::object::SecretBytes;
 
 use super::disk::Disk;
 
-/// Exit codes of `iscsiadm`: the session is there already, and nothing was found to work on.
+/// Exit codes of `iscsiadm`: the session already exists, and nothing matched.
 pub(super) const SESSION_EXISTS: i32 = 15;
 pub(super) const NOTHING_FOUND: [i32; 2] = [2, 21];
 
-/// What logs in.
 const LOGIN: &str = "--login";
 
-/// The values of a Secret for discovery, and for the session.
+/// The Secret's keys for discovery, and for the session.
 const DISCOVERY: &str = "discovery.sendtargets.auth";
 const SESSION: &str = "node.session.auth";
 const VALUES: [&str; 4] = ["username", "password", "username_in", "password_in"];
@@ -23,10 +22,10 @@ const VALUES: [&str; 4] = ["username", "password", "username_in", "password_in"]
 const INTERFACE_NAME: &str = "iface.iscsi_ifacename";
 const INITIATOR: &str = "iface.initiatorname";
 
-/// How often iscsid tries a portal that does not answer before a login fails. Its own eight times take two minutes.
+/// How often iscsid retries an unresponsive portal before a login fails. Its default of eight takes two minutes.
 const LOGIN_TRIES: &str = "1";
 
-/// What authenticates this node and the target to each other.
+/// The credentials with which this node and the target authenticate to each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Chap {
     /// At discovery.
@@ -37,16 +36,16 @@ pub(in super::super) struct Chap {
     pub values: BTreeMap<String, SecretBytes>,
 }
 
-/// The consequence of a failed call.
+/// What a failed call means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OnFailure {
-    /// None: the sequence continues.
+    /// The sequence continues.
     Ignore,
     /// The login fails with this message, after this call.
     Abort(String, Option<Vec<String>>),
 }
 
-/// One call. Its arguments may have secrets in them.
+/// One call. Its arguments may contain secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Step {
     pub arguments: Vec<String>,
@@ -73,7 +72,7 @@ pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> 
     }
     let what = format!("iscsi: failed to sendtargets to portal {portal}");
     steps.push(fails(discovery(&["--discover"]), what, Some(discovery(&["-o", "delete"]))));
-    // Other disks of the target are not for this node to see.
+    // The node must not see the target's other disks.
     steps.push(passes(node(&texts(&update("node.session.scan", "manual")))));
     steps.push(passes(node(&texts(&update("node.session.initial_login_retry_max", LOGIN_TRIES)))));
     if chap.session {
@@ -82,12 +81,12 @@ pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> 
     }
     let what = format!("iscsi: failed to log in to portal {portal}");
     steps.push(fails(node(&[LOGIN]), what, Some(node(&["-o", "delete"]))));
-    // A boot does not wait for a target that may be gone.
+    // A boot must not wait for a target that may be gone.
     steps.push(passes(node(&texts(&update("node.startup", "manual")))));
     steps
 }
 
-/// Those that set CHAP and the Secret's values.
+/// The calls that set CHAP and the Secret's values.
 fn settings<'a>(of: &'static str, chap: &'a Chap) -> impl Iterator<Item = [String; 6]> + use<'a> {
     let value = move |name: &str| {
         let key = format!("{of}.{name}");
@@ -101,17 +100,15 @@ pub(super) fn show_interface(name: &str) -> Vec<String> {
     interface(name, &["-o", "show"])
 }
 
-/// Makes the interface.
 pub(super) fn new_interface(name: &str) -> Vec<String> {
     interface(name, &["-o", "new"])
 }
 
-/// Removes the interface.
 pub(super) fn delete_interface(name: &str) -> Vec<String> {
     interface(name, &["-o", "delete"])
 }
 
-/// Gives the interface the settings of another one, as `iscsiadm` has shown it, and the initiator's name.
+/// Gives the interface the settings of another one, as `iscsiadm` shows them, and the initiator's name.
 pub(super) fn clone_interface(name: &str, shown: &str, initiator: &str) -> Vec<Vec<String>> {
     let setting = |line: &str| {
         let (key, value) = line.split_once(" = ")?;
@@ -128,7 +125,7 @@ pub(super) fn log_out(session: u32) -> Vec<String> {
     owned(&["-m", "session", "-r", &session.to_string(), "--logout"])
 }
 
-/// Removes what is written down of the target at `portal`.
+/// Removes iscsid's record of the target at `portal`.
 pub(super) fn delete_node(disk: &Disk, portal: SocketAddr) -> Vec<String> {
     node(disk, portal, &["-o", "delete"])
 }
@@ -171,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_login_is_kubelets() {
-        let disk = Disk::of(&volume(json!({}))).unwrap();
+        let disk = Disk::new(&volume(json!({}))).unwrap();
         let value = |name: &str, text: &str| (name.to_owned(), SecretBytes::new(text.as_bytes().to_vec()));
         let values = BTreeMap::from([
             value("node.session.auth.username", "me"),

@@ -1,4 +1,4 @@
-//! Gives a pod's disks back: after the last pod the file system is unmounted, the disk is taken from the kernel and
+//! Detaches a pod's disks: after the last pod the file system is unmounted, the disk is deleted from the kernel, and
 //! limpet's own sessions end.
 
 use std::net::SocketAddr;
@@ -18,11 +18,11 @@ use crate::blocking::DEADLINE;
 use crate::volume::node_tools::output_text;
 use crate::volume::{VolumeError, mounted, removal, sub_path};
 
-/// How long a disk may take to write what is left and be unmounted.
+/// The deadline for flushing and unmounting a disk.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(60);
 
 impl IscsiDisks {
-    /// Gives back what the pod has; its containers run no more.
+    /// Detaches the pod's disks; its containers have ended.
     pub(in super::super) async fn tear_down(&self, pod_dir: &Path, uid: &PodUid) -> Result<(), VolumeError> {
         let pod = uid.clone();
         let records = on_files(&self.directory, move |disks| record::of_pod(disks, &pod)).await?;
@@ -64,7 +64,8 @@ impl IscsiDisks {
                 has_session = !(ending.log_out && self.log_out(&session, *portal).await?);
             }
             let is_shared = others.iter().any(|other| record.disk.shares_session(&other.disk, *portal));
-            // Whoever has the session needs its record; without one it is of limpet's login, also before a reboot.
+            // The session needs its record; a record without a session stems from limpet's login, possibly before a
+            // reboot.
             if !has_session && record.logged_in.contains(portal) && !is_shared {
                 self.undo(&commands::delete_node(&record.disk, *portal), &[SESSION_EXISTS]).await?;
             }
@@ -87,7 +88,7 @@ impl IscsiDisks {
         }
     }
 
-    /// Takes the disk from the kernel. One that is still in use would lose what is written to it.
+    /// Deletes the disk from the kernel, unless it is in use and would lose writes.
     async fn delete(&self, session: &Session, lun: u32) -> Result<(), String> {
         let Some(name) = session.disk(lun) else { return Ok(()) };
         let disk = name.clone();
@@ -135,7 +136,7 @@ impl IscsiDisks {
         Ok(true)
     }
 
-    /// Makes a call that may have been made before; these exit codes are not failures either.
+    /// Performs a call that may have been performed before; these exit codes count as success.
     async fn undo(&self, call: &[String], passes: &[i32]) -> Result<(), String> {
         let output = self.iscsiadm(call, CALL_DEADLINE).await?;
         match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code) || passes.contains(&code))
@@ -146,7 +147,7 @@ impl IscsiDisks {
     }
 }
 
-/// Detaches the disks' file systems from the pod, and the subPaths of them; its other volumes stay. Blocks.
+/// Unmounts the disks' file systems and their subPaths from the pod; its other volumes stay. Blocks.
 fn detach_mounts(pod_dir: &Path) -> Result<(), VolumeError> {
     let disks = super::volumes_dir(pod_dir);
     for volume in record::list(&disks)?.iter().filter_map(|path| path.file_name()) {
@@ -155,7 +156,7 @@ fn detach_mounts(pod_dir: &Path) -> Result<(), VolumeError> {
     removal::detach_below(&disks)
 }
 
-/// Whether the kernel uses the disk: it is mounted, in whatever mount namespace, or part of another device. Blocks.
+/// Whether the kernel uses the disk: it is mounted in some mount namespace, or part of another device. Blocks.
 fn is_held(device: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
     matches!(rustix::fs::open(device, flags, Mode::empty()), Err(Errno::BUSY))

@@ -1,4 +1,4 @@
-//! A disk of an iSCSI target: checked, and with kubelet's names.
+//! A disk of an iSCSI target: validated, with kubelet's names.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The port of a portal that names none.
 const DEFAULT_PORT: u16 = 3260;
 
-/// What identifies a disk on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Disk {
-    /// Where its target is reached, each once; never empty.
+    /// The portals of its target, each once; never empty.
     pub portals: Vec<SocketAddr>,
     /// The target's name.
     pub iqn: String,
@@ -20,14 +19,14 @@ pub(super) struct Disk {
     pub lun: u32,
     /// The initiator's interface that its sessions use.
     pub interface: String,
-    /// Where that interface is the volume's own.
+    /// Set if the interface belongs to this volume only.
     pub own: Option<OwnInterface>,
 }
 
 /// An interface for one volume, with its own initiator name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OwnInterface {
-    /// The interface whose settings it has.
+    /// The interface whose settings it copies.
     pub model: String,
     /// The initiator's name.
     pub initiator: String,
@@ -37,8 +36,9 @@ impl Disk {
     /// The volume's disk.
     ///
     /// # Errors
-    /// A field of the volume cannot be what a tool or a path is given: its name, and the remedy.
-    pub(super) fn of(volume: &IscsiVolume) -> Result<Self, String> {
+    ///
+    /// A field of the volume is unsafe as an argument or path: its name, and the remedy.
+    pub(super) fn new(volume: &IscsiVolume) -> Result<Self, String> {
         let mut portals = Vec::new();
         for text in &volume.portals {
             let portal = portal(text).ok_or_else(|| {
@@ -68,23 +68,24 @@ impl Disk {
             Some(_) => format!("{first}:{}", volume.name),
             None => volume.interface.clone(),
         };
-        let own = |initiator: &String| OwnInterface { model: volume.interface.clone(), initiator: initiator.clone() };
-        let own = volume.initiator.as_ref().map(own);
-        Ok(Self { iqn: volume.iqn.clone(), lun, interface, own, portals })
+        let own_interface =
+            |initiator: &String| OwnInterface { model: volume.interface.clone(), initiator: initiator.clone() };
+        let own_interface = volume.initiator.as_ref().map(own_interface);
+        Ok(Self { iqn: volume.iqn.clone(), lun, interface, own: own_interface, portals })
     }
 
-    /// The disk in a message, and the name of its directory.
+    /// The disk's name in messages, and of its directory.
     pub(super) fn name(&self) -> String {
         let first = self.portals.first().map(ToString::to_string).unwrap_or_default();
         format!("{first}-{}-lun-{}", self.iqn, self.lun)
     }
 
-    /// The directory of the disk below that of all disks.
+    /// The disk's directory below that of all disks.
     pub(super) fn directory(&self, disks: &Path) -> PathBuf {
         disks.join(format!("iface-{}", self.interface)).join(self.name())
     }
 
-    /// Whether both have the same session at `portal`.
+    /// Whether both use the same session at `portal`.
     pub(super) fn shares_session(&self, other: &Self, portal: SocketAddr) -> bool {
         self.iqn == other.iqn && self.interface == other.interface && other.portals.contains(&portal)
     }
@@ -97,13 +98,13 @@ fn portal(text: &str) -> Option<SocketAddr> {
     text.parse().ok().or_else(with_port)
 }
 
-/// Whether it is one word that is neither an option of a tool nor a way out of a directory.
+/// Whether it is a single word, and neither a tool's option nor a path that leads out of a directory.
 fn is_name(text: &str) -> bool {
     let known = |c: char| c.is_alphanumeric() || matches!(c, '.' | ':' | '-' | '_');
     !text.is_empty() && !text.starts_with(['-', '.']) && text.chars().all(known)
 }
 
-/// Whether `mount -t` takes it for a file system alone: of `fuse.sh` it runs `sh`, as root.
+/// Whether `mount -t` takes it only as a file system: for `fuse.sh` it would run `sh` as root.
 fn is_file_system(text: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     !text.is_empty() && !text.starts_with('-') && !text.starts_with("fuse") && text.chars().all(known)
@@ -126,14 +127,14 @@ pub(super) mod tests {
     #[test]
     fn a_disk_has_kubelets_names() {
         let disk =
-            Disk::of(&volume(json!({"portals": ["192.0.2.1:3260", "[2001:db8::1]:3261", "2001:db8::2"]}))).unwrap();
+            Disk::new(&volume(json!({"portals": ["192.0.2.1:3260", "[2001:db8::1]:3261", "2001:db8::2"]}))).unwrap();
         let portals: Vec<String> = disk.portals.iter().map(ToString::to_string).collect();
         assert_eq!(portals, ["192.0.2.1:3260", "[2001:db8::1]:3261", "[2001:db8::2]:3260"]);
         let directory = disk.directory(Path::new("/d"));
         assert_eq!(directory, Path::new("/d/iface-default/192.0.2.1:3260-iqn.2001-04.test:a-lun-0"));
-        let own = Disk::of(&volume(json!({"initiatorName": "iqn.2001-04.test:node"}))).unwrap();
-        assert_eq!(own.interface, "192.0.2.1:3260:data");
-        assert_eq!(own.own.unwrap().model, "default");
+        let disk = Disk::new(&volume(json!({"initiatorName": "iqn.2001-04.test:node"}))).unwrap();
+        assert_eq!(disk.interface, "192.0.2.1:3260:data");
+        assert_eq!(disk.own.unwrap().model, "default");
     }
 
     #[test]
@@ -153,7 +154,7 @@ pub(super) mod tests {
             (json!({"fsType": "-ext4"}), "iscsi.fsType"),
             (json!({"lun": -1}), "iscsi.lun"),
         ] {
-            let error = Disk::of(&volume(fields)).unwrap_err();
+            let error = Disk::new(&volume(fields)).unwrap_err();
             assert!(error.contains(field), "{error}");
         }
     }

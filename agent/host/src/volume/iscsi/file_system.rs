@@ -1,4 +1,4 @@
-//! A disk's file system: created on a blank disk, checked, and mounted, as by kubelet's `FormatAndMount`.
+//! A disk's file system: created on a blank disk, checked, and mounted, as in kubelet's `FormatAndMount`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,29 +13,29 @@ use crate::volume::VolumeError;
 use crate::volume::node_tools::output_text;
 
 const BLKID_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the making or the checking of a file system may take: hours, for a large disk behind a slow network.
+/// The deadline for creating or checking a file system: hours, for a large disk behind a slow network.
 const REPAIR_DEADLINE: Duration = Duration::from_secs(6 * 3600);
-/// How much of a disk is read at each end before it is formatted.
+/// How many bytes at each end of a disk are read before it is formatted.
 const EDGE_LENGTH: u64 = 1 << 20;
 /// How long the reading of these may take.
 const EDGE_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a mount may take, which may begin with the journal.
+/// The deadline of a mount, which may begin with replaying the journal.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// `blkid`: it has found nothing.
+/// `blkid`: nothing was recognized.
 const BLKID_NOTHING_FOUND: i32 = 2;
-/// `fsck`: errors were corrected, and the machine of a root file system should be started again. Anything else is a failure.
+/// `fsck`: errors were corrected, and the machine should be rebooted if it is the root file system. Anything else is
+/// a failure.
 const FSCK_CORRECTED: i32 = 1 | 2;
-/// `fsck`: there are errors that it could not correct.
+/// `fsck`: errors remain uncorrected.
 const FSCK_UNCORRECTED: i32 = 4;
 
-/// What is on a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Content {
     Blank,
     /// A file system of this type.
     FileSystem(String),
-    /// Partitions, or something else that is not to be written over.
+    /// Partitions, or anything else that must not be overwritten.
     Other,
 }
 
@@ -97,7 +97,7 @@ impl IscsiDisks {
         let checked = self.node.run("fsck", "install util-linux", &call(&["-a"], &[device]), REPAIR_DEADLINE).await;
         match checked {
             Ok(output) => checked_well(&output, checker.is_some(), device),
-            // As with kubelet the mount shows whether it matters.
+            // As in kubelet, the mount shows whether it matters.
             Err(RunError::Missing(reason)) => {
                 tracing::warn!(%shown, reason, "mounting an iSCSI disk without a file system check");
                 Ok(())
@@ -106,7 +106,8 @@ impl IscsiDisks {
         }
     }
 
-    /// Refuses a disk that cannot be read, or has something at its beginning or end: `blkid` takes it for blank as well.
+    /// Refuses a disk that cannot be read, or has data at its beginning or end, because `blkid` takes it for blank as
+    /// well.
     async fn check_blank(&self, device: &Path) -> Result<(), String> {
         let path = device.to_owned();
         let read = crate::blocking::run(device.to_owned(), EDGE_DEADLINE, move |_| unwritten(&path));
@@ -122,7 +123,7 @@ impl IscsiDisks {
     }
 }
 
-/// The result of a check; `has_checker`: a checker exists for this file system.
+/// The result of a check; `has_checker` tells whether this file system has a checker.
 fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(), String> {
     let (shown, text) = (device.display(), first_lines([&output.stdout[..], &output.stderr[..]].concat()));
     match output.code {
@@ -144,7 +145,7 @@ fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(),
     }
 }
 
-/// Whether all bytes at both ends of a disk are zeros. Blocks.
+/// Whether both ends of a disk consist of zeros. Blocks.
 fn unwritten(device: &Path) -> io::Result<bool> {
     let mut disk = File::open(device)?;
     let size = disk.seek(SeekFrom::End(0))?;
@@ -163,9 +164,9 @@ fn unwritten(device: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// What `blkid` finds on a disk; `None`: it has failed.
+/// Interprets the output of `blkid`; `None` if it failed.
 fn content(looked: &Output) -> Option<Content> {
-    // It exits with the same code where a disk cannot be read.
+    // It exits with the same code if a disk cannot be read.
     let complains = !looked.stderr.trim_ascii().is_empty();
     if looked.code == Some(BLKID_NOTHING_FOUND) && !complains {
         return Some(Content::Blank);
@@ -185,7 +186,7 @@ fn content(looked: &Output) -> Option<Content> {
     }
 }
 
-/// kubelet's, without room for root alone, and without its force: on a blank disk no tool needs it.
+/// kubelet's options, without reserved blocks, and without force, which no tool needs on a blank disk.
 fn format_options(fs_type: &str) -> &'static [&'static str] {
     match fs_type {
         "ext3" | "ext4" => &["-m0"],
@@ -207,15 +208,15 @@ fn first_lines(stderr: Vec<u8>) -> String {
     output_text(&Output { success: false, code: None, stdout: Vec::new(), stderr })
 }
 
-/// Refuses to mount the disk writable while another pod has it mounted read-only.
+/// Refuses to mount the disk writable while another pod has mounted it read-only.
 pub(super) fn check_access(path: &Path, wants_write: bool) -> Result<Result<(), String>, VolumeError> {
     if !wants_write {
         return Ok(Ok(()));
     }
     let real = path.canonicalize().map_err(VolumeError::io("stat", path))?;
     let mounts = mount_table::mounts().map_err(VolumeError::io("read", "/proc/self/mountinfo"))?;
-    let found = mounts.iter().rfind(|mount| mount.point == real);
-    let is_read_only = found.is_some_and(|mount| mount.flags.iter().chain(&mount.options).any(|flag| flag == "ro"));
+    let mounted = mounts.iter().rfind(|mount| mount.point == real);
+    let is_read_only = mounted.is_some_and(|mount| mount.flags.iter().chain(&mount.options).any(|flag| flag == "ro"));
     Ok(match is_read_only {
         true => Err("the disk is mounted read-only on this node: another pod has it so, or the kernel after an error \
                      (dmesg)"
@@ -231,15 +232,15 @@ mod tests {
 
     #[test]
     fn only_a_disk_without_anything_on_it_is_formatted() {
-        let of = |code: i32, stdout: &str| {
+        let content_of = |code: i32, stdout: &str| {
             let stdout = stdout.as_bytes().to_vec();
             content(&Output { success: code == 0, code: Some(code), stdout, stderr: Vec::new() })
         };
-        assert_eq!(of(2, ""), Some(Content::Blank));
-        assert_eq!(of(0, ""), Some(Content::Blank));
-        assert_eq!(of(0, "DEVNAME=/dev/sda\nTYPE=xfs\n"), Some(Content::FileSystem("xfs".to_owned())));
-        assert_eq!(of(0, "DEVNAME=/dev/sda\nPTTYPE=gpt\n"), Some(Content::Other));
-        assert_eq!(of(8, ""), None);
+        assert_eq!(content_of(2, ""), Some(Content::Blank));
+        assert_eq!(content_of(0, ""), Some(Content::Blank));
+        assert_eq!(content_of(0, "DEVNAME=/dev/sda\nTYPE=xfs\n"), Some(Content::FileSystem("xfs".to_owned())));
+        assert_eq!(content_of(0, "DEVNAME=/dev/sda\nPTTYPE=gpt\n"), Some(Content::Other));
+        assert_eq!(content_of(8, ""), None);
         for code in [0, 2] {
             let stderr = b"error: /dev/sda: Input/output error\n".to_vec();
             let complaint = Output { success: code == 0, code: Some(code), stdout: Vec::new(), stderr };
@@ -251,7 +252,7 @@ mod tests {
     fn a_disk_is_blank_only_if_both_its_ends_can_be_read_and_are_zeros() {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk");
-        let of = |written: &[(u64, u8)], size: u64| {
+        let is_unwritten = |written: &[(u64, u8)], size: u64| {
             let file = File::create(&disk).unwrap();
             file.set_len(size).unwrap();
             for (at, byte) in written {
@@ -260,34 +261,34 @@ mod tests {
             unwritten(&disk)
         };
         let size = 8 * EDGE_LENGTH;
-        assert!(of(&[], size).unwrap() && of(&[], 512).unwrap());
-        // In the middle there may be anything.
-        assert!(of(&[(4 * EDGE_LENGTH, 1)], size).unwrap());
+        assert!(is_unwritten(&[], size).unwrap() && is_unwritten(&[], 512).unwrap());
+        // The middle may contain anything.
+        assert!(is_unwritten(&[(4 * EDGE_LENGTH, 1)], size).unwrap());
         for at in [0, EDGE_LENGTH - 1, 7 * EDGE_LENGTH, size - 1] {
-            assert!(!of(&[(at, 1)], size).unwrap(), "{at}");
+            assert!(!is_unwritten(&[(at, 1)], size).unwrap(), "{at}");
         }
-        assert!(of(&[], 0).is_err());
+        assert!(is_unwritten(&[], 0).is_err());
         assert!(unwritten(&dir.path().join("none")).is_err() && unwritten(dir.path()).is_err());
     }
 
     #[test]
     fn a_check_that_has_not_come_to_an_end_is_an_error() {
-        let of = |code: Option<i32>, has_checker: bool| {
+        let check = |code: Option<i32>, has_checker: bool| {
             let output = Output { success: code == Some(0), code, stdout: Vec::new(), stderr: b"why".to_vec() };
             checked_well(&output, has_checker, Path::new("/dev/sda"))
         };
         for code in [0, 1, 2, 3] {
-            assert_eq!(of(Some(code), true), Ok(()));
+            assert_eq!(check(Some(code), true), Ok(()));
         }
         for (code, message) in [
             (Some(4), "'fsck' found errors on device /dev/sda but could not correct them: why"),
             (Some(8), "'fsck' of device /dev/sda failed with 8: why"),
             (None, "'fsck' of device /dev/sda was ended by a signal: why"),
         ] {
-            assert_eq!(of(code, true), Err(message.to_owned()));
+            assert_eq!(check(code, true), Err(message.to_owned()));
         }
-        assert_eq!(of(Some(8), false), Ok(()));
-        assert!(of(None, false).is_err());
+        assert_eq!(check(Some(8), false), Ok(()));
+        assert!(check(None, false).is_err());
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! What is written down of the disks that pods have on this node, before anything is done for them: any agent finds
-//! there what must be undone.
+//! Records of the disks that pods have on this node, written before anything is done for them, so that any later
+//! agent knows what to undo.
 //!
-//! | path in `plugins/kubernetes.io/iscsi/iface-<interface>/<portal>-<iqn>-lun-<lun>` | what |
+//! | path in `plugins/kubernetes.io/iscsi/iface-<interface>/<portal>-<iqn>-lun-<lun>` | content |
 //! |---|---|
 //! | `disk.json` | the disk, and where limpet has logged in to its target |
 //! | `pods/<uid>` | a pod that has it |
-//! | `mount` | where its file system is mounted for all of them |
+//! | `mount` | where its file system is mounted for all pods |
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,11 +28,11 @@ const MAX_RECORD: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub disk: Disk,
-    /// Where limpet has logged in to its target; a session at another portal is not limpet's.
+    /// The portals at which limpet has logged in; sessions at other portals are not limpet's.
     pub logged_in: Vec<SocketAddr>,
-    /// The run of the kernel in which it has.
+    /// The boot id of these logins.
     pub boot: String,
-    /// The names that it has in the Node's status, by the volumes that it is.
+    /// Its names in the Node's status, one per volume.
     #[serde(default)]
     pub unique_names: BTreeSet<String>,
 }
@@ -40,19 +40,19 @@ pub(super) struct Record {
 /// The steps at a portal when the last pod releases the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DetachPlan {
-    /// The disk is deleted from the kernel.
+    /// Whether to delete the disk from the kernel.
     pub delete: bool,
-    /// The session ends.
+    /// Whether to end the session.
     pub log_out: bool,
 }
 
 impl Record {
-    /// Whether the session at `portal` is limpet's, in this run of the kernel.
+    /// Whether the session at `portal` is limpet's, from this boot.
     pub(super) fn owns(&self, portal: SocketAddr, boot: &str) -> bool {
         self.boot == boot && self.logged_in.contains(&portal)
     }
 
-    /// What ends with the disk at `portal` while `others` are in use.
+    /// What to do at `portal` when the disk is released while `others` are in use.
     pub(super) fn ending(&self, portal: SocketAddr, others: &[Self], boot: &str) -> DetachPlan {
         let sharing = || others.iter().filter(|other| self.disk.shares_session(&other.disk, portal));
         let ours = self.owns(portal, boot);
@@ -63,7 +63,6 @@ impl Record {
     }
 }
 
-/// The name for this run of the kernel.
 pub(super) fn boot() -> String {
     boot_id().unwrap_or_default()
 }
@@ -73,7 +72,7 @@ pub(super) fn mount_point(directory: &Path) -> PathBuf {
     directory.join("mount")
 }
 
-/// Writes down that the pod has the disk, under that name in the Node's status. Blocks.
+/// Records that the pod has the disk, with that name in the Node's status. Blocks.
 pub(super) fn begin(disks: &Path, disk: &Disk, name: String, uid: &PodUid) -> Result<Record, VolumeError> {
     let directory = disk.directory(disks);
     files::make_dirs(&directory.join(PODS), 0o750)?;
@@ -82,7 +81,7 @@ pub(super) fn begin(disks: &Path, disk: &Disk, name: String, uid: &PodUid) -> Re
         || Record { disk: disk.clone(), logged_in: Vec::new(), boot: boot.clone(), unique_names: BTreeSet::new() };
     let mut record = read(&directory).unwrap_or_else(fresh);
     if record.boot != boot {
-        // Sessions end with the kernel: those of now are not limpet's.
+        // Sessions end at a reboot, so those that exist now are not limpet's.
         record = Record { unique_names: record.unique_names, ..fresh() };
     }
     record.unique_names.insert(name);
@@ -107,22 +106,22 @@ pub(super) fn save(disks: &Path, record: &Record) -> Result<(), VolumeError> {
     write().map_err(VolumeError::io("write", &path))
 }
 
-/// Every disk that is written down. Blocks.
+/// Every recorded disk. Blocks.
 pub(super) fn all(disks: &Path) -> Result<Vec<Record>, VolumeError> {
-    let mut found = Vec::new();
+    let mut records = Vec::new();
     for interface in list(disks)? {
         for directory in list(&interface)? {
-            found.extend(read(&directory));
+            records.extend(read(&directory));
         }
     }
-    Ok(found)
+    Ok(records)
 }
 
-/// Those that the pod has. Blocks.
+/// The pod's disks. Blocks.
 pub(super) fn of_pod(disks: &Path, uid: &PodUid) -> Result<Vec<Record>, VolumeError> {
-    let mut found = all(disks)?;
-    found.retain(|record| record.disk.directory(disks).join(PODS).join(uid.as_str()).exists());
-    Ok(found)
+    let mut records = all(disks)?;
+    records.retain(|record| record.disk.directory(disks).join(PODS).join(uid.as_str()).exists());
+    Ok(records)
 }
 
 /// Whether another pod has the disk. Blocks.
@@ -131,14 +130,14 @@ pub(super) fn is_shared(directory: &Path, uid: &PodUid) -> Result<bool, VolumeEr
     Ok(pods.iter().any(|pod| pod.file_name().is_some_and(|name| name != uid.as_str())))
 }
 
-/// The pod has the disk no more. Blocks.
+/// Removes the pod from the disk's record. Blocks.
 pub(super) fn leave(directory: &Path, uid: &PodUid) -> Result<(), VolumeError> {
     remove(fs::remove_file, &directory.join(PODS).join(uid.as_str()))
 }
 
-/// No pod has the disk any more. Blocks.
+/// Removes the record, because no pod has the disk any more. Blocks.
 pub(super) fn end(directory: &Path) -> Result<(), VolumeError> {
-    // A mount there is a bug, and is not emptied.
+    // A mount there would be a bug, and must not be emptied.
     remove(fs::remove_dir, &mount_point(directory))?;
     for pod in list(&directory.join(PODS))? {
         remove(fs::remove_file, &pod)?;
@@ -147,7 +146,7 @@ pub(super) fn end(directory: &Path) -> Result<(), VolumeError> {
     remove(fs::remove_file, &directory.join(format!(".{FILE}")))?;
     remove(fs::remove_file, &directory.join(FILE))?;
     remove(fs::remove_dir, directory)?;
-    // The interface's own, if no other disk is there.
+    // Also removes the interface's directory if it has no other disk.
     let _ = directory.parent().map(fs::remove_dir);
     Ok(())
 }
@@ -171,7 +170,7 @@ fn read(directory: &Path) -> Option<Record> {
     }
 }
 
-/// What is in a directory; nothing where it does not exist. Blocks.
+/// The entries of a directory; none if it does not exist. Blocks.
 pub(super) fn list(directory: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -189,7 +188,7 @@ mod tests {
     use super::*;
 
     fn record(fields: serde_json::Value, logged_in: bool) -> Record {
-        let disk = Disk::of(&volume(fields)).unwrap();
+        let disk = Disk::new(&volume(fields)).unwrap();
         let logged_in = if logged_in { disk.portals.clone() } else { Vec::new() };
         Record { disk, logged_in, boot: "b".to_owned(), unique_names: BTreeSet::new() }
     }
@@ -219,7 +218,7 @@ mod tests {
     fn a_disk_is_written_down_for_each_pod() {
         let dir = tempfile::tempdir().unwrap();
         let disks = dir.path().join("plugins");
-        let disk = Disk::of(&volume(json!({}))).unwrap();
+        let disk = Disk::new(&volume(json!({}))).unwrap();
         let directory = disk.directory(&disks);
         let (a, b) = (PodUid::new("a"), PodUid::new("b"));
         assert_eq!(all(&disks).unwrap(), []);

@@ -1,4 +1,4 @@
-//! The kernel's iSCSI sessions and their disks, from sysfs, which has every session, including those of others.
+//! The kernel's iSCSI sessions and their disks, from sysfs, which also has sessions of other programs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct Session {
     pub target: String,
     /// The initiator's interface.
     pub interface: String,
-    /// Its portals: the requested ones, and those that the target has redirected to.
+    /// Its portals: the requested ones, and those to which the target has redirected.
     pub portals: Vec<SocketAddr>,
     /// Its directory in sysfs.
     directory: PathBuf,
@@ -30,7 +30,7 @@ pub(super) fn find(sys: &Path, disk: &Disk, portal: SocketAddr) -> io::Result<Op
     Ok(list(sys)?.into_iter().find(is_it))
 }
 
-/// Every session that is not just going away.
+/// Every session that is not being torn down.
 fn list(sys: &Path) -> io::Result<Vec<Session>> {
     let names = names(&sys.join("class/iscsi_session"))?;
     Ok(names.iter().filter_map(|name| session(sys, name)).collect())
@@ -57,33 +57,33 @@ fn session(sys: &Path, name: &str) -> Option<Session> {
 }
 
 impl Session {
-    /// The kernel's name of its disk with that number: `sda`.
+    /// The kernel's name of its disk with this LUN: `sda`.
     pub(super) fn disk(&self, lun: u32) -> Option<String> {
         self.disks().into_iter().find(|(found, _)| *found == lun).map(|(_, name)| name)
     }
 
-    /// Its disks: their numbers and the kernel's names.
+    /// Its disks: LUNs and the kernel's names.
     pub(super) fn disks(&self) -> Vec<(u32, String)> {
         let list = |directory: &Path| names(directory).unwrap_or_default();
-        let mut found = Vec::new();
+        let mut disks = Vec::new();
         for target in list(&self.directory).iter().filter(|name| name.starts_with("target")) {
             let target = self.directory.join(target);
             for unit in list(&target) {
                 let lun = unit.rsplit_once(':').and_then(|(_, lun)| lun.parse().ok());
                 let name = list(&target.join(&unit).join("block")).into_iter().next();
-                found.extend(lun.zip(name));
+                disks.extend(lun.zip(name));
             }
         }
-        found
+        disks
     }
 
-    /// Has the kernel look for the disk with that number, and for no other.
+    /// Has the kernel scan for the disk with this LUN only.
     pub(super) fn scan(&self, sys: &Path, lun: u32) -> io::Result<()> {
         fs::write(sys.join(format!("class/scsi_host/host{}/scan", self.host)), format!("0 0 {lun}"))
     }
 }
 
-/// The multipath device that `disk` is a path of: `dm-0`.
+/// The multipath device that contains `disk`: `dm-0`.
 pub(super) fn multipath(sys: &Path, disk: &str) -> Option<String> {
     let holders = names(&sys.join("block").join(disk).join("holders")).ok()?;
     let is_multipath = |name: &&String| {
@@ -92,7 +92,7 @@ pub(super) fn multipath(sys: &Path, disk: &str) -> Option<String> {
     holders.iter().find(is_multipath).cloned()
 }
 
-/// Takes a disk away from the kernel, which writes its cache back first.
+/// Deletes a disk from the kernel, which writes its cache back first.
 pub(super) fn delete(sys: &Path, disk: &str) -> io::Result<()> {
     match fs::write(sys.join("block").join(disk).join("device/delete"), "1") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -126,7 +126,7 @@ pub(super) mod tests {
     use super::super::disk::tests::volume;
     use super::*;
 
-    /// Puts a session with disks into a sysfs, as the kernel has it.
+    /// Adds a session with disks to a simulated sysfs.
     pub(in super::super) fn put(sys: &Path, number: u32, interface: &str, portal: SocketAddr, disks: &[(u32, &str)]) {
         let host = number + 2;
         let (class, name) = (sys.join("class/iscsi_session"), format!("session{number}"));
@@ -157,14 +157,14 @@ pub(super) mod tests {
     fn a_session_is_found_by_target_interface_and_portal() {
         let dir = tempfile::tempdir().unwrap();
         let sys = dir.path();
-        let disk = Disk::of(&volume(json!({"portals": ["[2001:db8::1]:3261"]}))).unwrap();
+        let disk = Disk::new(&volume(json!({"portals": ["[2001:db8::1]:3261"]}))).unwrap();
         assert_eq!(find(sys, &disk, disk.portals[0]).unwrap(), None);
         put(sys, 1, "default", disk.portals[0], &[(0, "sda"), (2, "sdc")]);
         put(sys, 2, "san", disk.portals[1], &[]);
-        let found = find(sys, &disk, disk.portals[0]).unwrap().unwrap();
-        assert_eq!((found.number, found.host), (1, 3));
+        let session = find(sys, &disk, disk.portals[0]).unwrap().unwrap();
+        assert_eq!((session.number, session.host), (1, 3));
         assert_eq!(
-            [found.disk(0), found.disk(1), found.disk(2)],
+            [session.disk(0), session.disk(1), session.disk(2)],
             [Some("sda".to_owned()), None, Some("sdc".to_owned())]
         );
         assert_eq!(find(sys, &disk, disk.portals[1]).unwrap(), None);
@@ -172,7 +172,7 @@ pub(super) mod tests {
         assert_eq!(find(sys, &other, disk.portals[1]).unwrap().unwrap().number, 2);
         assert_eq!(find(sys, &Disk { iqn: "iqn.b".to_owned(), ..disk.clone() }, disk.portals[0]).unwrap(), None);
 
-        found.scan(sys, 2).unwrap();
+        session.scan(sys, 2).unwrap();
         assert_eq!(fs::read_to_string(sys.join("class/scsi_host/host3/scan")).unwrap(), "0 0 2");
         delete(sys, "sda").unwrap();
         delete(sys, "sdx").unwrap();

@@ -32,13 +32,13 @@ impl Fixture {
         fixture
     }
 
-    /// The same node with another agent.
+    /// The same node with a restarted agent.
     fn next(self) -> Self {
         let disks = IscsiDisks::on(&self.at("root"), self.disks.node.clone(), VolumesInUse::default());
         Self { disks, dir: self.dir }
     }
 
-    /// What a controller must not detach.
+    /// The volumes that a controller must not detach.
     fn in_use(&self) -> Vec<String> {
         self.disks.in_use.names().into_iter().collect()
     }
@@ -47,7 +47,7 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
-    /// A tool that runs `script`, with its call in `$call`; it searches the machine's own tools for programs.
+    /// A tool that runs `script`, with its call in `$call`. The script finds the machine's own tools.
     fn tool(&self, name: &str, script: &str) {
         let (path, calls) = (self.at("tools").join(name), self.at("calls"));
         let text = format!("#!/bin/sh\ncall=\"$*\"\necho \"{name} $call\" >> {}\n{script}\n", calls.display());
@@ -55,14 +55,14 @@ impl Fixture {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// From now on a login has the session `number` appear, made by moving it from beside the kernel's directory.
+    /// From now on a login makes the session `number` appear, by moving it into the simulated sysfs.
     fn session_at_login(&self, number: u32, portal: &str, disks: &[(u32, &str)]) {
         let (sys, made) = (self.at("sys"), self.at(&format!("made-{number}")));
         sessions::tests::put(&made, number, "default", portal.parse().unwrap(), disks);
         for (_, name) in disks {
             fs::write(self.at("dev").join(name), [0; 4096]).unwrap();
         }
-        // Links lead to where the kernel's directory will be.
+        // The links lead to where the session's directory will be.
         let script = format!(
             "case \"$call\" in *\"-p {portal} \"*--login) cp -a {made}/. {sys}/\n\
              ln -sfn ../../../devices/platform/host{host}/session{number} {sys}/class/iscsi_session/session{number}/device;; esac",
@@ -73,7 +73,7 @@ impl Fixture {
         self.tool("iscsiadm", &script);
     }
 
-    /// The calls since the last look.
+    /// The calls since the last check.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.at("calls")).unwrap();
         fs::write(self.at("calls"), "").unwrap();
@@ -81,24 +81,24 @@ impl Fixture {
     }
 
     fn device(&self, fields: Value) -> IscsiMount {
-        let mut found = volume(fields);
-        found.block = true;
+        let mut disk_volume = volume(fields);
+        disk_volume.block = true;
         let pod = crate::volume::tests::record(json!({"containers": []}));
-        IscsiMount::of(&pod, &self.at("root/pods/u"), "data", &found, Ok(Default::default()), false).unwrap()
+        IscsiMount::new(&pod, &self.at("root/pods/u"), "data", &disk_volume, Ok(Default::default()), false).unwrap()
     }
 
     /// The disk as a directory of that pod.
     fn mounted(&self, read_only: bool, uid: &str) -> IscsiMount {
         let pod = crate::volume::tests::record(json!({"containers": []}));
         let pod_dir = self.at("root/pods").join(uid);
-        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Ok(Default::default()), read_only).unwrap()
+        IscsiMount::new(&pod, &pod_dir, "data", &volume(json!({})), Ok(Default::default()), read_only).unwrap()
     }
 
-    /// The tools of a blank disk, which is a tmpfs once it is mounted.
+    /// The tools for a blank disk, which is a tmpfs once it is mounted.
     fn file_system_tools(&self) {
         self.tool("blkid", "exit 2");
         self.tool("mkfs.ext4", "");
-        // The last argument is where to.
+        // The last argument is the mount point.
         self.tool("mount", "for last; do :; done; /bin/mount -t tmpfs none \"$last\"");
         self.tool("umount", "/bin/umount \"$1\"");
     }
@@ -113,7 +113,7 @@ impl Fixture {
     }
 }
 
-/// The words of a call that distinguish it from others.
+/// The words that distinguish a call from others.
 fn brief(calls: &[String]) -> Vec<String> {
     calls.iter().map(|call| call.split_once(' ').unwrap_or_default().1.to_owned()).collect()
 }
@@ -132,7 +132,7 @@ async fn a_disk_is_attached_once_and_given_back_after_its_last_pod() {
     assert_eq!(brief(&calls)[0], "-m iface -I default -o show");
     assert!(calls[5].ends_with("--login"), "{calls:?}");
 
-    // Another pod, and another agent: the session is there.
+    // Another pod and a restarted agent find the session.
     node.set_up(&mount, "b").await.unwrap();
     assert_eq!(node.calls(), [] as [String; 0]);
     node.tear_down("a").await.unwrap();
@@ -206,7 +206,7 @@ async fn a_portal_that_fails_leaves_the_others() {
     let mount = node.device(json!({"portals": ["192.0.2.2"]}));
     node.set_up(&mount, "a").await.unwrap();
     assert_eq!(fs::read_link(&mount.path).unwrap(), node.at("dev/dm-3"));
-    // A start of another container does not try it again.
+    // The start of another container does not retry it.
     node.calls();
     node.set_up(&mount, "a").await.unwrap();
     assert_eq!(node.calls(), [] as [String; 0]);
@@ -286,9 +286,9 @@ async fn a_pod_that_has_ended_gives_its_disk_back_and_keeps_its_other_volumes() 
     rustix::mount::mount("none", &other, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
     node.tear_down("a").await.unwrap();
     let is_mounted = |path: &Path| mounted::is_mounted(path).unwrap();
-    let found = [is_mounted(&mount.path), is_mounted(&part), is_mounted(&other)];
+    let states = [is_mounted(&mount.path), is_mounted(&part), is_mounted(&other)];
     crate::volume::removal::detach_below(&node.at("root")).unwrap();
-    assert_eq!(found, [false, false, true]);
+    assert_eq!(states, [false, false, true]);
     assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "1");
 }
 
@@ -349,10 +349,10 @@ async fn a_session_that_another_program_opens_after_a_failed_login_stays() {
     for failing in ["--discover", "--login"] {
         node.tool("iscsiadm", &format!("case \"$call\" in *{failing}) exit 8;; esac"));
         node.set_up(&mount, "a").await.unwrap_err();
-        let found = record::all(&node.disks.directory).unwrap();
-        assert_eq!(found[0].logged_in, [], "{failing}");
+        let records = record::all(&node.disks.directory).unwrap();
+        assert_eq!(records[0].logged_in, [], "{failing}");
     }
-    // It is quicker than limpet: the login finds a session.
+    // The other program is faster than limpet: the login finds a session.
     node.session_at_login(1, PORTAL, &[(0, "sda")]);
     let script = fs::read_to_string(node.at("tools/iscsiadm")).unwrap();
     let exists = "case \"$call\" in *--login) exit 15;; esac";
@@ -396,9 +396,9 @@ async fn a_target_that_does_not_answer_keeps_no_other_waiting() {
     });
     let other = async {
         waits.await.unwrap();
-        let found = node.disks.on_kernel("iqn.other", DEADLINE, |_| Ok(7)).await;
+        let result = node.disks.on_kernel("iqn.other", DEADLINE, |_| Ok(7)).await;
         release.send(()).unwrap();
-        found
+        result
     };
     assert_eq!(tokio::join!(slow, other), (Ok(true), Ok(7)));
 }

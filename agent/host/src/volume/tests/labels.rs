@@ -1,6 +1,6 @@
 //! Which volumes and files get the label of a container that mounts them.
 //!
-//! Where SELinux is off root may write its attribute, and no policy refuses a label.
+//! With SELinux off, root may write its attribute, and no policy refuses a label.
 
 use super::*;
 use crate::selinux;

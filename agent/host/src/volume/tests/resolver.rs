@@ -12,10 +12,10 @@ use serde_json::json;
 use super::super::tests::{Node, record};
 use super::*;
 
-/// A test waits for no longer pause than these.
+/// The pauses of the tests.
 const SHORT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 
-/// A pod that has the node's name servers, prepared.
+/// A prepared pod with the node's name servers.
 async fn pod(node: &Node) -> Arc<PodRecord> {
     let spec = json!({"dnsPolicy": "Default"});
     node.prepare(spec.clone()).await.unwrap();
@@ -44,7 +44,7 @@ impl Node {
     }
 }
 
-/// Runs `steps` while resolv.conf is followed. The time is a bound for a failing test alone.
+/// Runs `steps` while resolv.conf is followed. The timeout only ends a failing test.
 async fn while_following(node: &Node, pod: &Arc<PodRecord>, steps: impl Future<Output = ()>) {
     let pods = || vec![Arc::clone(pod)];
     tokio::select! {
@@ -92,7 +92,7 @@ async fn what_a_full_disk_prevents_is_done_later() {
     let options: String = (0..2000).map(|number| format!(" o{number}")).collect();
     let long = format!("nameserver 10.0.0.2\noptions{options}\n");
     node.replace(&long);
-    // At the adoption, and when the watch reports it.
+    // Refreshed at the adoption, and when the watch reports a change.
     node.volumes.refresh_resolv_conf(&pod).await;
     assert_eq!(node.pods_text(), "nameserver 10.0.0.1\n");
     let tries = Cell::new(0);
@@ -101,7 +101,7 @@ async fn what_a_full_disk_prevents_is_done_later() {
         vec![Arc::clone(&pod)]
     };
     let steps = async {
-        // The first, that of the adoption, and those after a pause.
+        // The first attempt is that of the adoption; the others follow a pause.
         while tries.get() < 5 {
             tokio::task::yield_now().await;
         }
@@ -127,7 +127,7 @@ async fn a_watch_that_fails_is_armed_again() {
         }
     };
     let steps = async {
-        // Without a watch it is read after each pause.
+        // Without a watch, the file is read after each pause.
         node.replace("nameserver 10.0.0.2\n");
         node.wait_for("nameserver 10.0.0.2\n").await;
         while tries.get() < 4 {
@@ -149,7 +149,7 @@ async fn a_node_without_the_file_runs_pods() {
     std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
     let pod = pod(&node).await;
     assert_eq!(node.pods_text(), "");
-    // It appears, and is missing again for a short time: no pod loses its nameservers because of that.
+    // The file appears, and is missing again for a short time, which must not cost pods their nameservers.
     while_following(&node, &pod, async {
         node.replace("nameserver 10.0.0.7\n");
         node.wait_for("nameserver 10.0.0.7\n").await;

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Tests of written volumes on disk, without root. Volumes on a tmpfs are tested with the pods' directories.
+//! Written volumes on disk, without root. Volumes on a tmpfs are tested with the pods' directories.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -13,7 +13,7 @@ fn volume(dir: &Path, files: &[(&str, &str, u32)]) -> WrittenVolume {
     WrittenVolume { path: dir.join("v"), memory: None, group: None, payload: files.iter().map(file).collect() }
 }
 
-/// The names in the volume, those of the swap without their time.
+/// The names in the volume, those of versions without their time.
 fn names(dir: &Path) -> Vec<String> {
     let name = |entry: io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let names = dir.join("v").read_dir().unwrap().map(name);
@@ -86,8 +86,8 @@ fn incomplete_versions_of_a_crash_are_removed() {
 fn a_group_may_read_and_owns() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path();
-    let own = dir.metadata().unwrap().gid();
-    let grouped = WrittenVolume { group: Some(own), ..volume(dir, &[("s/a", "1", 0o400)]) };
+    let group_id = dir.metadata().unwrap().gid();
+    let grouped = WrittenVolume { group: Some(group_id), ..volume(dir, &[("s/a", "1", 0o400)]) };
     assert!(grouped.set_up().unwrap());
     assert!(!grouped.set_up().unwrap());
     let mode = |path: &str| dir.join("v").join(path).metadata().unwrap().permissions().mode() & 0o7777;

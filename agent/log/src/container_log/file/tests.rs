@@ -1,4 +1,4 @@
-//! Tests of the file: losses, rotation by a clock that jumps, and symlinks in place of directories.
+//! The file: losses, rotation with a clock that jumps, and symlinks in place of directories.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -75,7 +75,7 @@ fn a_symlink_instead_of_a_pods_directory_is_not_followed() {
         let directory = tempfile::tempdir().unwrap();
         let elsewhere = directory.path().join("elsewhere");
         fs::create_dir_all(elsewhere.join("main")).unwrap();
-        // Only what is below the directory of all pods counts: that may be on another disk.
+        // Only the part below the directory of all pods matters; that directory may be on another disk.
         fs::create_dir(directory.path().join("disk")).unwrap();
         symlink("disk", directory.path().join("pods")).unwrap();
         let path = directory.path().join("pods/web/main/0.log");
@@ -86,11 +86,11 @@ fn a_symlink_instead_of_a_pods_directory_is_not_followed() {
         symlink(&elsewhere, directory.path().join(replaced)).unwrap();
         file.append(b"two\n", &Stamp::new(0, 0));
         assert!(file.has_losses());
-        let mut found = vec![elsewhere];
-        while let Some(place) = found.pop() {
+        let mut directories = vec![elsewhere];
+        while let Some(place) = directories.pop() {
             for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
                 assert!(entry.file_type().unwrap().is_dir(), "{entry:?}");
-                found.push(entry.path());
+                directories.push(entry.path());
             }
         }
     }

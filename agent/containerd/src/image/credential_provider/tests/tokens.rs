@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An apiserver with one account of these annotations; counts the tokens, each of which is for its pod.
+/// An apiserver with one account with these annotations. It counts tokens and issues each for its pod.
 #[derive(Debug, Default)]
 struct Issuer {
     annotations: BTreeMap<String, String>,
@@ -61,7 +61,7 @@ fn account(issuer: &Arc<Issuer>, pod: &str) -> PullAccount {
     PullAccount { pod, issuer: Arc::clone(issuer) as Arc<dyn ServiceAccounts> }
 }
 
-/// A provider of these attributes whose program prints `answer`, and its directory.
+/// A provider with these attributes whose program prints `answer`, and its directory.
 fn asked(attributes: TokenAttributes, answer: &str) -> (CredentialProviders, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("answer"), answer).unwrap();
@@ -100,7 +100,7 @@ async fn answers_are_cached_for_a_pod_or_for_all_of_its_account() {
             assert_eq!(provided.entries.len(), 1, "{cache:?} {pod}");
         }
         assert_eq!((calls(dir.path()), issuer.issued.load(Ordering::Relaxed)), (wanted, wanted), "{cache:?}");
-        // The account as the program sees it has changed.
+        // The annotations that the program sees have changed.
         let other = Arc::new(Issuer { annotations: annotations(&[("role", "writer")]), ..Issuer::default() });
         providers.credentials(&name("q.io/a"), Some(&account(&other, "web"))).await;
         assert_eq!(calls(dir.path()), wanted + 1, "{cache:?}");
@@ -115,7 +115,7 @@ async fn a_pod_without_the_account_or_its_annotation_has_no_credentials_of_the_p
         let provided = providers.credentials(&name("q.io/a"), account.as_ref()).await;
         assert_eq!((provided.entries.len(), provided.failures.len(), calls(dir.path())), (0, 0, 0));
     }
-    // It does not need an account: the program is called without a token.
+    // The provider does not require an account, so the program is called without a token.
     let (providers, dir) = asked(attributes(TokenCache::Token, false), &answer("Image", ""));
     assert_eq!(providers.credentials(&name("q.io/a"), None).await.entries.len(), 1);
     let request = fs::read_to_string(dir.path().join("request")).unwrap();
