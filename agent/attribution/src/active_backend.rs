@@ -12,22 +12,21 @@ use crate::feed::{Feed, Sighting};
 use crate::process_actor::{bounded, user};
 use limpet_model::attribution::WatchObserver;
 
-/// The source of actors.
 #[derive(Debug)]
 pub(super) enum ActiveBackend {
-    /// None: inotify reports changes without an actor.
+    /// Without a source: inotify reports changes, but not who made them.
     InotifyOnly,
     Fanotify(Fanotify),
     Ebpf {
         feed: Feed,
-        /// The feed's count of losses that was read last.
+        /// The feed's number of losses when last read.
         losses: u64,
         names: Names,
     },
 }
 
 impl ActiveBackend {
-    /// Losses before it begins do not count.
+    /// A backend for this feed. Losses before this call do not count.
     pub(super) fn ebpf(feed: Feed) -> Self {
         let losses = feed.losses.load(Ordering::Relaxed);
         Self::Ebpf { feed, losses, names: Names::default() }
@@ -45,7 +44,7 @@ impl ActiveBackend {
         }
     }
 
-    /// Odd while events are being read from the kernel, even when none is pending here.
+    /// Odd while events are being read from the kernel, even if none is pending here.
     pub(super) fn progress(&self) -> u64 {
         match self {
             Self::InotifyOnly | Self::Fanotify(_) => 0,
@@ -63,7 +62,7 @@ impl ActiveBackend {
     }
 }
 
-/// `first`, and all that is queued after it.
+/// Converts `first` and everything that is queued after it.
 fn drain(
     first: Option<Sighting>,
     feed: &mut Feed,
@@ -71,7 +70,7 @@ fn drain(
     names: &mut Names,
     observer: &dyn WatchObserver,
 ) -> Drained {
-    // The count is read once the channel is empty: what was lost comes after what is queued.
+    // The count is read when the channel is empty, because what was lost comes after what is queued.
     let queued = std::iter::from_fn(|| feed.sightings.try_recv().ok());
     let seen = first.into_iter().chain(queued).map(|sighting| names.complete(sighting, observer)).collect();
     let now = feed.losses.load(Ordering::Relaxed);
@@ -89,7 +88,7 @@ pub(super) struct Names {
 const USER_NAME_TTL: Duration = Duration::from_secs(1);
 
 impl Names {
-    /// Adds what the kernel does not know: names of users and pods.
+    /// Adds what the kernel does not know: the names of users and pods.
     fn complete(&mut self, sighting: Sighting, observer: &dyn WatchObserver) -> Seen {
         let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
         actor.user = actor.uid.and_then(|uid| self.user(uid));
@@ -105,7 +104,8 @@ impl Names {
         }
     }
 
-    /// An id is never reused, so a cgroup that was removed still has the path it had.
+    /// The path of the cgroup `id`. An id is never reused, so a cgroup that has been removed still has its former
+    /// path.
     fn cgroup(&mut self, id: u64) -> Option<String> {
         match &self.cgroup {
             Some((known, path)) if *known == id && path.is_some() => path.clone(),

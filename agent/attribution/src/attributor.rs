@@ -1,9 +1,10 @@
 //! The attributor: which process made each change that inotify reports.
 //!
-//! It decides nothing. inotify reports *that* something changed; when that is handled, the attributor's event for the name
-//! is looked up, and awaited briefly if it has not arrived yet. A backend that fails, or reports nothing while files
-//! change, is replaced by the next best, down to none; the directory is then rescanned, and no change is missed,
-//! because none depends on attribution.
+//!
+//! It decides nothing. inotify reports *that* something changed. When that change is handled, the attributor looks up
+//! its own event for the name, and waits briefly if it has not arrived yet. A backend that fails, or reports nothing
+//! while files change, is replaced by the next best one, or finally by none. The directory is then rescanned, and no
+//! change is missed, because none depends on attribution.
 
 mod marks;
 
@@ -25,20 +26,20 @@ use limpet_model::actor::Actor;
 use limpet_model::attribution::{Backend, ManifestWatch, WatchSettings};
 use limpet_model::directory_id::DirectoryId;
 
-/// How long a change that is handled waits for the backend's next event. Both report it within microseconds.
+/// How long the handling of a change waits for the backend's next event. Both sources report within microseconds.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_millis(5);
-/// How long it waits for the first event: a BPF program may have been interrupted before it reported.
+/// How long it waits for the first event, because a BPF program may have been interrupted before it reported.
 const FIRST_EVENT_TIMEOUT: Duration = Duration::from_millis(50);
-/// How long it waits at most while the backend still reports earlier changes.
+/// How long it waits at most while the backend is still reporting earlier changes.
 const BACKLOG_TIMEOUT: Duration = Duration::from_secs(2);
-/// For so long a used record may also stand for a further change of the name: the backend may have reported both before
-/// the first was handled.
+/// How long a record that was used may also stand for a further change of the name, because the backend may have
+/// reported both before the first was handled.
 const REUSE_WINDOW: Duration = Duration::from_secs(1);
-/// After so many changes without an event, the marks are checked.
+/// How many changes in a row come without an event before the marks are checked.
 const CHECK_MARKS_AFTER: u32 = 3;
-/// After so many, the backend is replaced.
+/// How many come without one before the backend is replaced.
 const REPLACE_AFTER: u32 = 8;
-/// Names with a record; as many as the kernel queues.
+/// How many names have a record: as many events as the kernel queues.
 const MAX_NAMES: usize = 16_384;
 
 /// A name in a directory.
@@ -48,23 +49,23 @@ pub type DirectoryEntry = (DirectoryId, OsString);
 #[derive(Debug)]
 struct LastChange {
     actor: Arc<Actor>,
-    /// It was looked up already.
+    /// Whether it was looked up already.
     used: bool,
     at: Instant,
 }
 
 impl LastChange {
-    /// Whether it may be the change that is handled now. Changes made before it was reported may still wait to be
-    /// handled, as long as the watch has not caught up.
+    /// Whether it may be the change that is being handled. Changes made before it was reported may still wait to be
+    /// handled as long as the watch has not caught up.
     fn may_apply(&self, caught_up: Instant) -> bool {
         !self.used || self.at > caught_up || self.at.elapsed() < REUSE_WINDOW
     }
 }
 
-/// Whether all events arrived.
+/// Whether all events have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completeness {
-    /// All events so far were read.
+    /// All events so far have been read.
     Complete,
     /// Events may have been lost.
     EventsLost,
@@ -74,21 +75,21 @@ pub enum Completeness {
 #[derive(Debug)]
 pub struct Attributor {
     settings: WatchSettings,
-    /// Feeds that may come later: programs are loaded once pods run.
+    /// Feeds that may come later, because programs are loaded only once pods run.
     feeds: Option<mpsc::Receiver<Feed>>,
     active: ActiveBackend,
     /// The directories to report on, the watched one first.
     directories: Vec<(PathBuf, DirectoryId)>,
-    /// fanotify's marks being set, on a blocking thread.
+    /// The call on a blocking thread that is setting fanotify's marks.
     marking: Option<JoinHandle<Vec<Marked>>>,
-    /// Other marks are wanted than those being set.
+    /// Whether other marks are wanted than those being set.
     mark_again: bool,
     last_changes: HashMap<DirectoryEntry, LastChange>,
-    /// All changes before this time have been handled.
+    /// The time before which all changes have been handled.
     caught_up: Instant,
-    /// Changes in a row without an event.
+    /// How many changes in a row came without an event.
     silent: u32,
-    /// Why no backend is active, as logged last.
+    /// Why no backend is active, as last logged.
     logged_reason: String,
 }
 
@@ -140,7 +141,7 @@ impl Attributor {
         }
     }
 
-    /// No backend works: changes are reported without an actor.
+    /// Uses no backend, because none works: changes are reported without an actor.
     fn use_inotify_only(&mut self, reason: &dyn fmt::Display) {
         let reason = reason.to_string();
         match self.settings.wanted {
@@ -159,7 +160,7 @@ impl Attributor {
         self.settings.observer.watching(Backend::Inotify, Some(Backend::Fanotify));
     }
 
-    /// The active backend failed: switches to the next best.
+    /// Switches to the next best backend, because the active one failed.
     fn fall_back(&mut self, reason: &dyn fmt::Display) {
         self.silent = 0;
         let lost = self.backend();
@@ -178,7 +179,7 @@ impl Attributor {
         }
     }
 
-    /// BPF programs are loaded now: switches to them.
+    /// Switches to BPF programs, which have been loaded.
     fn use_feed(&mut self, feed: Feed) {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
             tracing::info!("BPF programs report who changes manifests");
@@ -188,7 +189,7 @@ impl Attributor {
         }
     }
 
-    /// Reports on these directories from now on, the first of which is the watched one. [`Self::marked`] waits for it.
+    /// Reports on these directories from now on; the first is the watched one. [`Self::marked`] waits until it does.
     pub fn set_directories(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
         if self.directories != directories {
             self.directories = directories;
@@ -198,7 +199,7 @@ impl Attributor {
         self.update_marks();
     }
 
-    /// fanotify that was refused for the previous directory may work for the current one.
+    /// Tries fanotify again: it may have been refused only for the previous directory.
     fn retry_fanotify(&mut self) {
         if matches!(self.active, ActiveBackend::InotifyOnly)
             && self.settings.wanted != ManifestWatch::Inotify
@@ -209,7 +210,7 @@ impl Attributor {
         }
     }
 
-    /// Another backend is active: the marks of the one before are not waited for.
+    /// Replaces the active backend, whose marks are no longer waited for.
     fn activate(&mut self, backend: ActiveBackend) {
         self.active = backend;
         (self.marking, self.mark_again) = (None, false);
@@ -243,7 +244,7 @@ impl Attributor {
                 let now = Instant::now();
                 drained.seen.into_iter().for_each(|seen| self.record(seen, now));
                 if drained.overflow {
-                    // The records may be of another change than the next one that is handled.
+                    // The records may describe a later change than the one handled next.
                     self.last_changes = HashMap::new();
                     return Completeness::EventsLost;
                 }
@@ -266,13 +267,13 @@ impl Attributor {
         }
         let change = LastChange { actor: seen.actor, used: false, at: now };
         let entry = (seen.directory, seen.name);
-        // A process that changes the mode of a file another has just written has not written it.
+        // A process that changes the mode of a file that another process has just written has not written it.
         if !(seen.attributes_only && self.last_changes.get(&entry).is_some_and(|known| !known.used)) {
             self.last_changes.insert(entry, change);
         }
     }
 
-    /// Waits for an event on each of `entries`, as far as one is to be expected. Cancel safe.
+    /// Waits for an event on each of `entries`, unless none is expected. Cancel safe.
     pub async fn wait_for(&mut self, entries: &[&DirectoryEntry]) -> Completeness {
         let mut read = self.read_pending();
         let (began, progress) = (Instant::now(), self.active.progress());
@@ -293,10 +294,11 @@ impl Attributor {
         read
     }
 
-    /// Whether no further event is expected. `began`: the progress when the wait began; `silent`: the last wait timed out.
+    /// Whether no further event is expected. `began` is the progress when the wait began; `silent`: the last wait
+    /// timed out.
     fn is_settled(&self, entries: &[&DirectoryEntry], began: u64, silent: bool, waited: Duration) -> bool {
         let now = self.active.progress();
-        // All that was pending then has been reported; or nothing is being reported now.
+        // Either all that was pending at that time has been reported, or nothing is being reported now.
         let all = now >= began + 2 - began % 2 || (silent && now.is_multiple_of(2));
         let missing = entries.iter().any(|entry| self.last_change(entry).is_none());
         waited > BACKLOG_TIMEOUT || (all && (!missing || waited > FIRST_EVENT_TIMEOUT))
@@ -312,7 +314,7 @@ impl Attributor {
         watched && self.last_changes.get(entry).is_none_or(|change| change.used)
     }
 
-    /// Counts changes without an event: one may be chance, several in a row mean that the backend does not work.
+    /// Counts changes without an event. One may be chance, several in a row mean that the backend does not work.
     fn check_silence(&mut self, entries: &[&DirectoryEntry]) -> Completeness {
         if entries.iter().any(|entry| self.last_change(entry).is_some()) {
             return Completeness::Complete;
@@ -338,14 +340,14 @@ impl Attributor {
         self.last_changes.get(entry).filter(|change| change.may_apply(self.caught_up))
     }
 
-    /// Who made the change of `entry` that is handled now.
+    /// Who made the change of `entry` that is being handled.
     pub fn actor_of(&mut self, entry: &DirectoryEntry) -> Option<Arc<Actor>> {
         let actor = self.last_change(entry).map(|change| Arc::clone(&change.actor));
         self.last_changes.entry(entry.clone()).and_modify(|change| change.used = true);
         actor
     }
 
-    /// Who made the changes in `directory` that are handled now, by name.
+    /// Who made the changes in `directory` that are being handled, by name.
     pub fn actors_in(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
         let unused = self.last_changes.iter_mut().filter(|((id, _), change)| *id == directory && !change.used);
         let actors = unused.map(|((_, name), change)| {
@@ -355,19 +357,19 @@ impl Attributor {
         actors.collect()
     }
 
-    /// Whether another actor has changed the entry since.
+    /// Whether another actor has changed the entry since then.
     pub fn is_superseded(&mut self, entry: &DirectoryEntry, actor: &Arc<Actor>) -> bool {
-        // Events lost here cost an actor and no change.
+        // Events lost here cost only an actor, never a change.
         let _ = self.read_pending();
         self.last_changes.get(entry).is_some_and(|change| !change.used && change.actor != *actor)
     }
 
-    /// All changes until then have been handled.
+    /// Records that all changes until then have been handled.
     pub fn set_caught_up(&mut self, until: Instant) {
         self.caught_up = until;
     }
 
-    /// Forgets records that were handled and apply to no further change.
+    /// Drops records that were used and cannot apply to a further change.
     pub fn prune(&mut self) {
         let caught_up = self.caught_up;
         self.last_changes.retain(|_, change| change.may_apply(caught_up));
@@ -376,13 +378,13 @@ impl Attributor {
         }
     }
 
-    /// Whether the last changes came without an event.
+    /// Whether the last changes came without events.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn is_silent(&self) -> bool {
         self.silent > 0
     }
 
-    /// As if the kernel had removed fanotify's marks.
+    /// Behaves as if the kernel had removed fanotify's marks.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn lose_marks(&self) {
         if let ActiveBackend::Fanotify(fanotify) = &self.active {
@@ -391,7 +393,7 @@ impl Attributor {
     }
 }
 
-/// The next feed that is offered; pending forever when none will be.
+/// The next feed that is offered; never resolves if none will be.
 async fn next_feed(feeds: &mut Option<mpsc::Receiver<Feed>>) -> Feed {
     if let Some(offered) = feeds {
         if let Some(feed) = offered.recv().await {

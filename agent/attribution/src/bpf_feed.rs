@@ -1,4 +1,5 @@
-//! The sending end of a feed, held by the loader of the BPF programs: applies the watched directories, forwards changes.
+//! The sending end of a feed, held by the loader of the BPF programs. It applies the watched directories and forwards
+//! changes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use crate::process_actor::bounded;
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 
-/// Changes that may be queued for the watch. One that does not fit costs an actor, and no change.
+/// How many changes may be queued for the watch. A change that does not fit loses its actor, but is not missed.
 const CAPACITY: usize = 1_024;
 
 /// The loader's end of a [`Feed`].
@@ -25,17 +26,20 @@ pub struct FeedEnd {
     watched: BTreeSet<DirectoryId>,
     losses: Arc<AtomicU64>,
     progress: Arc<AtomicU64>,
-    /// Changes that the full channel did not take.
+    /// How many changes did not fit into the channel.
     unsent: u64,
-    /// Lost changes that the watch knows of.
+    /// How many lost changes the watch knows of.
     missing: u64,
     in_doubt: bool,
 }
 
-/// A feed of the changes that `loaded` reports.
+/// Makes a feed of the changes that `loaded` reports.
+///
 ///
 /// # Errors
-/// The programs that this kernel refuses, with its reasons: without one of them a change could come without its actor.
+///
+/// The programs that this kernel refuses, with its reasons: without one of them a change could come without its
+/// actor.
 pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
     let watching = loaded.programs().iter().filter(|program| program.purpose == Purpose::Watch);
     let refused: Vec<String> =
@@ -60,14 +64,14 @@ pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
 }
 
 impl FeedEnd {
-    /// Resolves when other directories are to be watched; never once the receiver is gone.
+    /// Resolves when other directories are to be watched; never resolves once the receiver is gone.
     pub async fn changed(&mut self) {
         if self.directories.changed().await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Has the programs watch the wanted directories.
+    /// Tells the programs which directories to watch.
     pub fn align(&mut self, loaded: &mut Loaded) {
         let wanted = self.directories.borrow_and_update().clone();
         for gone in self.watched.difference(&wanted) {
@@ -81,7 +85,7 @@ impl FeedEnd {
         self.watched = wanted;
     }
 
-    /// Forwards `event` and those queued after it, where the programs report nothing but changes.
+    /// Forwards `event` and those queued after it, if the programs report only changes.
     pub async fn forward_all(&mut self, event: Event, events: &mut Events, loaded: &Loaded) {
         self.account(loaded.lost(), false);
         let mut queued = Some(event);
@@ -97,15 +101,16 @@ impl FeedEnd {
     /// Forwards a change.
     pub async fn forward(&mut self, change: FileChange) {
         if self.sightings.capacity() == 0 {
-            // The watch gets its turn: meanwhile further events wait in the kernel.
+            // Lets the watch run. Meanwhile further events wait in the kernel.
             tokio::task::yield_now().await;
         }
-        // The receiver may be gone or too slow: then the actor is not known.
+        // The receiver may be gone or too slow; then the change has no actor.
         self.unsent += u64::from(self.sightings.try_send(sighting(change)).is_err());
     }
 
-    /// Before a batch of changes is forwarded, and after it. `unread`: how many the kernel dropped so far; `drained`: none
-    /// waits there. After a loss all that is forwarded until none waits is in doubt: it may be of an earlier change.
+    /// Counts losses, before and after a batch of changes is forwarded. `unread` is how many changes the kernel has
+    /// dropped so far; `drained` says that none is waiting there. After a loss everything that is forwarded until
+    /// then is in doubt, because it may be an earlier change.
     pub fn account(&mut self, unread: u64, drained: bool) {
         let missing = unread + self.unsent;
         let doubtful = self.in_doubt || missing != self.missing;
@@ -160,7 +165,8 @@ mod tests {
             missing: 7,
             in_doubt: false,
         };
-        // A batch without a loss; one before which two were lost, over several rounds; one without a loss again.
+        // A batch without a loss, then one before which two were lost, over several rounds, then one without a loss
+        // again.
         for (unread, drained) in [(7, false), (7, true), (9, false), (9, false), (9, false), (9, true), (9, false)] {
             end.account(unread, drained);
             published.push((losses.load(Ordering::Relaxed), progress.load(Ordering::Relaxed)));

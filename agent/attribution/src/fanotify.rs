@@ -1,7 +1,9 @@
-//! One fanotify group with marks on directories: which process changed which name.
+//! A fanotify group with marks on directories, which tells which process changed which name.
 //!
-//! `nix` creates the group and the marks; it does not parse events with names and pidfds, so this module does. Events name
-//! directories by file handle; the kernel lists each mark's handle in the fdinfo of the group, so no further call is needed.
+//!
+//! `nix` creates the group and the marks, but does not parse events with names and pidfds, so this module does.
+//! Events name directories by file handle. The kernel lists each mark's handle in the fdinfo of the group, so no
+//! further call is needed.
 
 mod event;
 
@@ -24,15 +26,15 @@ use limpet_model::directory_id::DirectoryId;
 
 use event::{Event, Events};
 
-/// Bytes read at once: some 50 events, each of which opens a pidfd.
+/// Bytes read at once: about 50 events, each of which opens a pidfd.
 const BUFFER: usize = 4 << 10;
-/// Buffers read before other tasks have their turn: as many events as the kernel queues by default.
+/// How many buffers are read before other tasks run: as many events as the kernel queues by default.
 const MAX_READS: usize = 320;
-/// `linux/fanotify.h`: report the directory and the name; Linux 5.9.
+/// `linux/fanotify.h`: events have the directory and the name (Linux 5.9).
 const REPORT_DFID_NAME: u32 = 0x0000_0c00;
-/// Report a pidfd of the process; Linux 5.15.
+/// `linux/fanotify.h`: events have a pidfd of the process (Linux 5.15).
 const REPORT_PIDFD: u32 = 0x0000_0080;
-/// The events of each directory: those asked of inotify, so that each of its events has an actor.
+/// The events of each directory, the same as those requested from inotify, so that each of its events has an actor.
 const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_CREATE)
     .union(MaskFlags::FAN_DELETE)
@@ -41,12 +43,12 @@ const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_ATTRIB)
     .union(MaskFlags::FAN_EVENT_ON_CHILD);
 
-/// A change of a name.
+/// A change of a name, and who made it.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) directory: DirectoryId,
     pub(super) name: OsString,
-    /// Only mode, owner or times: the content is still by its last writer.
+    /// Whether only mode, owner or times changed, so that the last writer of the content is unchanged.
     pub(super) attributes_only: bool,
     pub(super) actor: Arc<Actor>,
 }
@@ -55,7 +57,7 @@ pub(super) struct Seen {
 #[derive(Debug, Default)]
 pub(super) struct Drained {
     pub(super) seen: Vec<Seen>,
-    /// The kernel's queue overflowed: some were lost.
+    /// Whether the kernel's queue overflowed, so that some were lost.
     pub(super) overflow: bool,
 }
 
@@ -64,7 +66,7 @@ type Group = nix::sys::fanotify::Fanotify;
 /// A file handle, by which events name a directory: its type and bytes.
 pub(super) type Handle = (i32, Vec<u8>);
 
-/// What became of one mark.
+/// The result of setting one mark.
 #[derive(Debug)]
 pub(super) struct Marked {
     pub(super) path: PathBuf,
@@ -72,7 +74,6 @@ pub(super) struct Marked {
     pub(super) handle: io::Result<Handle>,
 }
 
-/// A fanotify group.
 #[derive(Debug)]
 pub(super) struct Fanotify {
     group: AsyncFd<Arc<Group>>,
@@ -80,7 +81,7 @@ pub(super) struct Fanotify {
     identified: Identified,
 }
 
-/// The process identified last, with the pidfd that proves it: most events of a burst are of one process.
+/// The process identified last, with the pidfd that proves it: most events of a burst come from one process.
 #[derive(Debug, Default)]
 struct Identified {
     last: Option<(u32, OwnedFd, Arc<Actor>)>,
@@ -92,13 +93,13 @@ impl Fanotify {
     /// # Errors
     /// The kernel is too old or built without fanotify, or the agent lacks `CAP_SYS_ADMIN`.
     pub(super) fn new() -> io::Result<Self> {
-        // Without the capability, unlimited marks are refused, and the process id is omitted without an error.
+        // Without the capability the kernel refuses unlimited marks, and omits the process id without an error.
         let flags = InitFlags::FAN_CLOEXEC | InitFlags::FAN_NONBLOCK | InitFlags::FAN_UNLIMITED_MARKS;
         let with = |report: u32| {
             Group::init(flags | InitFlags::from_bits_retain(report), EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)
         };
         let group = match with(REPORT_DFID_NAME | REPORT_PIDFD) {
-            // Before 5.15: the pid alone, which proves nothing once the process may have exited.
+            // Before Linux 5.15 there is only the pid, which proves nothing once the process may have exited.
             Err(Errno::EINVAL) => with(REPORT_DFID_NAME),
             created => created,
         };
@@ -114,43 +115,46 @@ impl Fanotify {
         Ok(Self { group: group.map_err(io::Error::from)?, marks: HashMap::new(), identified: Identified::default() })
     }
 
-    /// Marks the directory at `path`, which is `id`; an existing mark is renewed. Blocks.
+    /// Marks the directory at `path`, which is `id`, or renews its mark. Blocks.
+    ///
     ///
     /// # Errors
-    /// Its file system has no file handles, or the path leads elsewhere by now.
+    ///
+    /// Its file system has no file handles, or the path now leads elsewhere.
     pub(super) fn mark(&mut self, path: &Path, id: DirectoryId) -> io::Result<()> {
         let handle = mark(self.group.get_ref(), path, id, self.marks.get(&id))?;
         self.marks.insert(id, handle);
         Ok(())
     }
 
-    /// What marks these directories, each as [`Self::mark`] does, on a thread that may block: a file system that does not
-    /// answer is asked. [`Self::marked`] takes the result.
+    /// A function that marks these directories, each as [`Self::mark`] does. It must run on a thread that may block,
+    /// because it queries file systems. [`Self::marked`] takes the result.
     pub(super) fn marking(
         &self,
         directories: Vec<(PathBuf, DirectoryId)>,
     ) -> impl FnOnce() -> Vec<Marked> + Send + use<> {
         let (group, known) = (Arc::clone(self.group.get_ref()), self.marks.clone());
         move || {
-            let one = |(path, id): (PathBuf, DirectoryId)| {
+            let mark_directory = |(path, id): (PathBuf, DirectoryId)| {
                 let handle = mark(&group, &path, id, known.get(&id));
                 Marked { path, id, handle }
             };
-            directories.into_iter().map(one).collect()
+            directories.into_iter().map(mark_directory).collect()
         }
     }
 
-    /// The kernel names the directory by this handle.
+    /// Records the handle by which the kernel names the directory.
     pub(super) fn marked(&mut self, id: DirectoryId, handle: Handle) {
         self.marks.insert(id, handle);
     }
 
-    /// Removes the marks of all directories but these. The mark of a removed directory is gone already.
+    /// Removes the marks of all other directories. A removed directory has already lost its mark.
     pub(super) fn keep_only(&mut self, wanted: impl Fn(&DirectoryId) -> bool) {
         if self.marks.keys().all(&wanted) {
             return;
         }
-        // A mark is removed by path, and the directory may have none any more: remove all, the caller adds the wanted.
+        // A mark can be removed only by path, which the directory may have lost. So all are removed, and the caller
+        // adds those that are wanted.
         let _ =
             self.group.get_ref().mark(MarkFlags::FAN_MARK_FLUSH, MaskFlags::empty(), rustix::fs::CWD, None::<&Path>);
         self.marks.clear();
@@ -186,7 +190,7 @@ impl Fanotify {
         drain(self.group.get_ref(), &self.marks, &mut self.identified, observer).map(|(drained, _)| drained)
     }
 
-    /// As if the kernel had removed every mark.
+    /// Behaves as if the kernel had removed every mark.
     #[cfg(any(test, feature = "fixtures"))]
     pub(super) fn lose_marks(&self) {
         self.group
@@ -196,7 +200,7 @@ impl Fanotify {
     }
 }
 
-/// Marks one directory and returns the handle by which events name it; `known`: the one it had.
+/// Marks one directory and returns the handle by which events name it. `known` is the handle it had.
 fn mark(group: &Group, path: &Path, id: DirectoryId, known: Option<&Handle>) -> io::Result<Handle> {
     let before = listed(group)?;
     let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_ONLYDIR;
@@ -214,13 +218,13 @@ fn mark(group: &Group, path: &Path, id: DirectoryId, known: Option<&Handle>) -> 
     fresh.or_else(|| known.cloned()).ok_or_else(unnamed)
 }
 
-/// The directories the kernel has marks on.
+/// The directories that the kernel lists as marked.
 fn listed(group: &Group) -> io::Result<Vec<Handle>> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", group.as_raw_fd()))?;
     Ok(info.lines().filter_map(listed_handle).collect())
 }
 
-/// Reads queued events; also returns whether the queue is empty now.
+/// Reads queued events. Also returns whether the queue is empty now.
 fn drain(
     group: &Group,
     marks: &HashMap<DirectoryId, Handle>,
@@ -241,7 +245,7 @@ fn drain(
             let actor = identified.actor(&event, observer);
             let Some((handle, name)) = event.what else { continue };
             let mut alike = marks.iter().filter(|(_, marked)| **marked == handle).map(|(id, _)| *id);
-            // Two file systems may use the same handle: then the directory is ambiguous.
+            // Two file systems may use the same handle, which then names no single directory.
             if let (Some(directory), None) = (alike.next(), alike.next()) {
                 let attributes_only = event.mask.difference(MaskFlags::FAN_EVENT_ON_CHILD) == MaskFlags::FAN_ATTRIB;
                 drained.seen.push(Seen { directory, name, attributes_only, actor });
@@ -254,7 +258,7 @@ fn drain(
 impl Identified {
     fn actor(&mut self, event: &Event, observer: &dyn WatchObserver) -> Arc<Actor> {
         let Some(pidfd) = &event.pidfd else {
-            // The process has exited, or the kernel reports no pidfd: the pid may be another process's by now.
+            // The process has exited, or the kernel reports no pidfd: the pid may belong to another process by now.
             return Arc::new(Actor { pid: event.pid, ..Actor::default() });
         };
         let Some(pid) = event.pid else { return Arc::default() };
@@ -272,7 +276,7 @@ impl Identified {
     }
 }
 
-/// `fanotify ino:… sdev:… … fhandle-bytes:8 fhandle-type:1 f_handle:9a4f…`, hexadecimal.
+/// Parses `fanotify ino:… sdev:… … fhandle-bytes:8 fhandle-type:1 f_handle:9a4f…`; numbers are hexadecimal.
 fn listed_handle(line: &str) -> Option<Handle> {
     let field = |name: &str| line.split_whitespace().find_map(|field| field.strip_prefix(name));
     let hex = field("f_handle:").filter(|_| line.starts_with("fanotify ino:"))?.as_bytes();

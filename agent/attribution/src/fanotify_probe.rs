@@ -8,7 +8,6 @@ use super::fanotify::Fanotify;
 use crate::directory_id;
 use limpet_model::actor::Actor;
 
-/// The file that is written.
 const NAME: &str = "trial";
 
 /// Writes a file in `directory` and returns the process that fanotify reports. It may never resolve.

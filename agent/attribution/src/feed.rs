@@ -1,4 +1,4 @@
-//! The receiving end of a feed, read by the attributor: the directories that BPF programs watch, and what they report.
+//! The receiving end of a feed, read by the attributor: which directories BPF programs watch, and what they report.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,23 +14,23 @@ use tokio::sync::{mpsc, watch};
 pub struct Sighting {
     pub directory: DirectoryId,
     pub name: OsString,
-    /// Only mode, owner or times changed.
+    /// Whether only mode, owner or times changed.
     pub attributes_only: bool,
-    /// The process, without user name and resident.
+    /// The process, without the user's name and the pod.
     pub actor: Actor,
     /// The actor's v2 cgroup.
     pub cgroup_id: Option<u64>,
 }
 
-/// BPF programs that report changes: the channels that their loader passes on.
+/// The channels to and from BPF programs that report changes. Their loader passes them on.
 #[derive(Debug)]
 pub struct Feed {
     /// Takes the directories to watch.
     pub directories: watch::Sender<BTreeSet<DirectoryId>>,
-    /// The changes in them. Closed when the programs are detached.
+    /// The changes in them. It is closed when the programs are detached.
     pub sightings: mpsc::Receiver<Sighting>,
-    /// How often changes were lost: those reported before may be earlier than the last one of a name.
+    /// How often changes were lost. Those reported before a loss may not be the last change of their name.
     pub losses: Arc<AtomicU64>,
-    /// Odd while events are being read from the kernel, even when none waits there.
+    /// Odd while events are being read from the kernel, even if none is waiting there.
     pub progress: Arc<AtomicU64>,
 }

@@ -1,7 +1,8 @@
 //! Who changed a manifest: fanotify and BPF programs, beside the inotify watch that reports that something changed.
 //!
-//! In: the watched directories. Out: the [`actor`](limpet_model::actor::Actor) behind a change, as far as it is known.
-//! No other crate depends on a result: a backend that fails is replaced by the next best, down to none.
+//!
+//! Input: the watched directories. Output: the [`actor`](limpet_model::actor::Actor) behind a change, if it is known.
+//! No other crate depends on a result: a backend that fails is replaced by the next best, or finally by none.
 
 mod active_backend;
 pub mod attributor;
@@ -17,7 +18,7 @@ use std::path::Path;
 
 use limpet_model::directory_id::DirectoryId;
 
-/// The identity of the directory `path` leads to.
+/// The identity of the directory that `path` leads to.
 pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
     DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
 }

@@ -1,10 +1,12 @@
 //! What the kernel knows of a process that has just changed a file, and may have exited already.
 //!
-//! The pidfd came with the event, so it refers to that process. What `/proc/<pid>` shows counts only if the process still
-//! had that pid afterwards: pids are reused.
 //!
-//! Everything is read at once, while the process is still there. procfs does not block, and `/etc/passwd` is on the root
-//! file system: where that hangs, no program runs.
+//! The pidfd came with the event, so it refers to that process. Because pids are reused, what `/proc/<pid>` shows
+//! counts only if the process still had that pid afterwards.
+//!
+//!
+//! Everything is read at once, while the process still exists. procfs does not block, and `/etc/passwd` is on the
+//! root file system: if that hangs, no program runs.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -16,11 +18,11 @@ use crate::cgroup_path;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchObserver;
 
-/// Longest text that a process chooses, in bytes; the rest is cut.
+/// Longest text that a process can choose, in bytes; the rest is cut.
 const MAX_TEXT: usize = 256;
-/// Bytes of `/etc/passwd` that are read at most.
+/// How many bytes of `/etc/passwd` are read at most.
 const MAX_PASSWD: u64 = 1 << 20;
-/// `struct pidfd_info` as its first version has it (`linux/pidfd.h`, Linux 6.15).
+/// The size of the first version of `struct pidfd_info` (`linux/pidfd.h`, Linux 6.15).
 const INFO_SIZE: usize = 64;
 const INFO: Opcode = opcode::read_write::<[u8; INFO_SIZE]>(0xff, 11);
 const HAS_CREDENTIALS: u64 = 1 << 1;
@@ -43,26 +45,26 @@ pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, observer: &dyn WatchObserver) -> A
         user: uid.and_then(user),
         command: read.command,
         executable: read.executable,
-        // cgroup v1 has several; the longest path is the most specific.
+        // With cgroup v1 there are several; the longest path is the most specific.
         cgroup: cgroups.into_iter().max_by_key(String::len).filter(|path| path != "/"),
         resident,
     }
 }
 
-/// The process's pid in this pid namespace; `None` once it was reaped.
+/// The process's pid in this pid namespace; `None` once it has been reaped.
 pub(super) fn number(pidfd: BorrowedFd<'_>) -> Option<u32> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
 }
 
-/// What is known of a process.
+/// What is known about a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Facts {
     parent: Option<u32>,
     uid: Option<u32>,
     command: Option<String>,
     executable: Option<String>,
-    /// Its path in every hierarchy.
+    /// Its path in each hierarchy.
     cgroups: Vec<String>,
     /// The id of its v2 cgroup.
     cgroup_id: Option<u64>,
@@ -86,12 +88,12 @@ impl Facts {
     }
 }
 
-/// The paths of `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` a line.
+/// The paths in `/proc/<pid>/cgroup`, whose lines are `<number>:<controllers>:<path>`.
 fn paths(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(bounded).collect()
 }
 
-/// A text that a process chose, truncated and without control characters.
+/// A text that a process has chosen, truncated and without control characters.
 pub(super) fn bounded(text: &str) -> String {
     let mut bounded = String::new();
     for c in text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }) {
@@ -103,12 +105,12 @@ pub(super) fn bounded(text: &str) -> String {
     bounded
 }
 
-/// Reads the pidfd (Linux 6.15), which also works for a process that has exited and was not reaped.
+/// Reads the pidfd (Linux 6.15), which also works if the process has exited but has not been reaped.
 fn pidfd_info(pidfd: BorrowedFd<'_>) -> Option<Facts> {
     let mut info = [0_u8; INFO_SIZE];
     info[..8].copy_from_slice(&(HAS_CREDENTIALS | HAS_CGROUP).to_ne_bytes());
-    // SAFETY: the opcode carries the size of the buffer, and the kernel writes no more than that, plain numbers. Where the
-    // opcode is not known, or the descriptor is no pidfd, the call fails.
+    // SAFETY: the opcode contains the size of the buffer, and the kernel writes no more than that, only plain
+    // numbers. If the opcode is not known, or the descriptor is not a pidfd, the call fails.
     #[allow(unsafe_code)]
     unsafe {
         ioctl(pidfd.as_fd(), Updater::<INFO, _>::new(&mut info)).ok()?;
@@ -124,7 +126,7 @@ fn pidfd_info(pidfd: BorrowedFd<'_>) -> Option<Facts> {
     })
 }
 
-/// The user's name on the node, from `/etc/passwd` alone: a static program has no name service.
+/// The user's name on the node, from `/etc/passwd` only, because a static program has no name service.
 pub(super) fn user(uid: u32) -> Option<String> {
     let mut passwd = String::new();
     File::open("/etc/passwd").ok()?.take(MAX_PASSWD).read_to_string(&mut passwd).ok()?;
@@ -149,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is killed with its test.
+    /// A process that is killed at the end of its test.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -157,7 +159,7 @@ mod tests {
             let mut shell = Command::new("sh");
             shell.args(["-c", "echo ready; read never"]).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = shell.spawn().unwrap();
-            // Its output shows that exec is done.
+            // Once it has written, its exec is complete.
             child.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
             let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
             (Self(child), pidfd)
@@ -181,7 +183,7 @@ mod tests {
         assert!(alive.executable.unwrap().contains('/'), "the program's path");
         drop(sleeper);
         assert_eq!(number(pidfd.as_fd()), None);
-        // The pid may be another process's now: only its own pidfd may provide more than the pid.
+        // The pid may belong to another process now, so only its own pidfd may provide more than the pid.
         let gone = actor(pid, pidfd.as_fd(), &());
         assert_eq!((gone.pid, gone.command, gone.executable, gone.cgroup), (Some(pid), None, None, None));
     }

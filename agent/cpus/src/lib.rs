@@ -1,8 +1,9 @@
-//! Which processors containers run on, with `cpuManagerPolicy: static`: exclusive ones, and those that the others share.
+//! The processors on which containers run with `cpuManagerPolicy: static`: exclusive ones, and those that the others
+//! share.
 //!
-//! [`limpet_core::cpu_allocation`] decides. Here is what it needs of the machine, the file over restarts, and the task that
-//! moves running containers when what they share has changed: by the runtime's own update, without a restart. Without the
-//! policy there is neither.
+//! [`limpet_core::cpu_allocation`] decides. This crate reads the machine, keeps the file across restarts, and moves
+//! running containers when the shared processors have changed, with the runtime's update and without a restart.
+//! Without the policy it does nothing.
 
 mod sharing;
 mod topology;
@@ -27,7 +28,7 @@ use tokio::sync::watch;
 
 use sharing::Applied;
 
-/// What is configured of processors.
+/// The settings of processors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuPolicySettings {
     /// `cpuManagerPolicy: static` and its options; `None`: containers share all processors.
@@ -44,12 +45,12 @@ impl Default for CpuPolicySettings {
     }
 }
 
-/// What the policy is followed with.
+/// The inputs of the policy.
 #[derive(Debug, Clone)]
 pub struct CpuSettings {
     /// `cpuManagerPolicy: static` and its options; `None`: `none`.
     pub policy: Option<CpuPolicyOptions>,
-    /// `cpuManagerReconcilePeriod`: when a container that could not be moved is tried again.
+    /// `cpuManagerReconcilePeriod`: the interval after which a container that could not be moved is retried.
     pub retry_period: Duration,
     pub reserved: ReservedCpus,
     /// The directory of the file.
@@ -88,19 +89,21 @@ pub struct ExclusiveCpus {
     retry_period: Duration,
     file: PathBuf,
     assignments: Mutex<CpuAssignments>,
-    /// What the file has; `None`: it is not there, or its content is not known. Held over a write: they follow each other.
+    /// The file's content; `None` if it does not exist, or its content is unknown. Locked during a write, so that
+    /// writes are serialized.
     written: Mutex<Option<CpuAssignments>>,
-    /// What running containers have.
+    /// The processors of running containers.
     applied: Mutex<Applied>,
-    /// Counts what running containers have to be compared for.
+    /// Counts changes after which running containers have to be compared.
     changes: watch::Sender<u64>,
 }
 
 impl ExclusiveCpus {
-    /// Takes over what an agent before this one, or a kubelet, has given to containers; `None`: the policy is `none`.
+    /// Adopts the assignments of an earlier agent, or of a kubelet; `None`: the policy is `none`.
     ///
     /// # Errors
-    /// The file is damaged or of another policy, or does not fit the machine. Reading failed.
+    ///
+    /// The file is damaged, has another policy, does not fit the machine, or cannot be read.
     pub async fn open(settings: CpuSettings) -> Result<Option<Self>, CpuError> {
         let file = settings.root_dir.join(checkpoint::FILE);
         let opened = blocking::run(file.clone(), DEADLINE, move |_| Self::open_blocking(settings));
@@ -132,9 +135,10 @@ impl ExclusiveCpus {
         Ok(Some(cpus))
     }
 
-    /// Gives the pod's containers the processors that they are to have for themselves. What it has it keeps.
+    /// Assigns exclusive processors to the pod's containers. Existing assignments are kept.
     ///
     /// # Errors
+    ///
     /// There are too few, or not whole cores.
     pub async fn allocate(self: &Arc<Self>, pod: &PodRecord) -> Result<(), AllocationError> {
         let is_new = {
@@ -150,7 +154,7 @@ impl ExclusiveCpus {
         Ok(())
     }
 
-    /// Gives back what the pod had.
+    /// Releases the pod's processors.
     pub async fn release(self: &Arc<Self>, uid: &PodUid) {
         let had = self.assignments().release(uid.as_str());
         if had {
@@ -163,7 +167,7 @@ impl ExclusiveCpus {
         self.assignments().exclusive.keys().filter_map(|uid| PodUid::parse(uid.as_str()).ok()).collect()
     }
 
-    /// Those that can be exclusive at all.
+    /// The processors that can be exclusive.
     pub fn allocatable(&self) -> CpuSet {
         self.policy.allocatable()
     }
@@ -186,8 +190,8 @@ impl ExclusiveCpus {
         self.assignments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what has changed, and has running containers moved. As with kubelet a file that cannot be written keeps no pod
-    /// from starting.
+    /// Writes changed assignments, and has running containers moved. As in kubelet, a file that cannot be written
+    /// prevents no pod's start.
     async fn save(self: &Arc<Self>) {
         self.changes.send_modify(|changes| *changes += 1);
         let cpus = Arc::clone(self);
@@ -215,7 +219,7 @@ impl ExclusiveCpus {
     }
 }
 
-/// kubelet refuses to start with a reservation of what is not there, whatever the policy.
+/// kubelet refuses to start if reserved processors do not exist, whatever the policy.
 fn reserved_are_online(reserved: &ReservedCpus) -> Result<(), CpuError> {
     let ReservedCpus::These(cpus) = reserved else { return Ok(()) };
     let online = topology::read(Path::new("/sys/devices/system")).map_err(CpuError::Topology)?.all();

@@ -1,4 +1,4 @@
-//! Moves running containers when what they may run on has changed. Woken by a change alone, and by a time only while a
+//! Moves running containers when their processors have changed. Woken only by a change, or by a timer while a
 //! container could not be moved.
 
 use std::collections::BTreeMap;
@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::ExclusiveCpus;
 
-/// What running containers have, as far as this agent has given it.
+/// The processors that this agent has given to running containers.
 #[derive(Debug, Default)]
 pub(super) struct Applied(BTreeMap<ContainerId, CpuSet>);
 
 impl Applied {
-    /// The containers that are to have others than they have. Those that do not run any more are forgotten.
+    /// The containers that need other processors than they have. Forgets those that no longer run.
     fn outdated(&mut self, wanted: &BTreeMap<ContainerId, CpuSet>) -> Vec<(ContainerId, CpuSet)> {
         self.0.retain(|id, _| wanted.contains_key(id));
         let differ = |(id, cpus): &(&ContainerId, &CpuSet)| self.0.get(*id) != Some(cpus) && !cpus.is_empty();
@@ -33,7 +33,8 @@ impl ExclusiveCpus {
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A container was started with these, `None`: with unknown ones. What has changed meanwhile is made up for.
+    /// Records that a container was started with these processors; `None` if they are unknown. Changes meanwhile are
+    /// applied later.
     pub fn started(&self, id: &ContainerId, uid: &PodUid, container: &str, with: Option<&ContainerCpus>) {
         if let Some(with) = with {
             self.applied().0.insert(id.clone(), with.cpus.clone());
@@ -43,7 +44,7 @@ impl ExclusiveCpus {
         }
     }
 
-    /// Has running containers on the processors that are theirs, until the agent stops. At first those of an earlier agent.
+    /// Keeps running containers on their processors until the agent stops, at first those of an earlier agent.
     pub async fn follow(self: Arc<Self>, containers: Containers, stop: CancellationToken) {
         let mut changes = self.changes.subscribe();
         loop {
@@ -57,7 +58,7 @@ impl ExclusiveCpus {
         }
     }
 
-    /// Returns whether every container is where it is to be.
+    /// Returns whether every container runs on its processors.
     async fn move_running(&self, containers: &Containers) -> bool {
         let wanted = match self.wanted(containers).await {
             Ok(wanted) => wanted,
@@ -82,7 +83,7 @@ impl ExclusiveCpus {
         is_done
     }
 
-    /// What each running container is to have.
+    /// The processors that each running container should have.
     async fn wanted(&self, containers: &Containers) -> Result<BTreeMap<ContainerId, CpuSet>, RuntimeError> {
         let (found, _) = containers.list().await?;
         let assignments = self.assignments();
@@ -95,7 +96,7 @@ impl ExclusiveCpus {
     }
 }
 
-/// The processors alone: an update changes nothing else.
+/// Only the processors, so that an update changes nothing else.
 fn resources(cpus: &CpuSet) -> LinuxResources {
     let mut cpu = LinuxCpu::default();
     cpu.set_cpus(Some(cpus.to_string()));

@@ -30,7 +30,7 @@ fn pod(uid: &str) -> PodRecord {
     pod
 }
 
-/// On a machine of one processor nothing is left beside the reserved one.
+/// A machine with one processor has none left beside the reserved one.
 fn has_two() -> bool {
     online().len() > 1
 }
@@ -46,14 +46,14 @@ async fn what_a_pod_has_is_kept_over_restarts_and_written_once() {
     let all = cpus.container_cpus(&PodUid::new("other"), "main");
     assert!(file.exists() && !all.exclusive && all.cpus == online());
     cpus.allocate(&pod("u")).await.unwrap();
-    let own = cpus.container_cpus(&PodUid::new("u"), "main");
-    assert!(own.exclusive && own.cpus.len() == 1);
-    assert_eq!(cpus.container_cpus(&PodUid::new("other"), "main").cpus, online().difference(&own.cpus));
+    let exclusive = cpus.container_cpus(&PodUid::new("u"), "main");
+    assert!(exclusive.exclusive && exclusive.cpus.len() == 1);
+    assert_eq!(cpus.container_cpus(&PodUid::new("other"), "main").cpus, online().difference(&exclusive.cpus));
     drop(cpus);
 
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     let cpus = open(dir.path()).await;
-    assert_eq!((cpus.container_cpus(&PodUid::new("u"), "main"), cpus.pods()), (own, [PodUid::new("u")].into()));
+    assert_eq!((cpus.container_cpus(&PodUid::new("u"), "main"), cpus.pods()), (exclusive, [PodUid::new("u")].into()));
     cpus.allocate(&pod("u")).await.unwrap();
     cpus.release(&PodUid::new("other")).await;
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before, "written though nothing has changed");

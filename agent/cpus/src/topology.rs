@@ -8,7 +8,8 @@ use std::path::Path;
 use limpet_core::cpu_allocation::CpuTopology;
 use limpet_model::cpu_set::{CpuSet, Processor};
 
-/// Those that are online. A machine that does not say where one is has it as a core of its own, in one socket and NUMA node.
+/// The online processors. A processor without known topology counts as a core of its own, in one socket and NUMA
+/// node.
 pub(super) fn read(system: &Path) -> io::Result<CpuTopology> {
     let list = |path: &Path| -> io::Result<CpuSet> {
         CpuSet::parse(&fs::read_to_string(path)?).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
@@ -27,7 +28,7 @@ pub(super) fn read(system: &Path) -> io::Result<CpuTopology> {
     Ok(CpuTopology::new(online.iter().map(processor).collect()))
 }
 
-/// A kernel without NUMA has none.
+/// The NUMA nodes; none without NUMA in the kernel.
 fn numa_nodes(directory: &Path) -> BTreeMap<u32, CpuSet> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let node = |entry: fs::DirEntry| {
@@ -53,8 +54,8 @@ mod tests {
         };
         assert!(read(directory.path()).is_err());
         write("cpu/online", "0-2,4\n");
-        let of = |core, socket, numa_node| Processor { core, socket, numa_node };
-        let plain = [0, 1, 2, 4].map(|cpu| (cpu, of(cpu, 0, 0)));
+        let processor = |core, socket, numa_node| Processor { core, socket, numa_node };
+        let plain = [0, 1, 2, 4].map(|cpu| (cpu, processor(cpu, 0, 0)));
         assert_eq!(read(directory.path()).unwrap(), CpuTopology::new(plain.into()));
         for (cpu, siblings, socket) in [(0, "0,2", 0), (1, "1,3", 1), (2, "0,2", 0), (4, "4", 1)] {
             write(&format!("cpu/cpu{cpu}/topology/thread_siblings_list"), siblings);
@@ -63,7 +64,8 @@ mod tests {
         write("node/node0/cpulist", "0,2\n");
         write("node/node1/cpulist", "1,3-4\n");
         write("node/possible", "0-1\n");
-        let wanted = [(0, of(0, 0, 0)), (1, of(1, 1, 1)), (2, of(0, 0, 0)), (4, of(4, 1, 1))];
+        let wanted =
+            [(0, processor(0, 0, 0)), (1, processor(1, 1, 1)), (2, processor(0, 0, 0)), (4, processor(4, 1, 1))];
         assert_eq!(read(directory.path()).unwrap(), CpuTopology::new(wanted.into()));
     }
 

@@ -1,4 +1,4 @@
-//! Keys and signatures for tests: made on the spot, and some that openssl has made.
+//! Keys and signatures for tests: some generated, and some from openssl.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::signature::{Signature, SignatureForm};
 
-/// The SubjectPublicKeyInfo before the key's own bytes.
+/// The SubjectPublicKeyInfo that precedes the key's own bytes.
 const P256_INFO: &[u8] = &[
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce,
     0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,

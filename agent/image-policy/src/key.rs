@@ -13,7 +13,7 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 /// The largest key file, in bytes.
 pub const MAX_KEY_FILE: u64 = 64 << 10;
 
-/// Why a file is no key that can verify.
+/// Why a file is not a usable key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// It is not PEM.
@@ -30,7 +30,7 @@ pub enum KeyError {
     Kind,
 }
 
-/// A public key, and the algorithm that cosign signs with for its kind.
+/// A public key, with the algorithm that cosign uses for its type.
 pub struct VerificationKey {
     algorithm: &'static dyn VerificationAlgorithm,
     bytes: Vec<u8>,
@@ -46,7 +46,8 @@ impl VerificationKey {
     /// Reads a `SubjectPublicKeyInfo` in PEM.
     ///
     /// # Errors
-    /// What the file has instead of a key.
+    ///
+    /// The file has something else.
     pub fn from_pem(file: &[u8]) -> Result<Self, KeyError> {
         let pem = pem::parse(file).map_err(|error| KeyError::Pem(error.to_string()))?;
         if pem.tag() != "PUBLIC KEY" {

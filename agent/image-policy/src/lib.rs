@@ -1,8 +1,8 @@
-//! Which images may run on this node: rules by the image's name, and what the signatures of an image prove.
+//! Which images may run on this node: rules by the image's name, and what an image's signatures prove.
 //!
-//! Everything here is a function of values: [`policy::ImagePolicy`] names the rule of an image, [`verdict::judge`] decides
-//! from the signatures that limpet-containerd has fetched and from the keys of the rule. Keys have no dates, and neither
-//! has a verdict: it is the same with a wrong clock.
+//! Everything here is a pure function: [`policy::ImagePolicy`] selects the rule of an image, and [`verdict::judge`]
+//! decides from the signatures that limpet-containerd has fetched and the keys of the rule. Neither keys nor verdicts
+//! have dates, so a wrong clock changes nothing.
 
 pub mod key;
 pub mod pattern;

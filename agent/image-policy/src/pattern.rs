@@ -1,5 +1,5 @@
-//! Patterns of image names, as sigstore's policy controller has them: `*` matches within a part of the name, `**` any
-//! number of parts.
+//! Patterns of image names, as in sigstore's policy controller: `*` matches within a path component, `**` any number
+//! of components.
 
 use std::fmt;
 
@@ -24,6 +24,7 @@ impl ImagePattern {
     /// Parses a pattern such as `registry.example/plant/*`.
     ///
     /// # Errors
+    ///
     /// What is wrong with it, and what to write.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() || text.len() > MAX_PATTERN {
@@ -44,7 +45,7 @@ impl ImagePattern {
         Ok(Self { text: text.to_owned() })
     }
 
-    /// Whether the image's name, without its tag and digest, is one of those it describes.
+    /// Whether it matches the image's name without tag and digest.
     pub fn matches(&self, name: &ImageName) -> bool {
         matches(self.text.as_bytes(), format!("{}/{}", name.host, name.repository).as_bytes())
     }
@@ -54,9 +55,9 @@ fn is_allowed(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/' | ':' | '*' | '@' | '[' | ']')
 }
 
-/// Whether `name` is described by `pattern`: takes at most the product of both lengths.
+/// Whether `pattern` matches `name`; takes at most time proportional to the product of both lengths.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    // reached[i]: the pattern so far describes the first `i` bytes of the name.
+    // reached[i]: the pattern so far matches the first `i` bytes of the name.
     let mut reached = vec![false; name.len() + 1];
     reached.iter_mut().take(1).for_each(|first| *first = true);
     let mut rest = pattern;

@@ -1,4 +1,4 @@
-//! The rules: which requirement an image of some name has to meet.
+//! The rules: which requirement an image has to meet, by its name.
 
 use std::path::{Path, PathBuf};
 
@@ -6,30 +6,28 @@ use limpet_model::image_name::{ImageName, Target};
 
 use crate::pattern::ImagePattern;
 
-/// `imagePolicy`: the first rule that names an image decides.
+/// `imagePolicy`: the first rule that matches an image decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImagePolicy {
     /// In their order.
     pub rules: Vec<Rule>,
-    /// For images that no rule names.
+    /// For images that no rule matches.
     pub default: Requirement,
 }
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The images it is about, at least one pattern.
+    /// The images it matches; at least one pattern.
     pub images: Vec<ImagePattern>,
-    /// What they have to meet.
     pub requirement: Requirement,
 }
 
-/// What an image has to meet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Requirement {
     /// Nothing.
     Allow,
-    /// Its reference has a digest.
+    /// Its reference contains a digest.
     Digest,
     /// A signature of cosign by one of these keys.
     Cosign(Vec<PathBuf>),
@@ -39,7 +37,7 @@ pub enum Requirement {
 }
 
 impl Requirement {
-    /// As it is configured.
+    /// The value in the configuration.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Allow => "allow",
@@ -49,7 +47,7 @@ impl Requirement {
         }
     }
 
-    /// The key files of which one has to have signed.
+    /// The key files, one of which has to have signed.
     pub fn keys(&self) -> &[PathBuf] {
         match self {
             Self::Cosign(keys) => keys,
@@ -58,14 +56,13 @@ impl Requirement {
     }
 }
 
-/// The rule that decides about an image.
+/// The rule that applies to an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleOfImage<'a> {
-    /// Its number, from 1; `None`: the default.
+    /// Its number, from 1; `None` for the default.
     pub number: Option<usize>,
-    /// The pattern that names the image.
+    /// The pattern that matches the image.
     pub pattern: Option<&'a ImagePattern>,
-    /// What the image has to meet.
     pub requirement: &'a Requirement,
 }
 
@@ -81,11 +78,11 @@ impl std::fmt::Display for RuleOfImage<'_> {
 impl ImagePolicy {
     /// The rule for an image.
     pub fn rule(&self, name: &ImageName) -> RuleOfImage<'_> {
-        let found = self.rules.iter().enumerate().find_map(|(index, rule)| {
+        let matching = self.rules.iter().enumerate().find_map(|(index, rule)| {
             let pattern = rule.images.iter().find(|pattern| pattern.matches(name))?;
             Some(RuleOfImage { number: Some(index + 1), pattern: Some(pattern), requirement: &rule.requirement })
         });
-        found.unwrap_or(RuleOfImage { number: None, pattern: None, requirement: &self.default })
+        matching.unwrap_or(RuleOfImage { number: None, pattern: None, requirement: &self.default })
     }
 
     /// Every key file that a rule names, once.
@@ -99,7 +96,7 @@ impl ImagePolicy {
     }
 }
 
-/// Whether a reference names its content.
+/// Whether a reference contains a digest.
 pub fn has_digest(name: &ImageName) -> bool {
     matches!(name.target, Target::Digest(_))
 }

@@ -5,29 +5,28 @@
 
 use serde::Deserialize;
 
-/// The layers of cosign 2.
+/// The media type of a layer with a signature by cosign 2.
 const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-/// Where their signature is.
+/// The annotation of such a layer that has the signature.
 const SIGNATURE_ANNOTATION: &str = "dev.cosignproject.cosign/signature";
 /// The beginning of the media type of sigstore bundles; a version follows.
 const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
 /// The artifact type of cosign 2's signatures where it uses the referrers API.
 const COSIGN_ARTIFACT: &str = "application/vnd.dev.cosign.artifact.sig.v1+json";
 
-/// The type of an empty configuration, which cosign gives as that of the artifact where a registry lacks the referrers API.
+/// The type of an empty configuration. cosign gives it as the artifact's type where a registry lacks the referrers
+/// API.
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
-/// The most manifests with signatures of one image that are read.
+/// How many manifests with signatures are read for one image.
 pub const MAX_MANIFESTS: usize = 16;
-/// The most signatures in one manifest that are read.
+/// How many signatures are read from one manifest.
 pub const MAX_SIGNATURES: usize = 32;
 /// The largest signature, in bytes: a bundle with certificates and proofs of a log takes a few thousand.
 pub const MAX_SIGNATURE: u64 = 256 << 10;
 
-/// The form of a signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SignatureForm {
-    /// A payload of simple signing, and its signature in base64.
     SimpleSigning {
         /// In base64.
         signature: String,
@@ -39,11 +38,9 @@ pub enum SignatureForm {
 /// One signature with its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
-    /// Where it was found, for people.
+    /// Where it comes from, for messages.
     pub place: String,
-    /// Its form.
     pub form: SignatureForm,
-    /// The blob.
     pub blob: Vec<u8>,
 }
 
@@ -54,7 +51,6 @@ pub struct SignatureLayer {
     pub digest: String,
     /// The blob's size in bytes.
     pub size: u64,
-    /// Its form.
     pub form: SignatureForm,
 }
 
@@ -96,9 +92,11 @@ pub fn referrers_tag(digest: &str) -> String {
     digest.replacen(':', "-", 1)
 }
 
-/// The signatures that a manifest has, at most [`MAX_SIGNATURES`]; layers of other kinds are passed over.
+/// The signatures of a manifest, at most [`MAX_SIGNATURES`]; layers of other kinds are ignored.
+///
 ///
 /// # Errors
+///
 /// It is not a manifest.
 pub fn signature_layers(manifest: &[u8]) -> Result<Vec<SignatureLayer>, String> {
     let manifest: Manifest = serde_json::from_slice(manifest).map_err(|error| format!("is not a manifest: {error}"))?;
@@ -118,13 +116,15 @@ fn signature_layer(layer: Layer) -> Option<SignatureLayer> {
     (layer.size <= MAX_SIGNATURE).then_some(SignatureLayer { digest: layer.digest, size: layer.size, form })
 }
 
-/// The digests of the manifests that a list of referrers names and that may be signatures, at most [`MAX_MANIFESTS`].
+/// The digests of the manifests in a list of referrers that may be signatures, at most [`MAX_MANIFESTS`].
+///
 ///
 /// # Errors
+///
 /// It is not a list of referrers.
 pub fn signature_referrers(index: &[u8]) -> Result<Vec<String>, String> {
     let index: Index = serde_json::from_slice(index).map_err(|error| format!("is not a list of referrers: {error}"))?;
-    // An entry without a type may be anything, and so may one that cosign itself has listed under the tag.
+    // An entry without a type may be anything, and so may one that cosign itself lists under the tag.
     let may_sign = |kind: &str| kind.starts_with(SIGSTORE_BUNDLE) || kind == COSIGN_ARTIFACT || kind == EMPTY;
     let referrers = index.manifests.unwrap_or_default().into_iter();
     let signatures = referrers.filter(|entry| entry.artifact_type.as_deref().is_none_or(may_sign));
@@ -167,8 +167,8 @@ mod tests {
             { "digest": "sha256:c", "artifactType": COSIGN_ARTIFACT },
             { "digest": "sha256:d" },
         ]});
-        let found = signature_referrers(index.to_string().as_bytes()).unwrap();
-        assert_eq!(found, ["sha256:a", "sha256:c", "sha256:d"]);
+        let digests = signature_referrers(index.to_string().as_bytes()).unwrap();
+        assert_eq!(digests, ["sha256:a", "sha256:c", "sha256:d"]);
         assert_eq!(signature_referrers(br#"{"manifests":null}"#).unwrap(), [""; 0]);
         assert!(signature_referrers(b"<html>").is_err());
     }

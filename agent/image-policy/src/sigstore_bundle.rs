@@ -1,16 +1,17 @@
-//! Sigstore bundles with a DSSE envelope, as cosign 3 signs an image: an in-toto statement about its digest.
+//! Sigstore bundles with a DSSE envelope, with which cosign 3 signs an image: an in-toto statement about its digest.
 //!
-//! What a bundle has for a transparency log or a certificate authority is passed over: the key decides.
+//!
+//! Entries for a transparency log or a certificate authority are ignored, because only the key decides.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-/// The predicate of a signature. Others, such as an SBOM's, say something of an image and not that it may run.
+/// The predicate of a signature. Others, such as an SBOM's, describe an image but do not say that it may run.
 const SIGNATURE_PREDICATE: &str = "https://sigstore.dev/cosign/sign/v1";
-/// The payload of the envelope.
+/// The type of the envelope's payload.
 const IN_TOTO: &str = "application/vnd.in-toto+json";
-/// The most signatures of one envelope, and subjects of one statement.
+/// How many signatures of an envelope, and subjects of a statement, are read.
 const MAX_ENTRIES: usize = 32;
 
 #[derive(Deserialize)]
@@ -49,7 +50,7 @@ struct SubjectDigest {
     sha256: Option<String>,
 }
 
-/// What has been signed, and the signatures.
+/// What has been signed, with its signatures.
 #[derive(Debug)]
 pub(crate) struct SignedStatement {
     /// The bytes that are signed.
@@ -59,9 +60,11 @@ pub(crate) struct SignedStatement {
 }
 
 impl SignedStatement {
-    /// Takes a bundle apart. Nothing of the statement is read yet: it is not verified.
+    /// Parses a bundle, but not its statement, which is not verified yet.
+    ///
     ///
     /// # Errors
+    ///
     /// It is not a bundle with an in-toto statement.
     pub(crate) fn parse(bundle: &[u8]) -> Result<Self, String> {
         let bundle: Bundle = serde_json::from_slice(bundle).map_err(|error| format!("it is no bundle: {error}"))?;
@@ -77,9 +80,11 @@ impl SignedStatement {
         Ok(Self { message, signatures: signatures.collect::<Result<_, _>>()?, payload })
     }
 
-    /// Whether the statement is a signature of the image; to be asked once a key has verified it.
+    /// Whether the statement is a signature of the image. Only meaningful once a key has verified it.
+    ///
     ///
     /// # Errors
+    ///
     /// It is a statement of another kind.
     pub(crate) fn is_about(&self, digest: &str) -> Result<bool, String> {
         let statement: Statement =

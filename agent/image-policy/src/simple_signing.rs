@@ -1,8 +1,8 @@
-//! The payload that cosign 2 signs: which image, by its digest.
+//! The payload that cosign 2 signs. It names an image by its digest.
 
 use serde::Deserialize;
 
-/// What `critical.type` says of a signature by cosign.
+/// The value of `critical.type` in a signature by cosign.
 const TYPE: &str = "cosign container image signature";
 
 #[derive(Deserialize)]
@@ -22,10 +22,12 @@ struct Image {
     docker_manifest_digest: String,
 }
 
-/// The digest of the image that a payload is about. As with cosign, the name in it is no part of what is verified: a
-/// copy of an image in another registry keeps its signature.
+/// The digest of the image that a payload is about. As in cosign, the name in it is not verified, so a copy of an
+/// image in another registry keeps its signature.
+///
 ///
 /// # Errors
+///
 /// It is not a payload of cosign.
 pub(crate) fn signed_digest(payload: &[u8]) -> Result<String, String> {
     let payload: Payload = serde_json::from_slice(payload).map_err(|error| format!("its payload is {error}"))?;

@@ -12,10 +12,9 @@ use crate::policy::{Requirement, RuleOfImage, has_digest};
 use crate::signature::{Signature, SignatureForm};
 use crate::{sigstore_bundle, simple_signing};
 
-/// A key file of a rule, as it was read.
+/// A key file of a rule, as read.
 #[derive(Debug)]
 pub struct RuleKey {
-    /// The file.
     pub file: PathBuf,
     /// The key, or why the file has none.
     pub key: Result<VerificationKey, String>,
@@ -24,7 +23,7 @@ pub struct RuleKey {
 /// What is known of the signatures of an image.
 #[derive(Debug, Default)]
 pub struct Evidence {
-    /// Those that were found.
+    /// Those that could be read.
     pub signatures: Vec<Signature>,
     /// Why others may be missing.
     pub problems: Vec<String>,
@@ -33,26 +32,23 @@ pub struct Evidence {
 /// Whether an image may run, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// The rule, for people.
+    /// The rule, for messages.
     pub rule: String,
     /// What the rule requires: `allow`, `digest`, `cosign`, `reject`.
     pub requirement: &'static str,
-    /// The image may run.
     pub accepted: bool,
-    /// Of a rule with keys, in its order.
+    /// One per key of the rule, in its order.
     pub keys: Vec<KeyVerdict>,
     /// Why the image is refused.
     pub cause: Option<String>,
 }
 
-/// What one key says.
+/// Whether one key has signed the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyVerdict {
-    /// The key's file.
     pub file: PathBuf,
-    /// It has signed the image.
     pub accepted: bool,
-    /// By which signature, or why not.
+    /// Which signature it has made, or why it counts for nothing.
     pub detail: String,
 }
 
@@ -66,7 +62,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Judges by what needs no signature; `None`: the rule wants one.
+/// Judges by what needs no signature; `None` if the rule asks for one.
 pub fn judge_name(rule: RuleOfImage<'_>, name: &ImageName) -> Option<Verdict> {
     let cause = match rule.requirement {
         Requirement::Allow => None,
@@ -87,7 +83,7 @@ pub fn judge_name(rule: RuleOfImage<'_>, name: &ImageName) -> Option<Verdict> {
     })
 }
 
-/// Judges an image by its signatures: one of the keys has to have signed its digest.
+/// Judges an image by its signatures: one of the keys must have signed its digest.
 pub fn judge(rule: RuleOfImage<'_>, digest: &str, keys: &[RuleKey], evidence: &Evidence) -> Verdict {
     let keys: Vec<KeyVerdict> = keys.iter().map(|key| judge_key(key, digest, evidence)).collect();
     let accepted = keys.iter().any(|key| key.accepted);
@@ -117,16 +113,18 @@ fn judge_key(key: &RuleKey, digest: &str, evidence: &Evidence) -> KeyVerdict {
     verdict(false, if causes.is_empty() { none() } else { causes.join("; ") })
 }
 
-/// Whether the key has signed the image by this signature.
+/// Whether the key has signed the image with this signature.
+///
 ///
 /// # Errors
-/// Why it has not.
+///
+/// The reason why it has not.
 fn check(signature: &Signature, digest: &str, key: &VerificationKey) -> Result<(), String> {
     const FOREIGN: &str = "made by another key, or changed since";
     let is_about = match &signature.form {
         SignatureForm::SimpleSigning { signature: encoded } => {
             let bytes = STANDARD.decode(encoded).map_err(|error| format!("its signature is not base64: {error}"))?;
-            // Nothing of the payload counts before it is verified.
+            // Nothing in the payload counts before it is verified.
             if !key.verifies(&signature.blob, &bytes) {
                 return Err(FOREIGN.to_owned());
             }
@@ -184,7 +182,7 @@ mod tests {
             (vec![stranger.simple(PUMP), stranger.bundle(PUMP), plant.bundle(PUMP)], [true, false]),
             (vec![plant.simple(PUMP), vendor.simple(PUMP)], [true, true]),
             (vec![stranger.simple(PUMP), stranger.bundle(PUMP)], [false, false]),
-            // Of another image, such as one that the tag pointed to before.
+            // Signatures of another image, such as the one that the tag pointed to before.
             (vec![plant.simple(OTHER), plant.bundle(OTHER)], [false, false]),
             (vec![], [false, false]),
         ] {
@@ -199,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Both forms as cosign 2.6.5 has uploaded them to a registry without the referrers API.
+    /// Both forms, as cosign 2.6.5 uploaded them to a registry without the referrers API.
     #[test]
     fn what_cosign_itself_has_signed_is_accepted() {
         const DIGEST: &str = "sha256:ee2da35f8b96bc84d353ec05fce292e8d18d30e27e5bc1c1bff3447211572d93";

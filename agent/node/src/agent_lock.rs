@@ -1,6 +1,6 @@
-//! One agent per node: the checks before the first side effect, and the lock that keeps other agents out.
+//! Ensures one agent per node: the checks before the first side effect, and the lock that keeps other agents out.
 //!
-//! Two agents on one node would stop each other's pods. A second limpet is kept out by file locks, which the kernel
+//! Two agents on one node would stop each other's pods. File locks keep a second limpet out, which the kernel
 //! releases however their holder exits; a kubelet is detected by its processes and ports.
 
 mod agent_conflicts;
@@ -34,7 +34,7 @@ pub enum StartError {
         "limpet run needs root, to mount, to create namespaces and cgroups, and to call containerd (user id {uid}); use sudo"
     )]
     NotRoot { uid: u32 },
-    /// The kernel is not as the configuration demands.
+    /// The kernel's settings violate the configuration.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Another limpet holds the lock.
@@ -74,14 +74,14 @@ impl StartError {
     }
 }
 
-/// Holds the node for this agent as long as this value lives.
+/// Holds the node for this agent while this value lives.
 #[derive(Debug)]
 pub struct NodeLock {
     _root: Lock,
     _run: Lock,
 }
 
-/// A locked file. Unlocked on drop, not only closed: a child between fork and exec has it open, too.
+/// A locked file. Unlocked explicitly on drop, because a child between fork and exec also has it open.
 #[derive(Debug)]
 struct Lock(File);
 
@@ -93,23 +93,24 @@ impl Drop for Lock {
     }
 }
 
-/// What an agent has for itself as long as it runs.
+/// The resources that an agent needs exclusively.
 #[derive(Debug, Clone)]
 pub struct AgentPlaces {
     pub root_dir: PathBuf,
     pub run_dir: PathBuf,
     /// The local socket.
     pub socket: PathBuf,
-    /// The parent of `kubepods`; processes in it are pods', and no other agents.
+    /// The parent of `kubepods`; processes in it belong to pods, and are no other agents.
     pub cgroup_root: PathBuf,
 }
 
-/// Creates the root and run directories, takes both locks, and fails if another agent runs on the node. Hold the result
-/// until the process exits.
+/// Creates the root and run directories, takes both locks, and fails if another agent runs on the node. Hold the
+/// result until the process exits.
 ///
 /// # Errors
-/// Not root, another agent, a kernel that is not as the configuration demands, or a directory that cannot be created: see
-/// [`StartError::exit_code`].
+///
+/// Not root, another agent, kernel settings that violate the configuration, or a directory that cannot be created:
+/// see [`StartError::exit_code`].
 pub fn take(places: &AgentPlaces, settings: &NodeSettings) -> Result<NodeLock, StartError> {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
@@ -153,7 +154,7 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
         Err(Errno::WOULDBLOCK) => return Err(StartError::Locked { holder: holder(&mut file), path }),
         Err(error) => return Err(failed("lock", &path, error.into())),
     }
-    // Not synced: the holder's name matters only while the lock is held.
+    // Not synced, because the holder's name matters only while the lock is held.
     let sign = |file: &mut File| {
         file.set_len(0)?;
         file.write_all(format!("{} {}\n", std::process::id(), Timestamp::now()).as_bytes())
@@ -164,8 +165,8 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
     Ok(Lock(file))
 }
 
-/// Opens the file. An earlier agent's strict guard may deny writing to this executable, and the file system may be
-/// read-only: then the file, or else its directory, can be locked, but the holder's name cannot be written.
+/// Opens the file. If an earlier agent's strict guard denies writing to this executable, or the file system is
+/// read-only, the file or its directory can still be locked, but the holder's name cannot be written.
 fn open_lock(path: &Path) -> io::Result<File> {
     let opened = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     match opened {
@@ -178,7 +179,7 @@ fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Waits for a lock of an exited agent: a child of a killed agent holds it until it calls `execve`.
+/// Waits for the lock of an exited agent, which a child of a killed agent holds until it calls `execve`.
 fn wait_for_children(file: &File) -> Result<(), Errno> {
     let file = file.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let (taken, outcome) = mpsc::channel();

@@ -1,6 +1,6 @@
-//! Node allocatable, as kubelet's `enforceNodeAllocatable`: limits the cgroup of all pods to what of the node is not
-//! reserved, so that the node's own processes have their share whatever pods do, and cgroups of these processes to what
-//! is reserved.
+//! Node allocatable, as kubelet's `enforceNodeAllocatable`: limits the cgroup of all pods to what is not reserved, so
+//! that the node's own processes have their share whatever pods do, and limits cgroups of these processes to what is
+//! reserved.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::settings::{Reservation, Reserved, ReservedCgroup};
 use limpet_host::cgroup::{AllPodsLimits, Cgroups, ReservedLimits};
 use limpet_telemetry::event::{EventType, Events};
 
-/// kubelet's pause between two tries. Eviction ends pods meanwhile, where they have more memory in use.
+/// kubelet's pause between two attempts. Meanwhile eviction ends pods, if they use more memory.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sets limits, and reports it in kubelet's words.
@@ -23,7 +23,6 @@ pub struct Enforcement {
     pub stop: CancellationToken,
 }
 
-/// What is limited.
 #[derive(Debug)]
 enum Target {
     AllPods(AllPodsLimits),
@@ -31,21 +30,21 @@ enum Target {
 }
 
 impl Enforcement {
-    /// Limits all pods together. Ends once they are, or with the agent.
+    /// Limits all pods together. Ends once they are limited, or with the agent.
     pub async fn limit_all_pods(self, capacity: Capacity) {
         let (target, failed) = (Target::AllPods(capacity.all_pods()), "Failed to update Node Allocatable Limits");
         if !self.retried(failed, target).await {
             return;
         }
         if let Some(what) = capacity.reserved_whole() {
-            // Another try would change nothing, and with a limit of nothing no pod could run.
+            // Another attempt would change nothing, and with a limit of zero no pod could run.
             let remedy = format!("kubeReserved and systemReserved leave no {what} for pods: reserve less");
             return self.report_failure(failed, &remedy);
         }
         self.report("Updated Node Allocatable limit across pods".to_owned());
     }
 
-    /// Limits the cgroups of the node's own processes that are to be. Ends once they are, or with the agent.
+    /// Limits the cgroups of the node's own processes that should be limited. Ends once they are, or with the agent.
     pub async fn limit_reserved(self, reserved: Reserved) {
         let Reserved { kube, system, kube_cgroup, system_cgroup } = &reserved;
         tokio::join!(self.limit(system_cgroup, system, "system"), self.limit(kube_cgroup, kube, "kube"));
@@ -60,7 +59,7 @@ impl Enforcement {
         }
     }
 
-    /// Tries until the limits are set; `false`: the agent stops before.
+    /// Retries until the limits are set; returns false if the agent stops before.
     async fn retried(&self, failed: &str, target: Target) -> bool {
         loop {
             let outcome = match &target {

@@ -1,7 +1,9 @@
-//! The Linux capabilities the agent needs: one table with the purpose, the condition and the effect of a missing one.
+//! The Linux capabilities that the agent needs: a table with the purpose, the condition, and the effect of a missing
+//! one.
 //!
-//! At its start, while it has one thread, the agent drops all others, for itself and for the programs it executes (CNI
-//! plugins, drivers of flexVolumes). Containers are children of containerd and get their capabilities from it. Docs: `docs/configuration.md`.
+//! At its start, while it has one thread, the agent drops all others, for itself and for the programs it executes
+//! (CNI plugins, drivers of flexVolumes). Containers are children of containerd and get their capabilities from it.
+//! Documented in `docs/configuration.md`.
 
 use std::io;
 
@@ -14,13 +16,13 @@ use limpet_host::apparmor;
 pub enum When {
     /// With any configuration.
     Always,
-    /// If a port that is listened at is below 1024.
+    /// If a listener's port is below 1024.
     LowPort,
     /// If BPF programs may be loaded: the feature `ebpf` is in this build.
     Programs,
     /// If the host has AppArmor, or a `manifestGuard` is configured.
     SecurityModules,
-    /// If there is a driver in `volumePluginDir`.
+    /// If `volumePluginDir` contains a driver.
     FlexDrivers,
 }
 
@@ -47,7 +49,7 @@ impl When {
     }
 }
 
-/// What the agent does that not every agent does.
+/// Features that not every agent uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AgentUses {
     /// It listens at a port below 1024.
@@ -56,7 +58,7 @@ pub struct AgentUses {
     pub programs: bool,
     /// A `manifestGuard` is configured.
     pub guard: bool,
-    /// There is a driver in `volumePluginDir`.
+    /// `volumePluginDir` contains a driver.
     pub flex_drivers: bool,
 }
 
@@ -77,7 +79,7 @@ const fn always(set: CapabilitySet, name: &'static str, purpose: &'static str, l
     Need { name, when: When::Always, purpose, lost, vital: false, set }
 }
 
-/// All needed capabilities. Neither the agent nor the plugins it executes use any others.
+/// All needed capabilities. Neither the agent nor its plugins use any others.
 pub static NEEDS: [Need; 20] = [
     always(
         CapabilitySet::CHOWN,
@@ -225,12 +227,12 @@ pub static NEEDS: [Need; 20] = [
     },
 ];
 
-/// The capabilities that are needed for what the agent does.
+/// The capabilities that these features need.
 fn needed(uses: AgentUses) -> CapabilitySet {
     NEEDS.iter().filter(|need| need.when.applies(uses)).map(|need| need.set).collect()
 }
 
-/// The needed capabilities that are not in `held`, of those that the kernel `knows`.
+/// The needed capabilities that are missing in `held`, among those that the kernel `knows`.
 fn lacking_among(uses: AgentUses, held: CapabilitySet, knows: CapabilitySet) -> Vec<&'static Need> {
     let lacks = |need: &&Need| {
         // CAP_SYS_ADMIN includes both, as before Linux 5.8 (capabilities(7)).
@@ -258,8 +260,8 @@ fn each(set: CapabilitySet) -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)).filter(move |one| set.contains(*one))
 }
 
-/// Permanently drops the capabilities that are not needed, from this thread and its future threads and
-/// children; must be called while it is the only thread. Undroppable ones stay. Logs each missing capability.
+/// Permanently drops the capabilities that are not needed, from this thread and its future threads and children. Must
+/// be called while it is the only thread. Capabilities that cannot be dropped stay. Logs each missing capability.
 pub fn drop_unneeded(uses: AgentUses) {
     let needed = needed(uses);
     match narrow(needed) {
@@ -272,7 +274,7 @@ pub fn drop_unneeded(uses: AgentUses) {
 }
 
 fn narrow(needed: CapabilitySet) -> io::Result<()> {
-    // The bounding set first: it needs CAP_SETPCAP, which is dropped with the rest.
+    // The bounding set comes first: dropping from it needs CAP_SETPCAP, which is dropped with the rest.
     let bounding = each(known().difference(needed))
         .filter(|one| thread::capability_is_in_bounding_set(*one).unwrap_or(false))
         .try_for_each(thread::remove_capability_from_bounding_set);

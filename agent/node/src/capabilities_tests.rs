@@ -22,7 +22,7 @@ fn the_documentation_contains_the_table() {
 fn the_unit_has_the_capabilities_of_the_table() {
     let bounds = UNIT.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
     let mut actual: Vec<&str> = bounds.flat_map(str::split_whitespace).collect();
-    // With CAP_SETPCAP the agent can drop what its configuration does not need.
+    // With CAP_SETPCAP, the agent can drop what its configuration does not need.
     let mut wanted: Vec<&str> = NEEDS.iter().map(|need| need.name).chain(["CAP_SETPCAP"]).collect();
     actual.sort_unstable();
     wanted.sort_unstable();

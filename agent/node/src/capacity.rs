@@ -1,5 +1,5 @@
-//! What the node has, and what of it is for pods: all but what `kubeReserved` and `systemReserved` name and what hard
-//! eviction keeps free, and, of memory, what is set aside as huge pages. A Node object shows it, and admission adds up
+//! The node's resources, and the part for pods: all except what `kubeReserved` and `systemReserved` name, what hard
+//! eviction keeps free and, of memory, what is reserved as huge pages. A Node object shows it, and admission adds up
 //! requests against it.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 
-/// What divides the node's resources between pods and its own processes.
+/// The settings that divide the node's resources between pods and its own processes.
 #[derive(Debug, Clone, Copy)]
 pub struct CapacitySettings<'a> {
     pub node: &'a NodeSettings,
@@ -26,17 +26,17 @@ pub struct CapacitySettings<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capacity {
     pub all: Requests,
-    /// What is for pods.
+    /// The part for pods.
     pub allocatable: Requests,
-    /// What all pods may have together in their cgroup: all but what is reserved, where `enforceNodeAllocatable` has
-    /// `pods`.
+    /// What all pods may have together in their cgroup: everything that is not reserved, if `enforceNodeAllocatable`
+    /// has `pods`.
     pub limit: Requests,
-    /// How many process ids all pods may have together, where some are reserved.
+    /// The most process ids of all pods together, if some are reserved.
     pub pids: Option<u64>,
 }
 
 impl Capacity {
-    /// Measures the disk of the root directory; one that cannot be measured counts as none.
+    /// Measures the disk of the root directory; a disk that cannot be measured counts as zero.
     pub async fn measure(root_dir: &Path, settings: CapacitySettings<'_>, facts: &NodeFacts) -> Self {
         let root = root_dir.to_owned();
         let look = blocking::run(root.clone(), blocking::DEADLINE, move |_| file_system::space(&root).ok());
@@ -45,7 +45,7 @@ impl Capacity {
         Self { pids, ..Self::divide(settings, facts.memory_capacity, disk, &facts.huge_pages) }
     }
 
-    /// Divides a node of that many bytes of memory, of disk and, by their size, pages.
+    /// Divides a node with this memory and disk in bytes, and these huge pages by size.
     pub fn divide(settings: CapacitySettings<'_>, memory: u64, disk: u64, huge_pages: &BTreeMap<u64, u64>) -> Self {
         let CapacitySettings { node, eviction } = settings;
         let cpus = u64::from(proc_files::online_cpus());
@@ -76,22 +76,22 @@ impl Capacity {
         }
     }
 
-    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start without memory, and of
-    /// process ids it leaves pods one.
+    /// The resource of which `kubeReserved` and `systemReserved` leave nothing to pods. kubelet does not start
+    /// without memory, and leaves pods at least one process id.
     pub fn reserved_whole(&self) -> Option<&'static str> {
         let no_memory = !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero();
         let no_pids = self.pids == Some(0);
         no_memory.then_some("memory").or(no_pids.then_some("process ids"))
     }
 
-    /// The limits of the cgroup of all pods; none where the node has an unknown amount, or all of it is reserved.
+    /// The limits of the cgroup of all pods; none if the node's amount is unknown, or all of it is reserved.
     pub fn all_pods(&self) -> AllPodsLimits {
         let memory = u64::try_from(self.limit[Resource::Memory].units()).ok().filter(|bytes| *bytes > 0);
         let pids = self.pids.filter(|pids| *pids > 0);
         AllPodsLimits { millicores: self.limit[Resource::Cpu].milli(), memory, pids }
     }
 
-    /// What pods may request together; any amount of disk where it could not be measured.
+    /// What pods may request together; any amount of disk if it could not be measured.
     pub fn offer(&self) -> Requests {
         let mut offer = self.allocatable.clone();
         if self.all[Resource::EphemeralStorage].is_zero() {
@@ -101,8 +101,8 @@ impl Capacity {
     }
 }
 
-/// What the cgroup of processes that so much is reserved for may have; `compressible_only`: a share of the processors
-/// alone.
+/// The limits of the cgroup of processes with this reservation; with `compressible_only` only a share of the
+/// processors.
 pub fn reserved_limits(reservation: &Reservation, compressible_only: bool) -> ReservedLimits {
     let requests = &reservation.resources;
     let cpu = requests[Resource::Cpu].milli();
@@ -112,7 +112,7 @@ pub fn reserved_limits(reservation: &Reservation, compressible_only: bool) -> Re
     if compressible_only { weight } else { ReservedLimits { memory, pids, ..weight } }
 }
 
-/// Those of a node that can have so many. Without a reservation no limit is needed: the kernel has its own.
+/// The process ids that remain for pods; `None` without a reservation, because the kernel has its own limit.
 fn unreserved_pids(node: &NodeSettings, limit: u64) -> Option<u64> {
     let reserved = node.reserved.kube.pids.saturating_add(node.reserved.system.pids);
     (node.limit_all_pods && reserved > 0).then(|| limit.saturating_sub(reserved))

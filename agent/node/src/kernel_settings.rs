@@ -1,4 +1,4 @@
-//! What the configuration demands of the kernel before anything starts: no swap in use (`failSwapOn`), and kubelet's
+//! What the configuration requires of the kernel before anything starts: no swap in use (`failSwapOn`), and kubelet's
 //! settings (`protectKernelDefaults`).
 
 use std::path::Path;
@@ -19,12 +19,12 @@ const EXPECTED: [(&str, i64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
 ];
 
-/// A setting that is not as kubelet expects it.
+/// A setting that differs from kubelet's expectation.
 #[derive(Debug)]
 pub struct Deviation {
     setting: &'static str,
     expected: i64,
-    /// Its present value, or why that is not known.
+    /// Its current value, or why that is unknown.
     actual: io::Result<i64>,
 }
 
@@ -38,17 +38,14 @@ impl fmt::Display for Deviation {
     }
 }
 
-/// How the kernel differs from what the configuration demands.
+/// How the kernel violates the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// `failSwapOn`.
     #[error(
         "failSwapOn is true, and swap is in use: {swap}; turn it off, for example with swapoff -a, or set failSwapOn: false"
     )]
-    SwapInUse {
-        /// The devices and files.
-        swap: String,
-    },
+    SwapInUse { swap: String },
     /// `protectKernelDefaults`.
     #[error(
         "protectKernelDefaults is true, and the kernel has other settings: {}; set them with sysctl, or set protectKernelDefaults: false",
@@ -57,9 +54,10 @@ pub enum KernelError {
     Settings { deviations: Vec<Deviation> },
 }
 
-/// Checks what the configuration demands, and sets what it lets limpet set.
+/// Checks what the configuration requires, and sets what limpet may set.
 ///
 /// # Errors
+///
 /// Swap is in use, or the kernel has other settings.
 pub(super) fn demand(settings: &KernelSettings) -> Result<(), KernelError> {
     if let Some(swap) = forbidden_swap(settings) {
@@ -88,12 +86,12 @@ pub fn forbidden_swap(settings: &KernelSettings) -> Option<String> {
     swap_in_use(&swaps)
 }
 
-/// The settings for which `protectKernelDefaults` keeps limpet from starting.
+/// The settings because of which `protectKernelDefaults` prevents limpet's start.
 pub fn forbidden_settings(settings: &KernelSettings) -> Vec<Deviation> {
     if settings.protect_defaults == Some(true) { deviations(Path::new(SETTINGS)) } else { Vec::new() }
 }
 
-/// The devices and files in `/proc/swaps`, behind its heading.
+/// The devices and files in `/proc/swaps`, without its heading.
 fn swap_in_use(swaps: &str) -> Option<String> {
     let names: Vec<&str> = swaps.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next()).collect();
     (!names.is_empty()).then(|| names.join(", "))

@@ -1,9 +1,9 @@
-//! The machine that pods run on.
+//! The machine on which pods run.
 //!
-//! [`agent_lock`] makes this agent the only one; [`kernel_settings`] checks the
-//! kernel's settings, and [`capabilities`] drops those that the agent does not need. [`machine_facts`] and [`capacity`]
-//! read the machine; [`network`] follows its addresses; [`allocatable`] limits what pods get. [`name_service`] resolves
-//! names without the C library. What is configured of all this is in [`settings`].
+//! [`agent_lock`] makes this agent the only one; [`kernel_settings`] checks the kernel's settings, and
+//! [`capabilities`] drops those that the agent does not need. [`machine_facts`] and [`capacity`] read the machine;
+//! [`network`] follows its addresses; [`allocatable`] limits pods. [`name_service`] resolves names without the C
+//! library. [`settings`] has the configuration of all this.
 
 pub mod agent_lock;
 pub mod allocatable;

@@ -1,4 +1,4 @@
-//! What the kernel says of the machine, which does not change while the agent runs.
+//! The kernel's facts about the machine, which do not change while the agent runs.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,6 @@ const OOM_SCORE_MIN: i32 = -1_000;
 /// `CGROUP2_SUPER_MAGIC`, statfs(2).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
-/// The facts that the kernel reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MachineFacts {
     /// Bytes of memory.
@@ -19,13 +18,13 @@ pub struct MachineFacts {
     pub swap: u64,
     /// The lowest `oom_score_adj` that the agent may set.
     pub oom_score_floor: i32,
-    /// Only the unified hierarchy of cgroups is mounted.
+    /// Whether only the unified hierarchy of cgroups is mounted.
     pub cgroup_v2: bool,
-    /// The agent's own systemd service, when it runs as one.
+    /// The agent's own systemd service, if it runs as one.
     pub service: Option<String>,
     /// The number of huge pages that are reserved, by their size in bytes.
     pub huge_pages: BTreeMap<u64, u64>,
-    /// Cgroups can limit huge pages.
+    /// Whether cgroups can limit huge pages.
     pub limits_huge_pages: bool,
 }
 
@@ -53,8 +52,8 @@ fn oom_score_floor() -> i32 {
     if effective.is_ok_and(|effective| effective.contains(CapabilitySet::SYS_RESOURCE)) {
         return OOM_SCORE_MIN;
     }
-    let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
-    own.unwrap_or(0)
+    let inherited = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+    inherited.unwrap_or(0)
 }
 
 /// Whether only the unified hierarchy is mounted.

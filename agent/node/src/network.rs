@@ -1,8 +1,8 @@
-//! Keeps the node's network as others see it up to date: its addresses, and a count of what changed.
+//! Keeps the node's network up to date for the rest of the agent: its addresses, and a count of changes.
 //!
 //! The task sleeps until the kernel reports a change of links, addresses or routes, waits for the burst to end, and
-//! looks. Where the kernel refuses to report, it looks once a minute and asks again. What the node's name stands for is
-//! read in the hosts file, and asked of name servers beside that; no start waits for them.
+//! reads the state. If the kernel refuses to report, it reads once a minute and tries again. The addresses of the
+//! node's name are read from the hosts file, and looked up at name servers separately; no start waits for them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,29 +18,28 @@ use limpet_host::node_network::{Links, NetworkChanges, addresses, links, named_i
 use limpet_host::watch_again::{Attempts, WATCH_AGAIN};
 use limpet_model::node::NodeAddresses;
 
-/// One event of the network is a burst of the kernel's reports.
+/// Reports of the kernel within this time count as one change.
 const BURST_DURATION: Duration = Duration::from_millis(100);
-/// How long name servers are waited for.
+/// The deadline of name servers.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const HOSTS: &str = "/etc/hosts";
 
-/// The node's network and the way to publish its changes.
 #[derive(Debug)]
 pub struct NetworkFollower {
     configured: NodeAddresses,
-    /// The node's name, where addresses are looked up by it.
+    /// The node's name, if its addresses are looked up.
     name: Option<String>,
-    /// What it stands for, as far as is known.
+    /// The known addresses of the name.
     named: Vec<IpAddr>,
-    /// The question what it stands for.
+    /// The running lookup of the name.
     lookup: JoinSet<Option<Vec<IpAddr>>>,
     links: Links,
     published: watch::Sender<NodeNetwork>,
 }
 
 impl NetworkFollower {
-    /// Reads the network as it is now. `configured`: the node's only addresses, if there are any; a `name` that is an
+    /// Reads the current network. `configured` are the node's only addresses, if there are any; a `name` that is an
     /// address is the next choice.
     pub fn new(configured: NodeAddresses, name: &str) -> Self {
         let (configured, name) = match (configured.specified().is_empty(), name.parse()) {
@@ -58,7 +57,7 @@ impl NetworkFollower {
         self.published.subscribe()
     }
 
-    /// Counts a change that others notice: one of the CNI configuration.
+    /// Counts a change that others notice: of the CNI configuration.
     pub fn counter(&self) -> impl Fn() + Send + use<> {
         let published = self.published.clone();
         move || published.send_modify(|network| network.changes += 1)
@@ -105,11 +104,11 @@ impl NetworkFollower {
                     if let Err(error) = reported {
                         return error;
                     }
-                    // What comes from here on is reported once more.
+                    // Later changes are reported again.
                     tokio::time::sleep(BURST_DURATION).await;
                 }
                 Some(looked_up) = self.lookup.join_next() => {
-                    // Without an answer the last addresses stay, and name servers vary their order.
+                    // Without an answer the last addresses stay. Sorted, because name servers vary their order.
                     let named = looked_up.ok().flatten().unwrap_or_default();
                     if !named.is_empty() && !is_same_set(&named, &self.named) {
                         self.named = named;
@@ -119,7 +118,7 @@ impl NetworkFollower {
         }
     }
 
-    /// Begins to ask for the addresses of the node's name, in place of an earlier question.
+    /// Begins to look up the addresses of the node's name, in place of an earlier lookup.
     fn begin_lookup(&mut self) {
         let Some(name) = self.name.clone() else { return };
         self.lookup.abort_all();
@@ -129,7 +128,7 @@ impl NetworkFollower {
         });
     }
 
-    /// Publishes what differs from the last look; returns whether anything does.
+    /// Publishes what has changed since the last call. Returns whether anything has.
     fn refresh(&mut self) -> bool {
         let (now, links) = (addresses(self.configured, &self.named), links());
         let links_changed = std::mem::replace(&mut self.links, links) != self.links;
@@ -159,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_name_that_is_an_address_is_the_nodes() {
-        let found = |configured, name| NetworkFollower::new(configured, name).subscribe().borrow().addresses;
-        assert_eq!(found(NodeAddresses::NONE, "203.0.113.9").to_string(), "203.0.113.9");
+        let addresses_of = |configured, name| NetworkFollower::new(configured, name).subscribe().borrow().addresses;
+        assert_eq!(addresses_of(NodeAddresses::NONE, "203.0.113.9").to_string(), "203.0.113.9");
         let configured = NodeAddresses::one("203.0.113.1".parse().unwrap());
-        assert_eq!(found(configured, "203.0.113.9"), configured);
+        assert_eq!(addresses_of(configured, "203.0.113.9"), configured);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! What is configured of the node itself.
+//! The settings of the node itself.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ pub struct NodeSettings {
     /// `nodeIP`; empty: the addresses of the default routes, if any.
     pub ip: NodeAddresses,
     pub max_pods: u32,
-    /// `podsPerCore`; `None`: `maxPods` alone counts.
+    /// `podsPerCore`; `None`: only `maxPods` counts.
     pub pods_per_core: Option<u32>,
-    /// `kubeReserved` and `systemReserved`: what of the node is not for pods.
+    /// `kubeReserved` and `systemReserved`: the node's resources that are not for pods.
     pub reserved: Reserved,
     /// `enforceNodeAllocatable` has `pods`: all pods together are limited to what is not reserved.
     pub limit_all_pods: bool,
@@ -39,7 +39,7 @@ impl Default for NodeSettings {
 }
 
 impl NodeSettings {
-    /// How many pods the node may have, on a machine of so many processors.
+    /// The most pods of the node, on a machine with this many processors.
     pub fn most_pods(&self, processors: usize) -> u32 {
         let by_cores = self.pods_per_core.map(|each| u64::from(each).saturating_mul(processors as u64));
         let most = by_cores.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
@@ -56,29 +56,29 @@ pub struct KernelSettings {
     pub protect_defaults: Option<bool>,
 }
 
-/// What of the node is not for pods.
+/// The node's resources that are not for pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reserved {
     /// `kubeReserved`: for containerd and this agent.
     pub kube: Reservation,
     /// `systemReserved`: for everything else.
     pub system: Reservation,
-    /// `kubeReservedCgroup`, where it is to be limited.
+    /// `kubeReservedCgroup`, if it is to be limited.
     pub kube_cgroup: Option<ReservedCgroup>,
-    /// `systemReservedCgroup`, where it is to be limited.
+    /// `systemReservedCgroup`, if it is to be limited.
     pub system_cgroup: Option<ReservedCgroup>,
 }
 
-/// A cgroup of the node's own processes, which others make, and which is limited to what is reserved for them.
+/// A cgroup of the node's own processes that others create, and that is limited to what is reserved for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReservedCgroup {
     /// Its path from the root of the hierarchy, or a slice.
     pub group: PathBuf,
-    /// Only its share of the processors is set.
+    /// Whether only its share of the processors is set.
     pub compressible_only: bool,
 }
 
-/// What is kept for some of the node's own processes.
+/// What is reserved for some of the node's own processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reservation {
     /// Processors, memory, disk.

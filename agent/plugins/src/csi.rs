@@ -1,8 +1,8 @@
 //! CSI drivers of the node: they register in `plugins_registry`, report the node's id and topology, and stage and
 //! publish volumes.
 //!
-//! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it: a
-//! driver that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it.
+//! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it, so
+//! a driver that hangs delays only its own pods. [`CsiVolumes`] has them mount and unmount pods' volumes.
 //! [`limpet_core::csi_node`] decides what is reported to the cluster.
 
 mod driver;
@@ -22,55 +22,45 @@ use limpet_core::csi_node::{DriverInfo, DriverReport};
 pub use limpet_host::volume::{InUse, VolumesInUse};
 use limpet_model::pod::{is_label_value, is_qualified_name};
 
-/// How many drivers may be registered.
+/// The most registered drivers.
 const MAX_DRIVERS: usize = 64;
-/// How long a driver's name may be.
+/// The longest name of a driver.
 const MAX_NAME: usize = 63;
-/// How long the node's name at a driver may be, in bytes.
+/// The longest node id of a driver, in bytes.
 const MAX_NODE_ID: usize = 256;
-/// How many labels a driver may say where the node is by.
+/// The most topology labels of a driver.
 const MAX_TOPOLOGY: usize = 32;
 
-/// One registration of a driver.
+/// Identifies a registration of a driver.
 pub type RegistrationId = u64;
 
 /// Why a driver cannot register.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// It speaks no version 1.
+    /// It does not support version 1.
     #[error("none of the versions {0:?} of CSI is supported; limpet supports 1.x")]
     Version(String),
-    /// Its name is none of CSI.
+    /// Its name violates CSI's rules.
     #[error("{0:?} is not the name of a CSI driver: letters, digits, - and ., at most 63 characters")]
     Name(String),
-    /// Another one has its name.
+    /// Another driver has the same name.
     #[error("CSI driver {name} is registered already, at {socket}", socket = socket.display())]
     NameTaken {
         name: String,
-        /// The other one's socket.
+        /// The other driver's socket.
         socket: PathBuf,
     },
-    /// There are too many.
     #[error("{MAX_DRIVERS} CSI drivers are registered already")]
     TooMany,
     /// Its socket does not answer, or it refuses.
     #[error("cannot talk to CSI driver {name} at {socket}: {message}", socket = socket.display())]
-    Unreachable {
-        name: String,
-        socket: PathBuf,
-        /// The cause.
-        message: String,
-    },
-    /// Its answer to `NodeGetInfo` cannot be used.
+    Unreachable { name: String, socket: PathBuf, message: String },
+    /// Its answer to `NodeGetInfo` is invalid.
     #[error("CSI driver {name}: NodeGetInfo: {fault}")]
-    NodeInfo {
-        name: String,
-        /// What is wrong.
-        fault: String,
-    },
+    NodeInfo { name: String, fault: String },
 }
 
-/// The drivers, and those that have gone since the agent started.
+/// The drivers, and those that have disappeared since the agent started.
 #[derive(Debug, Default)]
 struct DriverTable {
     next: RegistrationId,
@@ -82,14 +72,14 @@ struct DriverTable {
 #[derive(Debug, Default)]
 pub struct CsiDrivers {
     known: Mutex<DriverTable>,
-    /// Counts registrations, and their ends.
+    /// Counts changes of registrations.
     changes: watch::Sender<u64>,
-    /// Where they register, for messages; `None`: nowhere.
+    /// Where drivers register, for messages; `None` if plugins are disabled.
     directory: Option<PathBuf>,
 }
 
 impl CsiDrivers {
-    /// None is registered yet. `directory` is the one that has `plugins_registry`; `None`: plugins are switched off.
+    /// Without drivers. `directory` contains `plugins_registry`; `None` if plugins are disabled.
     pub fn new(directory: Option<PathBuf>) -> Self {
         Self { directory: directory.map(|path| path.join("plugins_registry")), ..Self::default() }
     }
@@ -98,12 +88,12 @@ impl CsiDrivers {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports every registration, and every end of one.
+    /// Reports every change of a registration.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Whether drivers can register at all.
+    /// Whether drivers can register.
     pub fn is_on(&self) -> bool {
         self.directory.is_some()
     }
@@ -157,7 +147,7 @@ impl CsiDrivers {
         }
     }
 
-    /// The driver's socket is gone.
+    /// Unregisters a driver whose socket is gone.
     pub fn deregister(&self, id: RegistrationId) {
         let name = {
             let mut known = self.known();
@@ -179,10 +169,11 @@ impl CsiDrivers {
         self.known().report.clone()
     }
 
-    /// The driver of that name.
+    /// The driver with this name.
     ///
     /// # Errors
-    /// It is not registered; in words, with the remedy.
+    ///
+    /// It is not registered; a sentence with the remedy.
     pub fn get(&self, name: &str) -> Result<Arc<Driver>, String> {
         if let Some((_, driver)) = self.known().registered.get(name) {
             return Ok(Arc::clone(driver));
@@ -201,13 +192,13 @@ impl CsiDrivers {
     }
 }
 
-/// A version 1 of CSI.
+/// Whether it is a version 1 of CSI.
 fn is_supported(version: &str) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.');
     numbers.next() == Some("1") && numbers.all(|number| number.parse::<u32>().is_ok())
 }
 
-/// Whether it is a name by CSI's rules; it is a directory's name too.
+/// Whether it is a name by CSI's rules; it also becomes a directory's name.
 fn is_driver_name(name: &str) -> bool {
     let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
     let framed =
@@ -253,14 +244,14 @@ mod tests {
 
     #[test]
     fn what_a_driver_says_of_the_node_is_checked() {
-        let of = |id: &str, topology: &[(&str, &str)]| {
+        let fault_of = |id: &str, topology: &[(&str, &str)]| {
             let topology = topology.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
             fault(&DriverInfo { node_id: id.to_owned(), topology, max_volumes: 0 })
         };
-        assert_eq!(of("n1", &[("topology.d/node", "n1")]), None);
-        assert!(of("", &[]).unwrap().contains("must not be empty"));
-        assert!(of(&"n".repeat(257), &[]).unwrap().contains("longer than 256"));
-        assert!(of("n1", &[("a b", "c")]).unwrap().contains("is not a label"));
+        assert_eq!(fault_of("n1", &[("topology.d/node", "n1")]), None);
+        assert!(fault_of("", &[]).unwrap().contains("must not be empty"));
+        assert!(fault_of(&"n".repeat(257), &[]).unwrap().contains("longer than 256"));
+        assert!(fault_of("n1", &[("a b", "c")]).unwrap().contains("is not a label"));
     }
 
     #[test]

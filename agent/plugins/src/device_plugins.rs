@@ -1,8 +1,8 @@
 //! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and return what a container
-//! needs to use one. Which container has which device is decided by [`limpet_core::device_plugins`].
+//! needs to use one. [`limpet_core::device_plugins`] decides which container gets which device.
 //!
-//! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays
-//! its own pods alone. The socket, [`registration`], and the directory, [`crate::plugin_directory`], lead to
+//! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it, so a plugin that hangs
+//! delays only its own pods. The socket, [`registration`], and the directory, [`crate::plugin_directory`], call
 //! [`DevicePlugins::register`].
 
 mod allocation;
@@ -33,16 +33,16 @@ pub use self::allocation::AllocateError;
 
 /// The version of the API that limpet speaks.
 const VERSION: &str = "v1beta1";
-/// How many plugins may be connected.
+/// The most connected plugins.
 const MAX_PLUGINS: usize = 256;
-/// The file below the root directory with the names of the resources, one a line: after a restart the Node has none of
-/// them until their plugins are back.
+/// The file below the root directory with the names of the resources, one per line: after a restart the Node shows
+/// none of them until their plugins return.
 const NAMES: &str = "device-plugin-resources";
 
 /// Why a plugin cannot register.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// It speaks another version.
+    /// It uses another version.
     #[error("requested API version {0:?} is not supported by limpet. Supported version is \"v1beta1\"")]
     Version(String),
     /// It is not the name of an extended resource.
@@ -54,7 +54,6 @@ pub enum RegisterError {
     /// The socket's name leads out of the directory.
     #[error("the endpoint {0:?} is not the name of a socket in the directory of device plugins")]
     Endpoint(String),
-    /// There are too many.
     #[error("{MAX_PLUGINS} device plugins are connected already")]
     TooMany,
     /// Its socket does not answer.
@@ -75,15 +74,14 @@ pub struct DevicePlugins {
     /// Counts changes of devices.
     changes: watch::Sender<u64>,
     next: AtomicU64,
-    /// The file of [`NAMES`]; `None`: nothing is kept.
+    /// The file [`NAMES`]; `None` if nothing is stored.
     names: Option<PathBuf>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl DevicePlugins {
-    /// No plugin is connected yet. `table` names the resources that no plugin may register; `root_dir` is for what is
-    /// kept.
+    /// Without plugins. `table` has the resources that no plugin may register; `root_dir` is where names are stored.
     pub fn new(table: BTreeSet<String>, root_dir: &Path, tasks: TaskTracker, stop: CancellationToken) -> Self {
         let names = root_dir.join(NAMES);
         let known = std::fs::read_to_string(&names).unwrap_or_default();
@@ -93,13 +91,13 @@ impl DevicePlugins {
         Self { inventory: Mutex::new(inventory), names: Some(names), tasks, stop, ..Self::default() }
     }
 
-    /// Without a place on disk, for tests.
+    /// Without a directory, for tests.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn with_table<const N: usize>(table: [&str; N]) -> Self {
         Self { inventory: Mutex::new(Inventory::new(table.map(str::to_owned).into())), ..Self::default() }
     }
 
-    /// A plugin lists healthy devices of the resource, for tests.
+    /// Lists healthy devices of the resource as a plugin would, for tests.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn list(&self, resource: &str, count: usize) {
         let devices =
@@ -129,7 +127,8 @@ impl DevicePlugins {
     /// Connects to the plugin at `socket`, and follows its devices until it is gone.
     ///
     /// # Errors
-    /// It does not answer within a deadline, or its resource cannot be registered.
+    ///
+    /// It does not answer in time, or its resource cannot be registered.
     pub async fn register(
         self: &Arc<Self>,
         resource: &str,
@@ -149,7 +148,7 @@ impl DevicePlugins {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         {
             let mut connections = self.connections();
-            // A plugin that was restarted at the same path, before the end of its predecessor was seen.
+            // The plugin was restarted at the same path, before its predecessor's end was noticed.
             let earlier = connections.values().filter(|one| one.is_at(resource, connection.socket()));
             earlier.for_each(Connection::end);
             if connections.len() >= MAX_PLUGINS {
@@ -171,8 +170,8 @@ impl DevicePlugins {
         }
     }
 
-    /// Forgets the devices of plugins that have been gone for too long, and keeps the names of the resources on disk,
-    /// until the agent stops.
+    /// Forgets the devices of plugins that have been gone for too long, and stores the names of the resources on
+    /// disk, until the agent stops.
     pub async fn run(self: Arc<Self>) {
         let mut changes = self.subscribe();
         let mut kept: BTreeSet<String> = self.inventory().counts().into_keys().collect();
@@ -208,22 +207,22 @@ impl DevicePlugins {
         }
     }
 
-    /// How many devices there are, by resource.
+    /// The number of devices by resource.
     pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
         self.inventory().counts()
     }
 
-    /// Runs `look` on the devices as they are now.
+    /// Runs `look` on the current devices.
     pub fn with<T>(&self, look: impl FnOnce(&Inventory) -> T) -> T {
         look(&self.inventory())
     }
 
-    /// Runs `change` on the devices as they are now: it assigns devices to pods, or frees them.
+    /// Runs `change` on the current devices, which assigns devices to pods or releases them.
     pub fn change<T>(&self, change: impl FnOnce(&mut Inventory) -> T) -> T {
         change(&mut self.inventory())
     }
 
-    /// What is recorded on a container that was found when the agent started.
+    /// Applies the record on a container that was found when the agent started.
     pub fn record_found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
         self.inventory().adopt(uid, container, allocations);
     }

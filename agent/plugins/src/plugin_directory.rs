@@ -1,5 +1,5 @@
-//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin and a CSI
-//! driver are registered for as long as the socket is there; a plugin of another type gets an error: limpet does not
+//! `plugins_registry`: sockets of plugins that implement `GetInfo` of `pluginregistration.v1`. A device plugin or a
+//! CSI driver is registered while its socket exists. A plugin of another type gets an error, because limpet does not
 //! support it.
 
 use std::collections::BTreeMap;
@@ -26,15 +26,15 @@ use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, Registration
 /// The supported types of plugin.
 const DEVICE_PLUGIN: &str = "DevicePlugin";
 const CSI_PLUGIN: &str = "CSIPlugin";
-/// How long a call may take; kubelet gives one second, and ten for the connection.
+/// The deadline of a call; kubelet allows one second, and ten for the connection.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pauses before a socket that does not answer is tried again; after them only another event brings another try.
+/// The pauses before a socket that does not answer is retried; after them only another event causes a retry.
 const PAUSES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
 /// The most sockets that are considered.
 const MAX_SOCKETS: usize = 256;
 
-/// A socket as it was seen: inode and time of its making, in nanoseconds.
+/// A socket's identity: inode and change time in seconds and nanoseconds.
 type SocketIdentity = (u64, i64, i64);
 
 /// Where plugins are registered.
@@ -52,7 +52,7 @@ enum Registered {
 }
 
 impl Registries {
-    /// Registers the plugin, of those types that there are.
+    /// Registers the plugin if its type is supported.
     async fn register(&self, info: PluginInfo, path: &Path) -> Result<Registered, String> {
         let endpoint = if info.endpoint.is_empty() { path.to_owned() } else { PathBuf::from(&info.endpoint) };
         match &*info.r#type {
@@ -78,7 +78,7 @@ impl Registries {
     }
 }
 
-/// Registers the plugins of `directory` until `stop`. Where it cannot be watched it is read once a minute.
+/// Registers the plugins in `directory` until `stop`. If it cannot be watched, it is read once a minute.
 pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationToken) {
     let following = async {
         let (mut known, mut attempts) = (BTreeMap::new(), Attempts::new(WATCH_AGAIN));
@@ -96,7 +96,7 @@ pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationT
     }
 }
 
-/// Keeps `known` equal to the sockets of the directory, until that cannot be watched or read.
+/// Keeps `known` equal to the sockets in the directory, until that cannot be watched or read.
 async fn follow_sockets(
     plugins: &Registries,
     directory: &Path,
@@ -106,7 +106,7 @@ async fn follow_sockets(
     loop {
         let path = directory.to_owned();
         let read = blocking::run(path.clone(), blocking::DEADLINE, move |_| sockets(&path)).await;
-        // The plugins stay registered where the directory does not say that they are gone.
+        // Plugins stay registered unless the directory shows that they are gone.
         let sockets = match read.flatten() {
             Ok(sockets) => sockets,
             Err(error) => return error,
@@ -135,10 +135,11 @@ async fn make(directory: &Path) -> io::Result<PathWatch> {
     PathWatch::directory(directory).await
 }
 
-/// The sockets in a directory; none where it is missing. Hidden ones are being made. Blocks.
+/// The sockets in a directory; none if it is missing. Hidden ones are still being created. Blocks.
 ///
 /// # Errors
-/// What is in it is unknown.
+///
+/// The directory's content is unknown.
 fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, SocketIdentity>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -157,8 +158,8 @@ fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, SocketIdentity>> {
     shown.filter_map(socket).take(MAX_SOCKETS).collect()
 }
 
-/// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, and deregisters
-/// it.
+/// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, which
+/// unregisters the plugin.
 struct Registering {
     _task: JoinSet<()>,
     plugins: Registries,
@@ -194,7 +195,7 @@ impl Drop for Registering {
     }
 }
 
-/// Calls `GetInfo` at `path`, registers the plugin, and notifies it. After an error another attempt is made.
+/// Calls `GetInfo` at `path`, registers the plugin, and notifies it. An error leads to another attempt.
 async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Registered>) -> Result<(), String> {
     let channel =
         tokio::time::timeout(CALL_TIMEOUT, connect(path.to_owned())).await.map_err(|_| "no answer".to_owned())??;
@@ -218,7 +219,7 @@ async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Regis
             plugins.deregister(plugin);
             Err(error)
         }
-        // The plugin has its notification; its answer does not matter.
+        // The plugin was notified; its answer does not matter.
         (Err(_), _) => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! The socket of a plugin of kubelet's: a connection to it, and its errors in words.
+//! The socket of a plugin: the connection to it, and error messages.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,11 @@ use hyper_util::rt::TokioIo;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// A channel to a socket. It connects once, here, and again by itself where the plugin has been restarted at that path.
+/// A channel to a socket. It connects here, and again by itself if the plugin was restarted at the same path.
 ///
 /// # Errors
-/// What is reported when no process listens.
+///
+/// The message if no process listens.
 pub(crate) async fn connect(socket: PathBuf) -> Result<Channel, String> {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();

@@ -1,4 +1,4 @@
-//! What is configured of devices and of the directory in which plugins find their sockets.
+//! The settings of devices and of the directory in which plugins find their sockets.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use limpet_model::node::Device;
 pub struct PluginSettings {
     /// `devices`, by the resource's name.
     pub devices: BTreeMap<String, Device>,
-    /// `cdiSpecDirectories`; a later one precedes.
+    /// `cdiSpecDirectories`; later ones take precedence.
     pub cdi_dirs: Vec<PathBuf>,
     pub directory: PluginDirectory,
 }
@@ -17,7 +17,7 @@ pub struct PluginSettings {
 /// `pluginDirectory`: where plugins find their sockets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PluginDirectory {
-    /// Where they look for kubelet's.
+    /// Where plugins look for kubelet's.
     #[default]
     OfKubelet,
     At(PathBuf),
@@ -35,7 +35,8 @@ impl Default for PluginSettings {
 }
 
 impl PluginSettings {
-    /// The directory of `device-plugins` and `plugins_registry`, if plugins are served. Beside a kubelet they are its own.
+    /// The directory with `device-plugins` and `plugins_registry`, if plugins are served. Beside a kubelet it is
+    /// limpet's own.
     pub fn directory(&self, beside_kubelet: bool) -> Option<PathBuf> {
         match &self.directory {
             PluginDirectory::OfKubelet if beside_kubelet => None,

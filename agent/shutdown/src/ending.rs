@@ -14,10 +14,10 @@ use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::verdict::NODE_SHUTDOWN;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// How long a step may take beyond its grace periods where the machine does not wait: until killed processes are gone and
-/// networks are given back.
+/// How long a step may take beyond its grace periods if the machine does not wait: until killed processes are gone
+/// and networks are released.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
-/// A pod that began while the list was read is found by the next reading.
+/// The most readings of the list: a pod that started meanwhile is found by the next one.
 const MOST_READINGS: usize = 3;
 
 /// Ends the pods.
@@ -26,7 +26,7 @@ pub(crate) struct Ending {
     pub(crate) observed: Observed,
     pub(crate) orders: mpsc::Sender<ShutdownOrder>,
     pub(crate) progress: watch::Sender<ShutdownProgress>,
-    /// The machine waits no longer than the periods of the policy.
+    /// Whether the machine waits no longer than the periods of the policy.
     pub(crate) strict: bool,
 }
 
@@ -54,7 +54,7 @@ impl Ending {
         self.progress.send_modify(|progress| progress.done = true);
     }
 
-    /// The steps for what runs and is not `ordered` to end.
+    /// The steps for running pods that were not `ordered` to end.
     fn steps(&self, ordered: &HashSet<PodUid>) -> Vec<ShutdownStep> {
         let observed = self.observed.load();
         let left = observed.pods.values().filter(|pod| is_active(pod) && !ordered.contains(&pod.record.uid));
@@ -74,10 +74,10 @@ impl Ending {
                 let (done, ended) = oneshot::channel();
                 let (key, uid) = (record.key.clone(), record.uid.clone());
                 self.show(&record, grace, PodEndState::Ending);
-                // Without a supervisor the agent stops.
+                // Without a supervisor the agent is stopping.
                 let _ = self.orders.send(ShutdownOrder { key, uid, grace, done }).await;
                 ends.push(async move {
-                    // Dropped where nothing had to be ended.
+                    // Dropped if nothing had to be ended.
                     let _ = ended.await;
                     (record, grace)
                 });
@@ -102,10 +102,10 @@ impl Ending {
     fn mark_overdue(&self, record: &PodRecord) {
         let name = record.key.to_string();
         self.progress.send_modify(|progress| {
-            let one = progress.pods.iter_mut().find(|one| one.pod == name && one.state != PodEndState::Ended);
-            if let Some(one) = one {
+            let unfinished = |end: &&mut PodEndProgress| end.pod == name && end.state != PodEndState::Ended;
+            if let Some(straggler) = progress.pods.iter_mut().find(unfinished) {
                 tracing::warn!(pod = %record.key, "a pod did not end in time for the shutdown");
-                one.state = PodEndState::Overdue;
+                straggler.state = PodEndState::Overdue;
             }
         });
     }
@@ -115,7 +115,7 @@ fn waiting(record: &PodRecord, grace: Duration) -> PodEndProgress {
     PodEndProgress { pod: record.key.to_string(), grace_seconds: grace.as_secs(), state: PodEndState::Waiting }
 }
 
-/// Whether there is something of the pod to end: it has not finished, and is not held back.
+/// Whether the pod has something to end: it has not finished, and is not held back.
 fn is_active(pod: &ObservedPod) -> bool {
     let finished = matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed"));
     !finished && pod.status.reason.as_deref() != Some(NODE_SHUTDOWN)

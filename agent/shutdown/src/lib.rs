@@ -1,9 +1,9 @@
-//! Ends the pods when the node shuts down, by kubelet's rules, and runs them again when that is cancelled.
+//! Ends the pods when the node shuts down, by kubelet's rules, and runs them again if that is cancelled.
 //!
 //! [`NodeShutdown`] is one task: it learns of a shutdown from logind ([`logind`]) or from the local socket, tells the
-//! supervisor, and orders the pods to end in the steps that [`limpet_core::node_shutdown`] plans. logind waits with the
-//! machine's shutdown while the task holds an inhibitor lock. Without `shutdownGracePeriod` nothing is connected to
-//! logind, and the task sleeps until an operator asks.
+//! supervisor, and orders the pods to end in the steps that [`limpet_core::node_shutdown`] plans. logind delays the
+//! machine's shutdown while the task holds an inhibitor lock. Without `shutdownGracePeriod` there is no connection to
+//! logind, and the task sleeps until an operator requests a shutdown.
 
 mod ending;
 pub mod logind;
@@ -24,17 +24,16 @@ use ending::Ending;
 use logind::{Announcement, InhibitorLock, Logind};
 use record::ShutdownRecord;
 
-/// kubelet's reason of the event about a shutdown.
+/// kubelet's reason for events about a shutdown.
 const EVENT: &str = "Shutdown";
 
 /// The task that ends the pods when the node shuts down.
 #[derive(Debug)]
 pub struct NodeShutdown {
-    /// In which order, and how long each has.
+    /// The order and the periods of the pods' ends.
     pub policy: ShutdownPolicy,
-    /// Announces the shutdown of the machine; `None`: only an operator does.
+    /// Announces the shutdown of the machine; `None`: only an operator requests one.
     pub logind: Option<Logind>,
-    /// What runs.
     pub observed: Observed,
     /// From the local socket.
     pub requests: mpsc::Receiver<ShutdownRequest>,
@@ -44,22 +43,20 @@ pub struct NodeShutdown {
     pub orders: mpsc::Sender<ShutdownOrder>,
     /// How far it is, for those who watch.
     pub progress: watch::Sender<ShutdownProgress>,
-    /// Where the times of the last shutdown are kept over the boot that follows it.
+    /// The file that keeps the times of the last shutdown across the next boot.
     pub record: PathBuf,
-    /// Where it is reported.
     pub events: Events,
-    /// Where its times are shown.
     pub metrics: Metrics,
 }
 
-/// Who shuts the node down, and what is under way for it.
+/// The causes of the shutdown, and the work in progress.
 #[derive(Default)]
 struct Causes {
     machine: bool,
     operator: bool,
-    /// The end of the pods, until it is over.
+    /// Ending the pods, until that is done.
     ending: Option<BoxFuture<'static, ()>>,
-    /// Given back once the pods have ended.
+    /// Released once the pods have ended.
     locks: Vec<InhibitorLock>,
     began: Option<Timestamp>,
 }
@@ -82,7 +79,7 @@ impl NodeShutdown {
                 Some(request) = self.requests.recv() => self.requested(&mut causes, request),
                 () = over(&mut causes.ending), if causes.ending.is_some() => {
                     causes.ending = None;
-                    // The machine goes down as soon as the last one is closed.
+                    // The machine shuts down as soon as the last lock is closed.
                     causes.locks.clear();
                 }
             }
@@ -134,7 +131,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Begins to end the pods, or gives that up.
+    /// Begins to end the pods, or cancels that.
     fn settle(&self, causes: &mut Causes, before: bool) {
         let now = causes.is_shutting_down();
         if now && causes.ending.is_none() && (!before || !causes.locks.is_empty()) {
@@ -148,7 +145,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Ends the pods, and keeps the times. A slow disk holds no pod up.
+    /// Ends the pods, and records the times. A slow disk delays no pod.
     fn end_pods(&self, began: Timestamp, strict: bool) -> BoxFuture<'static, ()> {
         let ending = Ending {
             policy: self.policy.clone(),

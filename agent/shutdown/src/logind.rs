@@ -22,14 +22,14 @@ const SYSTEMD: [&str; 3] =
     ["org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"];
 const SIGHUP: i32 = 1;
 
-/// How long logind may take to answer.
+/// The deadline of logind's answers.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The first pause before the bus is tried again, and the longest; each is twice the one before.
+/// The first and the longest pause before the bus is tried again; the pause doubles each time.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// The pauses before logind is asked whether it has read its configuration again: it tells nobody when it has.
+/// The pauses before logind is asked whether it has reloaded its configuration, which it does not report.
 const RELOADING_MILLIS: [u64; 5] = [100, 200, 400, 800, 1_600];
 
-/// Where logind reads its settings, and the file that limpet adds there.
+/// The directory from which logind reads its settings, and limpet's file in it.
 const DROP_INS: &str = "/etc/systemd/logind.conf.d";
 const DROP_IN: &str = "99-limpet.conf";
 
@@ -39,39 +39,39 @@ pub struct InhibitorLock {
     _fd: OwnedFd,
 }
 
-/// What logind says of the machine's shutdown.
+/// logind's announcement about the machine's shutdown.
 #[derive(Debug)]
 pub struct Announcement {
-    /// It goes down; false: that was cancelled, or never so.
+    /// Whether it is shutting down; false if that was cancelled, or never happened.
     pub shutting_down: bool,
-    /// Holds it back until it is dropped.
+    /// Delays the shutdown until it is dropped.
     pub lock: Option<InhibitorLock>,
 }
 
-/// The connection to logind, which is made again when it is lost.
+/// The connection to logind, which is reopened when it is lost.
 #[derive(Debug)]
 pub struct Logind {
-    /// How long the shutdown has to be delayed at the most.
+    /// How long the shutdown has to be delayed at most.
     period: Duration,
-    /// Where the bus listens; `None`: the system bus.
+    /// The bus's address; `None` for the system bus.
     address: Option<String>,
     /// The directory of logind's settings.
     drop_ins: PathBuf,
 }
 
 impl Logind {
-    /// That of the system, whose shutdown is to be delayed for `period`.
+    /// The system's logind, whose shutdown is to be delayed for `period`.
     pub fn of_system(period: Duration) -> Self {
         Self { period, address: None, drop_ins: DROP_INS.into() }
     }
 
-    /// One on a bus of its own.
+    /// logind on a separate bus, for tests.
     #[cfg(test)]
     pub(crate) fn at(address: String, period: Duration, drop_ins: PathBuf) -> Self {
         Self { period, address: Some(address), drop_ins }
     }
 
-    /// Sends what logind announces, the first time what is so now. Ends with its receiver.
+    /// Sends logind's announcements, first its current state. Ends with its receiver.
     pub fn follow(self, announcements: mpsc::Sender<Announcement>, events: Events) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let (mut pause, longest) = PAUSES;
@@ -100,8 +100,8 @@ impl Logind {
         })
     }
 
-    /// One connection, until it is lost, which is an error, or nobody listens any more. `connected` is set once the lock is
-    /// there.
+    /// Uses one connection, until it is lost, which is an error, or nobody listens any more. Sets `connected` once
+    /// the lock is taken.
     async fn session(&self, announcements: &mpsc::Sender<Announcement>, connected: &mut bool) -> zbus::Result<()> {
         let prepare = async {
             let connection = self.connect().await?;
@@ -112,7 +112,7 @@ impl Logind {
                 .member("PrepareForShutdown")
                 .path(OBJECT)
                 .build()?;
-            // Before the state is read: an announcement in between is not missed.
+            // Subscribed before the state is read, so that no announcement in between is missed.
             let signals = MessageStream::for_match_rule(rule, &connection, None).await?;
             self.extend_delay(&connection).await?;
             let lock = inhibit(&connection).await?;
@@ -145,8 +145,8 @@ impl Logind {
         }
     }
 
-    /// Has logind wait as long as the pods may take, as kubelet does: by a file among its settings. Without it logind waits
-    /// five seconds. Where it does not take that, its delay is all there is.
+    /// Makes logind wait as long as pods may take, as kubelet does, with a file among its settings. By default logind
+    /// waits five seconds; if it ignores the file, that is all.
     async fn extend_delay(&self, connection: &Connection) -> zbus::Result<()> {
         if self.period <= delay(connection).await? {
             return Ok(());

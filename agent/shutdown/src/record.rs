@@ -14,7 +14,7 @@ pub(crate) struct ShutdownRecord {
     pub(crate) end_time: Option<Timestamp>,
 }
 
-/// What is known of the last shutdown; nothing where the file is missing or damaged.
+/// The last shutdown's times; empty if the file is missing or damaged.
 pub(crate) async fn load(path: &Path) -> ShutdownRecord {
     let file = path.to_owned();
     let read = blocking::run(path.to_owned(), blocking::DEADLINE, move |_| std::fs::read(file)).await;
@@ -22,7 +22,7 @@ pub(crate) async fn load(path: &Path) -> ShutdownRecord {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// Keeps it. A disk that does not take it delays no shutdown.
+/// Stores the times. A failing disk delays no shutdown.
 pub(crate) async fn store(path: &Path, record: ShutdownRecord) {
     let Ok(text) = serde_json::to_string(&record) else { return };
     let file = path.to_owned();

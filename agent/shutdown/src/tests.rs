@@ -85,7 +85,7 @@ impl Node {
     }
 }
 
-/// Waits until logind has given so many locks.
+/// Waits until logind has given this many locks.
 async fn locked(logind: &FakeLogind, count: usize) {
     let logind = logind.clone();
     spawn_blocking(move || logind.wait_given(count, SOON)).await.unwrap().unwrap();
@@ -111,7 +111,7 @@ async fn pods_end_in_steps_when_an_operator_asks_and_a_cancellation_is_told() {
     let third = node.order().await;
     assert_eq!(third.0, "default/net");
     third.2.send(()).unwrap();
-    // Their statuses, as workers publish them.
+    // The pods' statuses, as workers publish them.
     for pod in &pods {
         let mut ended = (**pod).clone();
         ended.status.phase = Some("Failed".to_owned());
@@ -158,7 +158,7 @@ async fn logind_waits_until_the_pods_have_ended() {
         messages,
         ["Shutdown manager detected shutdown event", "Shutdown manager detected shutdown cancellation"]
     );
-    // The next shutdown is held back again.
+    // The next shutdown is delayed again.
     locked(&logind, 2).await;
     node.stop.cancel();
 }

@@ -1,5 +1,5 @@
-//! Whether a file of a release was signed by the holder of a key: detached Ed25519 signatures in minisign's format, as
-//! `cargo xtask release --key` makes them. A file is read in pieces, so its size does not matter.
+//! Verifies that a file of a release was signed by the holder of a key: detached Ed25519 signatures in minisign's
+//! format, as `cargo xtask release --key` creates them. A file is read in pieces, so its size does not matter.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use minisign_verify::{Error, PublicKey, Signature};
 
-/// What is appended to the name of a file for the name of its signature's.
+/// The suffix of the signature file.
 const EXTENSION: &str = "minisig";
 /// Keys and signatures have some 100 and 300 bytes.
 const MAX_TEXT_BYTES: u64 = 4 << 10;
-/// How much of a file is read at once.
+/// The size of a read in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a file is not accepted.
@@ -19,45 +19,32 @@ const PIECE_BYTES: usize = 64 << 10;
 pub enum SignatureError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The file of the key has something else.
+    Read { path: PathBuf, source: io::Error },
+    /// The key file has other content.
     #[error("{path} has no public key of minisign's: use the file that minisign -G calls minisign.pub")]
-    NoKey {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file of the signature has something else.
+    NoKey { path: PathBuf },
+    /// The signature file has other content.
     #[error("{path} has no signature of minisign's: download it again, together with the file that it is for")]
-    NoSignature {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The signature is of another key.
+    NoSignature { path: PathBuf },
+    /// The signature was made with another key.
     #[error("{path} was signed with another key than {key}")]
     OtherKey {
-        /// The file whose signature it is.
+        /// The signed file.
         path: PathBuf,
-        /// The file of the key.
+        /// The key file.
         key: PathBuf,
     },
-    /// The file is not what was signed.
+    /// The file differs from what was signed.
     #[error("{path} is not what was signed: it was changed or is incomplete; do not install it")]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
 }
 
-/// Checks `file` against its signature in `<file>.minisig` with the public key in the file `key`. Returns the comment that was
-/// signed with it, which names version and file.
+/// Verifies `file` by its signature in `<file>.minisig` with the public key in the file `key`. Returns the comment
+/// that was signed with it, which names version and file.
 ///
 /// # Errors
-/// Why the file is not to be used.
+///
+/// Why the file must not be used.
 pub fn verify(file: &Path, key: &Path) -> Result<String, SignatureError> {
     let public = public_key(&text(key)?).ok_or_else(|| SignatureError::NoKey { path: key.to_owned() })?;
     let signature_path = signature_path(file);
@@ -65,7 +52,7 @@ pub fn verify(file: &Path, key: &Path) -> Result<String, SignatureError> {
     let signature = Signature::decode(&text(&signature_path)?).map_err(|_| no_signature())?;
     let mut verifier = public.verify_stream(&signature).map_err(|error| match error {
         Error::UnexpectedKeyId => SignatureError::OtherKey { path: file.to_owned(), key: key.to_owned() },
-        // One over the file itself, and not over its hash: minisign makes none since 2015.
+        // The signature covers the file itself instead of its hash; minisign makes none since 2015.
         _ => no_signature(),
     })?;
     let unreadable = |source| SignatureError::Read { path: file.to_owned(), source };
@@ -81,7 +68,7 @@ pub fn verify(file: &Path, key: &Path) -> Result<String, SignatureError> {
     Ok(signature.trusted_comment().to_owned())
 }
 
-/// Where the signature of `file` is.
+/// The path of the signature of `file`.
 fn signature_path(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".");

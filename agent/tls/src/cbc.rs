@@ -1,8 +1,7 @@
-//! TLS 1.2 with AES in CBC mode and HMAC-SHA1 (RFC 5246, section 6.2.3.2): the cipher suites that Go's client offers and
-//! rustls lacks. Servers of old devices know no others.
+//! TLS 1.2 with AES in CBC mode and HMAC-SHA1 (RFC 5246, section 6.2.3.2): the cipher suites that Go's client offers
+//! and rustls lacks, and the only ones of servers on old devices.
 //!
-//! For probes alone: what an attacker may learn of the time that a record takes is nothing that a connection without
-//! verified certificates keeps from him.
+//! For probes only: a timing attack reveals nothing that a connection with an unverified certificate would protect.
 
 use std::sync::LazyLock;
 
@@ -19,12 +18,12 @@ use rustls::crypto::ring::cipher_suite;
 use rustls::{CipherSuite, CipherSuiteCommon, ConnectionTrafficSecrets, Error, SupportedCipherSuite, Tls12CipherSuite};
 
 const BLOCK: usize = 16;
-/// Of HMAC-SHA1.
+/// The length of HMAC-SHA1.
 const MAC: usize = 20;
 /// The most bytes of a record's content.
 const MAX_CONTENT: usize = 1 << 14;
 
-/// The suites, the preferred first, as Go has them.
+/// The suites in order of preference, as in Go.
 pub(crate) fn suites() -> Vec<SupportedCipherSuite> {
     static SUITES: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {
         use cipher_suite::{TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256};
@@ -40,7 +39,7 @@ pub(crate) fn suites() -> Vec<SupportedCipherSuite> {
     SUITES.iter().map(SupportedCipherSuite::Tls12).collect()
 }
 
-/// A suite whose key exchange, signatures and hash are those of another one.
+/// A suite with the key exchange, signatures and hash of another one.
 fn with_cipher(
     suite: CipherSuite,
     like: SupportedCipherSuite,
@@ -63,8 +62,8 @@ fn with_cipher(
 static AES_128: AesCbcSha1 = AesCbcSha1 { key_length: 16 };
 static AES_256: AesCbcSha1 = AesCbcSha1 { key_length: 32 };
 
-/// The cipher of a suite. rustls splits the keys of a connection as a suite without MAC needs it: what it calls keys are
-/// those of the MAC here, and what it calls IVs those of AES. Both come in this order in RFC 5246, section 6.3.
+/// The cipher of a suite. rustls splits the key block as for a suite without MAC: what it calls keys are the MAC keys
+/// here, and what it calls IVs are the AES keys. They come in this order in RFC 5246, section 6.3.
 struct AesCbcSha1 {
     key_length: usize,
 }
@@ -150,7 +149,7 @@ impl MessageEncrypter for Keys {
         let header = make_tls12_aad(sequence, message.typ, message.version, length);
         let mac = self.mac(&header, &content).sign();
         let mut plain = [&content[..], mac.as_ref()].concat();
-        // As many bytes as are missing to a whole block, each of which is their number less one.
+        // Pads to a whole block; each padding byte is their number minus one.
         let padding = BLOCK - plain.len() % BLOCK;
         plain.resize(plain.len() + padding, (padding - 1) as u8);
         let mut previous = [0; BLOCK];

@@ -1,8 +1,8 @@
-//! Which certificates limpet's clients accept of a server: those of an authority, as webpki has it, and, as Go and curl have
-//! it, one that is itself among the certificates that the configuration names as trusted.
+//! Which server certificates limpet's clients accept: those of an authority, as in webpki, and, as in Go and curl, a
+//! certificate that is itself configured as trusted.
 //!
-//! Without I/O but the system's certificates, and without policy: the caller decides who is trusted. Probes and hooks
-//! trust every server, and speak what Go's client speaks.
+//! Without I/O except for the system's certificates, and without policy: the caller decides whom to trust. Probes and
+//! hooks trust every server, with the features of Go's client.
 
 mod cbc;
 mod unverified;
@@ -26,16 +26,17 @@ pub use self::unverified::unverified;
 /// Whether the system's certificate authorities count beside those that are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
-    /// They do. A machine that has none trusts those that are named.
+    /// They count. A machine without any trusts only the named ones.
     Trusted,
-    /// They do not.
+    /// They do not count.
     Ignored,
 }
 
-/// The settings of a client of servers that `named` vouches for. `identity`: PEM with a certificate and its key, by which
-/// the client names itself. Blocks if the system's authorities count.
+/// The settings of a client that trusts servers with certificates of `named`. `identity` is PEM with the client's
+/// certificate and key. Blocks if the system's authorities count.
 ///
 /// # Errors
+///
 /// No certificate of `named` can be used, or the identity cannot.
 pub fn client_config(
     named: Vec<CertificateDer<'static>>,
@@ -48,9 +49,10 @@ pub fn client_config(
     with_identity(config, identity)
 }
 
-/// The same of a client that takes every server for the right one: `insecure-skip-tls-verify` of a kubeconfig.
+/// The same for a client that accepts every server: `insecure-skip-tls-verify` of a kubeconfig.
 ///
 /// # Errors
+///
 /// The identity cannot be used.
 pub fn any_server(identity: Option<&[u8]>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -68,16 +70,17 @@ fn with_identity(
     config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(pem).map_err(broken)?)
 }
 
-/// What accepts the servers that `named` vouches for. Blocks if the system's authorities count.
+/// Verifies servers by `named`. Blocks if the system's authorities count.
 ///
 /// # Errors
+///
 /// No certificate of `named` can be used.
 pub fn verifier(
     named: Vec<CertificateDer<'static>>,
     system: System,
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, Error> {
-    // As Go: one that cannot be read is no reason to trust none of the others.
+    // As in Go, an unreadable certificate does not invalidate the others.
     let mut roots = RootCertStore::empty();
     let (usable, _) = roots.add_parsable_certificates(named.iter().cloned());
     if usable == 0 && !named.is_empty() {
@@ -96,7 +99,7 @@ pub fn verifier(
     Ok(Arc::new(Named { authorities, named }))
 }
 
-/// Accepts what the authorities vouch for, and the named certificates themselves.
+/// Accepts certificates of the authorities, and the named certificates themselves.
 #[derive(Debug)]
 struct Named {
     authorities: Arc<dyn ServerCertVerifier>,
@@ -142,8 +145,8 @@ impl ServerCertVerifier for Named {
     }
 }
 
-/// What Go checks of a certificate that is itself trusted: its time, its names, and that it is one of a server where it says
-/// what it is for. Who signed it does not count, nor whether it is an authority.
+/// Go's checks of a certificate that is itself trusted: its validity, its names, and that it is a server's if it
+/// states its usage. Its signer, and whether it is an authority, do not matter.
 fn check(der: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<ServerCertVerified, Error> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|_| CertificateError::BadEncoding)?;
     let (now, validity) = (i64::try_from(now.as_secs()).unwrap_or(i64::MAX), certificate.validity());

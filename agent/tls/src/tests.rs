@@ -1,4 +1,4 @@
-//! Certificates of servers, named and not.
+//! Certificates of servers, trusted and not.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -16,8 +16,8 @@ fn days(count: i64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(20_000 + count).unwrap() * 86_400 + 3_600))
 }
 
-/// A certificate of `server` and 127.0.0.1, valid for ten days, and its key. It is an authority, as `openssl req -x509`
-/// has it, unless `change` says otherwise.
+/// A certificate for `server` and 127.0.0.1, valid for ten days, and its key. It is an authority, like that of
+/// `openssl req -x509`, unless `change` changes that.
 fn made(change: impl FnOnce(&mut CertificateParams)) -> (CertificateDer<'static>, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["server".to_owned(), "127.0.0.1".to_owned()]).unwrap();
@@ -71,18 +71,18 @@ fn a_handshake_with_the_named_certificate_succeeds() {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let own = params.self_signed(&key).unwrap().der().clone();
+    let trusted = params.self_signed(&key).unwrap().der().clone();
     let (other, _) = made(|_| ());
-    for (named, expected) in [(own.clone(), true), (other, false)] {
+    for (named, expected) in [(trusted.clone(), true), (other, false)] {
         let config = client_config(vec![named], System::Ignored, None).unwrap();
-        assert_eq!(handshake(&own, &key, config), expected);
+        assert_eq!(handshake(&trusted, &key, config), expected);
     }
-    // The system's authorities count beside it.
-    let config = client_config(vec![own.clone()], System::Trusted, None).unwrap();
-    assert!(handshake(&own, &key, config));
+    // The system's authorities count as well.
+    let config = client_config(vec![trusted.clone()], System::Trusted, None).unwrap();
+    assert!(handshake(&trusted, &key, config));
 }
 
-/// What Go's client offers in TLS 1.2 and rustls lacks, with a server of another maker.
+/// The suites of TLS 1.2 that Go's client offers and rustls lacks, with OpenSSL as the server.
 #[test]
 fn a_server_of_an_old_device_is_understood_without_verification() {
     if Command::new("openssl").arg("version").output().is_err() {
@@ -103,14 +103,14 @@ fn a_server_of_an_old_device_is_understood_without_verification() {
     }
 }
 
-/// What an OpenSSL server with that suite alone echoes in reverse, over several records.
+/// What an OpenSSL server with only this suite echoes in reverse, over several records.
 fn exchanged(dir: &Path, suite: &str) -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut server = Command::new("openssl");
     server.args(["s_server", "-rev", "-tls1_2", "-cert", "cert.pem", "-key", "key.pem", "-naccept", "1"]);
     server.args(["-cipher", suite, "-accept", &format!("127.0.0.1:{port}")]).current_dir(dir);
     let mut server = server.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // It says ACCEPT once it listens.
+    // It prints ACCEPT once it listens.
     let mut said = BufReader::new(server.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap().contains("ACCEPT")));
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -125,7 +125,7 @@ fn exchanged(dir: &Path, suite: &str) -> String {
     outcome.map_or_else(|error| error.to_string(), |()| String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Whether a client takes a server's answer over TLS.
+/// Whether a client accepts a server's answer over TLS.
 fn handshake(certificate: &CertificateDer<'static>, key: &KeyPair, client: ClientConfig) -> bool {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

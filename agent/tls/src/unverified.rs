@@ -1,4 +1,4 @@
-//! What Go's client speaks with a server whose certificate it does not verify: kubelet's probes and hooks.
+//! A client like Go's for a server whose certificate is not verified: kubelet's probes and hooks.
 
 use std::sync::Arc;
 
@@ -8,10 +8,12 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
 use crate::cbc;
 
-/// The settings of a client that takes every certificate, and the cipher suites of old devices beside those of rustls.
+/// The settings of a client that accepts every certificate, and the cipher suites of old devices in addition to
+/// rustls'.
 ///
 /// # Errors
-/// rustls has no version of TLS for them, which does not happen.
+///
+/// rustls supports no version of TLS with them, which does not happen.
 pub fn unverified() -> Result<ClientConfig, Error> {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.extend(cbc::suites());
@@ -19,7 +21,7 @@ pub fn unverified() -> Result<ClientConfig, Error> {
     Ok(config.dangerous().with_custom_certificate_verifier(Arc::new(Unverified)).with_no_client_auth())
 }
 
-/// Takes every certificate: that of a container is its own affair, and kubelet checks none.
+/// Accepts every certificate: a container's is its own matter, and kubelet checks none.
 #[derive(Debug)]
 pub(crate) struct Unverified;
 
@@ -53,7 +55,7 @@ impl ServerCertVerifier for Unverified {
         Ok(HandshakeSignatureValid::assertion())
     }
 
-    /// Every one that Go's client offers: none is computed.
+    /// Every scheme that Go's client offers, although none is verified.
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         use SignatureScheme as Scheme;
         vec![

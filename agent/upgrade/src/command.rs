@@ -1,5 +1,5 @@
-//! `limpet upgrade`: stages a new version beside the present one, restarts the agent, and waits for how its trial ends. Once the
-//! journal is written nothing depends on this process.
+//! `limpet upgrade`: stages a new version beside the current one, restarts the agent, and waits for the result of the
+//! trial. Once the journal is written, nothing depends on this process.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,9 +18,9 @@ use crate::plan::{MAX_ATTEMPTS, SETTLE};
 use crate::slot::{PROGRAM, Slot, SlotLock, link};
 use crate::{health, restart};
 
-/// How long an executable may take to say its version.
+/// The deadline for an executable to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
-/// What init and a slow machine may add to each attempt.
+/// The additional time per attempt for init and a slow machine.
 const START_DELAY: Duration = Duration::from_secs(90);
 /// How long the previous version may take to answer again.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(90);
@@ -55,9 +55,10 @@ pub struct UpgradeArgs {
     rollback: bool,
 }
 
-/// Runs it; returns the exit code.
+/// Runs the command. Returns the exit code.
 ///
 /// # Errors
+///
 /// Nothing was changed.
 pub async fn run(client: &SocketClient, args: UpgradeArgs, screen: Screen) -> Result<u8, CliError> {
     if !rustix::process::geteuid().is_root() {
@@ -114,7 +115,7 @@ fn system(verb: &str, path: &Path, source: std::io::Error) -> CliError {
     CliError::System { what: format!("cannot {verb} {}", path.display()), source }
 }
 
-/// Where the executables are.
+/// The directory of the executables.
 fn slot(named: Option<&Path>, status: Option<&StatusDocument>) -> Result<Slot, CliError> {
     let agents = status.and_then(|status| status.upgrade.as_ref()).map(|upgrade| upgrade.directory.clone());
     let here = || std::env::current_exe().map_err(|error| system("find", Path::new("this executable"), error));
@@ -151,7 +152,7 @@ async fn refuse_packaged(slot: &Slot) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Takes the slot, if no upgrade is under way.
+/// Locks the slot, if no upgrade is in progress.
 fn begin(slot: &Slot) -> Result<Option<SlotLock>, CliError> {
     let lock = slot.lock().map_err(|error| system("open", slot.directory(), error))?;
     let journal = slot.journal().map_err(|error| system("read", &slot.journal_path(), error))?;
@@ -164,7 +165,7 @@ fn begin(slot: &Slot) -> Result<Option<SlotLock>, CliError> {
     }
 }
 
-/// Puts the new version beside the present one. Returns what was signed with it.
+/// Stages the new version beside the current one. Returns the comment that was signed with it.
 async fn stage(args: &UpgradeArgs, slot: &Slot, lock: &SlotLock) -> Result<String, CliError> {
     let Some(place) = args.package.as_deref().filter(|_| !args.rollback) else {
         return stage_previous(slot, lock).map(|()| String::new());
@@ -178,7 +179,7 @@ async fn stage(args: &UpgradeArgs, slot: &Slot, lock: &SlotLock) -> Result<Strin
     origin.stage(slot, lock).await.map_err(|error| CliError::Target(error.to_string()))
 }
 
-/// The version before the last upgrade; in a slot that had none, the installed one.
+/// Stages the version before the last upgrade; in a slot without one, the installed version.
 fn stage_previous(slot: &Slot, lock: &SlotLock) -> Result<(), CliError> {
     slot.discard(lock).map_err(|error| system("empty", slot.directory(), error))?;
     let installed = std::env::current_exe().ok().filter(|path| path.parent() != Some(slot.directory()));
@@ -198,7 +199,7 @@ fn discard(slot: &Slot, lock: &SlotLock) -> Result<(), CliError> {
     slot.discard(lock).map_err(|error| system("empty", slot.directory(), error))
 }
 
-/// What an executable says when it is asked for its version.
+/// The version that an executable prints.
 async fn version(path: &Path) -> Result<String, CliError> {
     let mut command = Command::new(path);
     command.arg("--version");
@@ -225,7 +226,7 @@ fn same_file(first: &Path, second: &Path) -> bool {
     equal_sizes && matches!(contents(), (Ok(first), Ok(second)) if first == second)
 }
 
-/// Waits for the end of the trial and says how it ended.
+/// Waits for the end of the trial and prints its result.
 async fn conclude(slot: &Slot, client: &SocketClient, begun: &Journal, screen: Screen) -> Result<u8, CliError> {
     let attempt = Duration::from_secs(begun.deadline_seconds) + SETTLE + START_DELAY;
     let ended = tokio::time::timeout(attempt * MAX_ATTEMPTS, end(slot)).await;
@@ -254,7 +255,7 @@ async fn conclude(slot: &Slot, client: &SocketClient, begun: &Journal, screen: S
     }
 }
 
-/// The journal once it is over.
+/// The journal once the upgrade is over.
 async fn end(slot: &Slot) -> std::io::Result<Journal> {
     let mut watch = PathWatch::file(&slot.journal_path()).await?;
     loop {
@@ -265,7 +266,8 @@ async fn end(slot: &Slot) -> std::io::Result<Journal> {
     }
 }
 
-/// Waits until an agent answers: its socket is made anew, of which nothing tells a client that has no directory to watch.
+/// Waits until an agent answers. Its socket is recreated, which a client without a directory to watch cannot notice
+/// otherwise.
 async fn answers(client: &SocketClient) {
     while client.get_json::<StatusDocument>("/limpet/v1/status").await.is_err() {
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -1,4 +1,4 @@
-//! Small files that a power cut leaves either as they were or as they are to be.
+//! Small files that are replaced atomically, even across a power cut.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Writes the file `path` beside, syncs it, renames it, and syncs the directory.
+/// Writes a temporary file, syncs it, renames it to `path`, and syncs the directory.
 pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let fresh = beside(path, ".tmp");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&fresh)?;
@@ -16,12 +16,12 @@ pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     sync_directory(path)
 }
 
-/// Syncs the directory that `path` is in: the names of its files are on disk.
+/// Syncs the parent directory of `path`, so that the names of its files are on disk.
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
-/// The file `path` if it is there, up to `most` bytes of it.
+/// The content of `path` if it exists, up to `most` bytes.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

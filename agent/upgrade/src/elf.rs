@@ -1,16 +1,17 @@
-//! Whether an executable is for this machine: the head of its ELF file is compared with that of the running one.
+//! Checks whether an executable is for this machine, by comparing the head of its ELF file with that of the running
+//! one.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-/// Up to the machine's number: identification (16 bytes), type, machine.
+/// The bytes up to the machine's number: identification (16 bytes), type, machine.
 const HEAD_SIZE: usize = 20;
 const MAGIC: &[u8] = b"\x7fELF";
-/// Names of `e_machine` that limpet is released for.
+/// Names of the `e_machine` values for which limpet is released.
 const MACHINES: [(u16, &str); 4] = [(62, "x86_64"), (183, "aarch64"), (40, "arm"), (243, "riscv64")];
 
-/// What a processor has to be to run an executable.
+/// The kind of processor that an executable needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
     /// 1: 32 bits, 2: 64.
@@ -21,9 +22,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// That of the file; `None`: it is no executable.
+    /// The target of a file; `None` if it is not an executable.
     ///
     /// # Errors
+    ///
     /// It cannot be read.
     pub(crate) fn read(path: &Path) -> io::Result<Option<Self>> {
         let mut head = Vec::new();

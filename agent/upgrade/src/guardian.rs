@@ -1,7 +1,7 @@
-//! The guardian of a version on trial: a process of the present version, beside the new agent. It asks the new agent how the
-//! node is, and accepts it, or ends it so that init starts the present version again.
+//! The guardian of a version on trial: a process of the previous version, beside the new agent. It asks the new agent
+//! for the node's state, and accepts it, or kills it so that init starts the previous version again.
 //!
-//! It outlives neither the trial nor the agent: when the agent ends, the next start decides.
+//! It ends with the trial or the agent: when the agent ends, the next start decides.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -19,22 +19,23 @@ use crate::journal::{Journal, Step};
 use crate::plan::{self, Attempt, Verdict};
 use crate::slot::Slot;
 
-/// The first arguments of its two processes: the one that ends at once, so that the other is no child of the agent.
+/// The first arguments of its two processes: the first ends immediately, so that the second is not a child of the
+/// agent.
 const LAUNCH: &str = "upgrade-guardian-launch";
 const WATCH: &str = "upgrade-guardian";
-/// How often the new agent is asked, for the time of the trial: its socket has no event for what is asked.
+/// How often the new agent is asked during the trial, because its socket has no event for this.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How long an answer may take.
+/// The deadline of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What this process is.
+/// The role of this process.
 #[derive(Debug)]
 pub enum Invocation {
     Launch(PathBuf),
     Watch { agent: Pid, slot: PathBuf },
 }
 
-/// How this process was started, if as a guardian. For the first lines of `main`.
+/// How this process was started, if as a guardian. Call it first in `main`.
 pub fn invoked() -> Option<Invocation> {
     let mut arguments = std::env::args_os().skip(1);
     let kind = arguments.next()?;
@@ -62,11 +63,11 @@ pub fn main(invocation: Invocation) -> ExitCode {
     }
 }
 
-/// Starts a guardian of this process, which becomes the agent. Returns when it watches.
+/// Starts a guardian of this process, which becomes the agent. Returns once it watches.
 pub(crate) fn spawn(slot: &Slot) -> io::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(LAUNCH).arg(slot.directory()).stdin(Stdio::null()).stdout(Stdio::piped());
-    // systemd takes notifications for the agent's.
+    // systemd would take its notifications for the agent's.
     command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
     let mut launched = command.spawn()?;
     let mut watching = [0; 1];
@@ -86,9 +87,9 @@ fn launch(slot: &std::path::Path) -> io::Result<()> {
 }
 
 fn watch(agent: Pid, slot: &Slot) -> io::Result<()> {
-    // The agent waits for the byte below, so the process is its.
+    // The agent waits for the byte below, so the PID is still its own.
     let pidfd = pidfd_open(agent, PidfdFlags::empty())?;
-    // Its own session: no signal of the agent's terminal reaches it.
+    // A session of its own, so that no signal of the agent's terminal reaches it.
     let _ = setsid();
     let mut stdout = io::stdout().lock();
     stdout.write_all(b"\n")?;
@@ -130,7 +131,7 @@ fn undo(slot: &Slot, agent: &OwnedFd, reason: String) -> io::Result<()> {
     let Some(journal) = on_trial(slot)? else { return Ok(()) };
     eprintln!("limpet: limpet {} is undone: {reason}", journal.to);
     let recorded = slot.undo(&lock, journal, reason);
-    // Ended also if that failed: then the attempts are used up by and by.
+    // Killed even if that failed; the attempts are then used up eventually.
     pidfd_send_signal(agent, Signal::KILL)?;
     recorded
 }

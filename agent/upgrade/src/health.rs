@@ -1,4 +1,4 @@
-//! How an agent says that the node is, by its socket.
+//! Reads the node's state from an agent, through its socket.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::plan::Observation;
 
-/// What is read of `/limpet/v1/pods`: little, so that agents of all releases can be asked.
+/// The part of `/limpet/v1/pods` that is read: little, so that agents of all releases can be asked.
 #[derive(Debug, Deserialize)]
 struct Pods {
     pods: Vec<Entry>,
@@ -42,22 +42,23 @@ struct Status {
     phase: String,
 }
 
-/// Asks the agent at `socket`; `None`: it does not answer.
+/// Asks the agent at `socket`; `None` if it does not answer.
 pub(crate) async fn observe(socket: &Path) -> Option<Observation> {
     let client = SocketClient::new(socket);
     let status: StatusDocument = client.get_json("/limpet/v1/status").await.ok()?;
     ask(&client, &status).await.ok()
 }
 
-/// The same of an agent whose status is known.
+/// The same for an agent whose status is known.
 ///
 /// # Errors
+///
 /// It does not answer.
 pub(crate) async fn ask(client: &SocketClient, status: &StatusDocument) -> Result<Observation, ClientError> {
     let Pods { pods } = client.get_json("/limpet/v1/pods").await?;
     let sources: Vec<SourceDocument> = client.get_json("/limpet/v1/sources").await?;
     let is_read = |source: &SourceDocument| matches!(source.health.as_str(), "good" | "blind");
-    // Before its containers are found or started, a pod is pending.
+    // A pod is pending until its containers are found or started.
     let has_begun =
         |pod: &Pod| pod.status.as_ref().is_some_and(|status| !matches!(status.phase.as_str(), "" | "Pending"));
     Ok(Observation {

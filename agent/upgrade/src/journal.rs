@@ -1,5 +1,5 @@
-//! The journal of an upgrade, a small file beside the executables: what is on trial, how often it was started, and how it
-//! ended. A starter of any earlier release reads it, so its form never changes but by fields that may be missing.
+//! The journal of an upgrade, a small file beside the executables: what is on trial, how often it was started, and
+//! how it ended. A starter of any earlier release may read it, so its form changes only by optional fields.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,19 +7,19 @@ use std::path::PathBuf;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
-/// Where an upgrade is.
+/// The state of an upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "step")]
 pub enum Step {
-    /// The new executable is beside the present one. It is started until it is accepted or undone.
+    /// The new executable is beside the current one. It is started until it is accepted or undone.
     #[serde(rename_all = "camelCase")]
     Trial {
         /// How often it was started.
         attempts: u32,
     },
-    /// It is accepted, and takes the place of the present one.
+    /// It is accepted, and will replace the current one.
     Accepted,
-    /// It is the present one.
+    /// It has replaced the current one.
     Installed { at: Time },
     /// It was discarded.
     Undone { at: Time, reason: String },
@@ -34,17 +34,17 @@ pub struct Journal {
     pub from: String,
     /// The version on trial.
     pub to: String,
-    /// How long one attempt may take until the agent is as it was before.
+    /// How long one attempt may take until the node is in its former state.
     pub deadline_seconds: u64,
-    /// Where the agent is asked how it is.
+    /// The socket of the agent.
     pub socket: PathBuf,
     pub baseline: Baseline,
-    /// The agent has reported the end.
+    /// Whether the agent has reported the end.
     #[serde(default)]
     pub reported: bool,
 }
 
-/// What the agent had before, and has to have again.
+/// The former state of the node, which has to be restored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Baseline {
@@ -60,7 +60,7 @@ pub struct Baseline {
 }
 
 impl Journal {
-    /// Whether nothing is to be done for it any more.
+    /// Whether nothing is left to do for it.
     pub fn is_over(&self) -> bool {
         matches!(self.step, Step::Installed { .. } | Step::Undone { .. })
     }

@@ -1,9 +1,10 @@
 //! Upgrades and downgrades of limpet.
 //!
-//! [`state_version`] is the version of what one agent leaves for the next. [`command`] is `limpet upgrade`: it stages a signed
-//! version beside the present one and restarts the agent. [`starter`] runs first of `limpet run` and starts the version that
-//! the journal names; [`guardian`] watches a version on trial; [`report`] says how it ended. The decisions are pure
-//! functions in `plan`. Each process may be killed, and the power cut, at any moment: one of both versions runs.
+//! [`state_version`] is the version of what one agent leaves for the next. [`command`] is `limpet upgrade`: it stages
+//! a signed version beside the current one and restarts the agent. [`starter`] runs first in `limpet run` and starts
+//! the version in the journal; [`guardian`] watches a version on trial; [`report`] reports how it ended. The
+//! decisions are pure functions in `plan`. Each process may be killed, and the power cut, at any moment: one of the
+//! versions runs.
 
 pub mod command;
 mod durable;

@@ -1,5 +1,5 @@
-//! A new version as a file: it is fetched, its signature is verified, and its executables are staged in the slot. Nothing is
-//! executed before that, and all sizes are bounded.
+//! The package of a new version: it is fetched, its signature is verified, and its executables are staged in the
+//! slot. Nothing is executed before that, and all sizes are bounded.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek as _, Write};
@@ -23,7 +23,7 @@ const MAX_SIGNATURE_BYTES: u64 = 4 << 10;
 /// The most files of an archive.
 const MAX_ENTRIES: usize = 10_000;
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
-/// Between two reads from the server.
+/// The longest time between two reads from the server.
 const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const SIGNATURE: &str = ".minisig";
 const DOWNLOAD: &str = "limpet-upgrade.download";
@@ -43,13 +43,13 @@ pub(crate) enum PackageError {
     OtherArchitecture { place: String, theirs: String, ours: String },
 }
 
-/// Where a new version comes from.
+/// The origin of a new version.
 #[derive(Debug)]
 pub(crate) struct Origin<'a> {
     /// A path or a URL.
     pub(crate) place: &'a str,
     pub(crate) key: &'a Path,
-    /// Authorities that vouch for the server beside those of the system.
+    /// Additional certificate authorities for the server.
     pub(crate) authorities: Option<&'a Path>,
 }
 
@@ -57,7 +57,8 @@ impl Origin<'_> {
     /// Fetches, verifies and stages it. Returns the comment that was signed with it.
     ///
     /// # Errors
-    /// Why it is not to be used.
+    ///
+    /// Why it must not be used.
     pub(crate) async fn stage(&self, slot: &Slot, lock: &SlotLock) -> Result<String, PackageError> {
         let download = slot.directory().join(DOWNLOAD);
         let staged = async {
@@ -78,7 +79,7 @@ impl Origin<'_> {
         staged
     }
 
-    /// The file, or with a suffix the one beside it, of at most so many bytes.
+    /// Fetches the file, or the one beside it with a suffix, of at most `most` bytes.
     async fn fetch(&self, suffix: &str, to: &Path, most: u64) -> Result<(), PackageError> {
         let place = format!("{}{suffix}", self.place);
         let mut file = new_file(to, 0o600).map_err(|error| failed("write", to.display(), &error))?;
@@ -110,7 +111,7 @@ impl Origin<'_> {
         Ok(())
     }
 
-    /// By the proxy of the environment, as all of limpet's downloads.
+    /// Uses the proxy in the environment, like all of limpet's downloads.
     fn client(&self) -> Result<reqwest::Client, PackageError> {
         // Fails if a provider is installed already, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -191,12 +192,12 @@ impl Origin<'_> {
     }
 }
 
-/// Whether it is to be downloaded.
+/// Whether it has to be downloaded.
 pub(crate) fn is_url(place: &str) -> bool {
     place.starts_with("https://") || place.starts_with("http://")
 }
 
-/// The URL of the file beside: before a query.
+/// The URL with a suffix, which goes before a query.
 fn with_suffix(url: &str, suffix: &str) -> String {
     match url.split_once('?') {
         Some((path, query)) => format!("{path}{suffix}?{query}"),
@@ -217,7 +218,7 @@ fn write_program(from: &mut impl Read, to: &Path, place: &str) -> Result<(), Pac
     file.sync_all().map_err(unwritten)
 }
 
-/// A new file, not the one that an interrupted upgrade has left: it may be executed.
+/// Creates a new file, because one left by an interrupted upgrade may be executed.
 fn new_file(path: &Path, mode: u32) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -235,7 +236,7 @@ fn failed(verb: &'static str, place: impl std::fmt::Display, error: &io::Error) 
     PackageError::Io { verb, place: place.to_string(), cause: error.to_string() }
 }
 
-/// The place of a key that was not named.
+/// The default path of the key.
 pub(crate) fn default_key() -> PathBuf {
     PathBuf::from("/etc/limpet/limpet.pub")
 }

@@ -1,30 +1,31 @@
 //! The decisions of an upgrade: what a starter does with the journal, and when a version on trial is accepted. Pure
-//! functions; each may be asked again after a power cut at any moment.
+//! functions, which can be called again after a power cut at any moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::journal::{Baseline, Journal, Step};
 
-/// How often a version is started that ends before it is accepted. A power cut counts, too.
+/// How often a version that ends before it is accepted is started. A power cut counts, too.
 pub(crate) const MAX_ATTEMPTS: u32 = 3;
-/// How long an agent has to be as it was before, until it is accepted: one that crashes soon is not.
+/// How long the node has to be in its former state before a version is accepted, so that one that soon crashes is
+/// not.
 pub(crate) const SETTLE: Duration = Duration::from_secs(5);
 
 /// What a starter does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Run the present executable.
+    /// Run the current executable.
     Present,
     /// Count this attempt, have it watched, and run the new one.
     Trial { attempt: u32 },
-    /// Put the new one in its place, if a power cut came between, and run it.
+    /// Move the new one to its place, if a power cut prevented that, and run it.
     Install,
-    /// Discard the new one and run the present one.
+    /// Discard the new one and run the current one.
     Undo { reason: String },
 }
 
-/// What to start by the journal. `is_staged`: the new executable is there.
+/// Decides what to start by the journal. `is_staged` tells whether the new executable exists.
 pub(crate) fn start(journal: Option<&Journal>, is_staged: bool) -> Start {
     match journal.map(|journal| (&journal.step, journal)) {
         None | Some((Step::Installed { .. } | Step::Undone { .. }, _)) => Start::Present,
@@ -39,7 +40,7 @@ pub(crate) fn start(journal: Option<&Journal>, is_staged: bool) -> Start {
     }
 }
 
-/// What an agent says of the node.
+/// The state of the node according to an agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Observation {
     pub(crate) containerd: bool,
@@ -50,7 +51,7 @@ pub(crate) struct Observation {
 }
 
 impl Observation {
-    /// What an upgrade from here must not lose.
+    /// The state that an upgrade must preserve.
     pub(crate) fn baseline(&self) -> Baseline {
         Baseline {
             containerd: self.containerd,
@@ -60,7 +61,7 @@ impl Observation {
     }
 }
 
-/// What is not as it was before; `None`: everything is.
+/// What differs from the former state; `None` if nothing does.
 pub(crate) fn fault(baseline: &Baseline, observed: Option<&Observation>) -> Option<String> {
     let Some(observed) = observed else { return Some("the agent does not answer".to_owned()) };
     if baseline.containerd && !observed.containerd {
@@ -74,7 +75,7 @@ pub(crate) fn fault(baseline: &Baseline, observed: Option<&Observation>) -> Opti
     Some(format!("the source {source} cannot be read"))
 }
 
-/// What a guardian does with the version on trial.
+/// The guardian's decision about the version on trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Wait,
@@ -85,12 +86,12 @@ pub(crate) enum Verdict {
 /// One attempt, as its guardian sees it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Attempt {
-    /// Since when the node has been as before, from the start of the attempt.
+    /// When the node's present good state began, relative to the start of the attempt.
     healthy_since: Option<Duration>,
 }
 
 impl Attempt {
-    /// Judges what is seen `elapsed` after the start.
+    /// Judges an observation `elapsed` after the start.
     pub(crate) fn judge(&mut self, fault: Option<String>, elapsed: Duration, deadline: Duration) -> Verdict {
         let Some(fault) = fault else {
             let since = *self.healthy_since.get_or_insert(elapsed);

@@ -1,4 +1,4 @@
-//! What the agent says of the newest upgrade: in its status, an event, a metric, and its log.
+//! Reports the newest upgrade in the agent's status, an event, a metric and the log.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::journal::{Journal, Step};
 use crate::slot::Slot;
 
-/// Where it is said.
+/// Where it is reported.
 #[derive(Debug, Clone)]
 pub struct Reporter {
     pub events: Events,
@@ -22,7 +22,8 @@ pub struct Reporter {
     pub document: Arc<watch::Sender<Option<UpgradeDocument>>>,
 }
 
-/// Says how the newest upgrade ended. While this agent is on trial itself it waits for that; otherwise it ends at once.
+/// Reports how the newest upgrade ended. While this agent itself is on trial it waits for the end; otherwise it
+/// returns immediately.
 pub async fn follow(slot: Slot, reporter: Reporter, stop: CancellationToken) {
     let followed = async {
         while !reporter.said(&slot).await? {
@@ -49,7 +50,7 @@ impl Reporter {
         blocking::run(slot.journal_path(), blocking::DEADLINE, move |_| reporter.report(&slot)).await?
     }
 
-    /// Says what the journal has; returns whether nothing more will come. Blocks.
+    /// Reports the journal's content. Returns whether it is final. Blocks.
     fn report(&self, slot: &Slot) -> io::Result<bool> {
         let journal = slot.journal()?;
         self.document.send_replace(Some(document(slot, journal.as_ref())));
@@ -65,7 +66,7 @@ impl Reporter {
         self.metrics.set_last_upgrade(outcome, at);
         if !journal.reported {
             self.emit(&journal);
-            // On a file system that is read-only, or while another upgrade begins, it is said again at the next start.
+            // On a read-only file system, or while another upgrade begins, it is reported again at the next start.
             if let Some(_lock) = slot.try_lock()?
                 && slot.journal()?.as_ref() == Some(&journal)
             {

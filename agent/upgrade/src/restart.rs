@@ -1,5 +1,5 @@
-//! Restarts the agent: through systemd if it is the process of a unit, which also gives it its rights anew; else by itself, in
-//! its own process, so that it works with any init system and with none.
+//! Restarts the agent: through systemd if it is the process of a unit, which also restores its privileges; else by
+//! itself, in its own process, which works with any init system and with none.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,9 +11,10 @@ use tokio::process::Command;
 
 const SYSTEMCTL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Has the agent that `client` talks to restarted. Returns when that has begun.
+/// Restarts the agent to which `client` is connected. Returns once that has begun.
 ///
 /// # Errors
+///
 /// It cannot be restarted.
 pub(crate) async fn restart(client: &SocketClient) -> Result<(), CliError> {
     if let Some(unit) = unit(client.socket()).await {
@@ -51,7 +52,7 @@ fn unit_in(cgroups: &str) -> Option<&str> {
         .find(|part| part.ends_with(".service"))
 }
 
-/// What it prints; `None`: it failed, or is not there.
+/// Its output; `None` if it failed, or does not exist.
 async fn systemctl(arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("systemctl");
     command.args(arguments);

@@ -1,5 +1,5 @@
-//! The directory of limpet's executables: the present one, the one on trial, the previous one, and the journal. Each change is
-//! one rename, so that a power cut leaves the old or the new.
+//! The directory of limpet's executables: the current one, the one on trial, the previous one, and the journal. Each
+//! change is one rename, so a power cut leaves the old or the new state.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,9 +15,9 @@ use crate::durable::{self, beside};
 use crate::journal::{Journal, Step};
 
 pub(crate) const PROGRAM: &str = "limpet";
-/// Its shim, which belongs to the same release.
+/// limpet's shim, which belongs to the same release.
 pub(crate) const SHIM: &str = "containerd-shim-limpet-v1";
-/// Names the slot to an agent whose executable is elsewhere.
+/// The variable with the slot, for an agent whose executable is elsewhere.
 pub(crate) const SLOT_VARIABLE: &str = "LIMPET_SLOT";
 const JOURNAL: &str = "limpet-upgrade.json";
 /// A journal has some 50 bytes for each pod.
@@ -31,7 +31,7 @@ pub struct Slot {
     directory: PathBuf,
 }
 
-/// No other process changes the slot while this lives.
+/// Locks the slot against changes by other processes.
 #[derive(Debug)]
 pub(crate) struct SlotLock {
     _directory: File,
@@ -42,11 +42,11 @@ impl Slot {
         Self { directory: directory.to_owned() }
     }
 
-    /// Of the agent with this executable: where the environment says, else beside it.
+    /// The slot of the agent with this executable: from the environment, else its directory.
     pub fn for_executable(executable: &Path) -> Self {
         let named = std::env::var_os(SLOT_VARIABLE).filter(|directory| !directory.is_empty()).map(PathBuf::from);
         let beside = || executable.parent().unwrap_or(Path::new("/")).to_owned();
-        // As the kernel names executables in it: without symlinks.
+        // The kernel reports executables without symlinks.
         let named = named.map(|directory| directory.canonicalize().unwrap_or(directory));
         Self { directory: named.unwrap_or_else(beside) }
     }
@@ -55,22 +55,22 @@ impl Slot {
         &self.directory
     }
 
-    /// The present executable. A slot that is not that of the installed one may have none yet.
+    /// The current executable. A slot other than the installed one's may have none yet.
     pub fn present(&self) -> PathBuf {
         self.directory.join(PROGRAM)
     }
 
-    /// The one before the last upgrade.
+    /// The executable before the last upgrade.
     pub fn previous(&self) -> PathBuf {
         beside(&self.present(), PREVIOUS)
     }
 
-    /// The new one, on trial or not yet.
+    /// The new executable, on trial or not yet.
     pub(crate) fn staged(&self) -> PathBuf {
         beside(&self.present(), NEW)
     }
 
-    /// Where the shim of the new one is until it is accepted.
+    /// The new version's shim, until the version is accepted.
     pub(crate) fn staged_shim(&self) -> PathBuf {
         beside(&self.directory.join(SHIM), NEW)
     }
@@ -83,7 +83,7 @@ impl Slot {
         self.directory.join(JOURNAL)
     }
 
-    /// The newest upgrade; `None`: there was none, or its journal is damaged.
+    /// The newest upgrade; `None` if there was none, or its journal is damaged.
     pub fn journal(&self) -> io::Result<Option<Journal>> {
         let bytes = durable::read(&self.journal_path(), MAX_JOURNAL_BYTES)?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
@@ -100,7 +100,7 @@ impl Slot {
         Ok(SlotLock { _directory: directory })
     }
 
-    /// The same at once; `None`: another process has it.
+    /// The same without waiting; `None` if another process holds the lock.
     pub(crate) fn try_lock(&self) -> io::Result<Option<SlotLock>> {
         let directory = File::open(&self.directory)?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
@@ -110,7 +110,7 @@ impl Slot {
         }
     }
 
-    /// Puts what is staged in its place, and keeps what was there. May be repeated after a power cut.
+    /// Moves what is staged to its place, and keeps the previous version. May be repeated after a power cut.
     pub(crate) fn install(&self, _: &SlotLock, journal: Journal) -> io::Result<()> {
         self.promote(SHIM)?;
         self.promote(PROGRAM)?;
@@ -130,7 +130,7 @@ impl Slot {
         durable::sync_directory(&present)
     }
 
-    /// Removes what is staged. The journal says so first.
+    /// Removes what is staged, after recording that in the journal.
     pub(crate) fn undo(&self, lock: &SlotLock, journal: Journal, reason: String) -> io::Result<()> {
         self.write_journal(&journal.at(Step::Undone { at: Time(Timestamp::now()), reason }))?;
         self.discard(lock)
@@ -148,7 +148,7 @@ impl Slot {
     }
 }
 
-/// Makes `to` a second name of the file `from`, whatever it was before; a copy where the file system has no links.
+/// Makes `to` another name of the file `from`, replacing what it was; a copy if the file system has no links.
 pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
     // Renaming one name of a file to another of the same file does nothing, so the new name would stay.
     if fs::metadata(to).is_ok_and(|there| fs::metadata(from).is_ok_and(|file| same(&there, &file))) {
@@ -192,7 +192,7 @@ mod tests {
             fs::write(slot.staged(), round.to_string()).unwrap();
             let lock = slot.lock().unwrap();
             slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
-            // As after a power cut before the journal was written.
+            // Simulates a power cut before the journal was written.
             slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
         }
         assert_eq!(files(&slot), ["limpet 3", "limpet.previous 2"]);

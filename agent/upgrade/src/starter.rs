@@ -1,8 +1,8 @@
-//! What runs first of `limpet run`: it reads the journal and executes the version that is to run, in its own place.
+//! Runs first in `limpet run`: reads the journal and executes the version to run, in its own process.
 //!
-//! During a trial the present executable keeps its name, so every init system starts it, and it starts the new one. A version
-//! that crashes at once, or a power cut, leads back here. Each attempt is counted before it begins, and watched by a
-//! [`crate::guardian`] of the present version.
+//! During a trial the current executable keeps its name, so every init system starts it, and it starts the new one.
+//! After a version that crashes immediately, or a power cut, it runs again. Each attempt is counted before it begins,
+//! and watched by a [`crate::guardian`] of the current version.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -16,12 +16,12 @@ use crate::journal::{Journal, Step};
 use crate::plan::{self, Start};
 use crate::slot::{Slot, SlotLock};
 
-/// Names the executable that init starts to the agent that it has become.
+/// The variable that tells the agent which executable init has started.
 const STARTER_VARIABLE: &str = "LIMPET_STARTER";
 /// What the kernel appends to the path of an executable that was replaced.
 const REMOVED: &[u8] = b" (deleted)";
 
-/// Executes another version if one is to run, and does not return then. For the first lines of `main`.
+/// Executes another version if one should run, and does not return then. Call it first in `main`.
 pub fn start_version() {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if std::env::var_os(STARTER_VARIABLE).is_some() || !runs_the_agent(&arguments) {
@@ -29,7 +29,7 @@ pub fn start_version() {
     }
     let Ok(executable) = std::env::current_exe() else { return };
     let slot = Slot::for_executable(&executable);
-    // The second time for the present version, after one on trial that cannot be executed.
+    // The second round is for the current version, after one on trial that cannot be executed.
     for _ in 0..2 {
         match choose(&slot, &executable) {
             Ok(Some(version)) => {
@@ -45,7 +45,7 @@ pub fn start_version() {
     }
 }
 
-/// Whether the first argument that is no option of limpet's own is `run`.
+/// Whether the first argument other than limpet's own options is `run`.
 fn runs_the_agent(arguments: &[OsString]) -> bool {
     let mut words = arguments.iter().map(OsString::as_os_str);
     while let Some(word) = words.next() {
@@ -58,14 +58,14 @@ fn runs_the_agent(arguments: &[OsString]) -> bool {
     false
 }
 
-/// Does what the journal says; returns the executable to run instead of this one.
+/// Follows the journal. Returns the executable to run instead of this one.
 fn choose(slot: &Slot, executable: &Path) -> io::Result<Option<PathBuf>> {
     let journal = slot.journal()?;
     if journal.as_ref().is_none_or(Journal::is_over) {
         return Ok(present(slot, executable));
     }
     let lock = slot.lock()?;
-    // What the lock's last holder has written.
+    // Read again under the lock, because its last holder may have written it.
     let Some(journal) = slot.journal()? else { return Ok(present(slot, executable)) };
     match plan::start(Some(&journal), slot.staged().try_exists()?) {
         Start::Present => Ok(present(slot, executable)),
@@ -99,13 +99,13 @@ fn try_version(
     Ok(Some(slot.staged()))
 }
 
-/// The present version, where it is not this executable.
+/// The current version, if it is not this executable.
 fn present(slot: &Slot, executable: &Path) -> Option<PathBuf> {
     let present = slot.present();
     (executable.parent() != Some(slot.directory()) && present.exists()).then_some(present)
 }
 
-/// Discards a version that cannot even be executed, so that this one goes on.
+/// Discards a version that cannot even be executed, so that this one continues.
 fn give_up(slot: &Slot, reason: &str) {
     let undo = || match (slot.lock()?, slot.journal()?) {
         (lock, Some(journal)) if !journal.is_over() => slot.undo(&lock, journal, reason.to_owned()),
@@ -121,7 +121,7 @@ fn execute(program: &Path, starter: &Path, arguments: &[OsString]) -> io::Error 
     Command::new(program).args(arguments).env(STARTER_VARIABLE, starter).exec()
 }
 
-/// Replaces the agent's process by a new start, as its init system would make it. Returns only if that fails.
+/// Replaces the agent's process by a new start, as its init system would. Returns only if that fails.
 pub fn restart() -> io::Error {
     match starter() {
         Ok(starter) => Command::new(starter).args(std::env::args_os().skip(1)).env_remove(STARTER_VARIABLE).exec(),
@@ -134,18 +134,19 @@ fn starter() -> io::Result<PathBuf> {
     std::env::var_os(STARTER_VARIABLE).map(PathBuf::from).map_or_else(executable, Ok)
 }
 
-/// This executable, by the name that it has or had: another file may have taken it.
+/// This executable under its original name, even if another file has that name now.
 fn executable() -> io::Result<PathBuf> {
     let path = std::env::current_exe()?;
     let bytes = path.as_os_str().as_bytes();
     Ok(bytes.strip_suffix(REMOVED).map_or(path.clone(), |name| OsStr::from_bytes(name).into()))
 }
 
-/// The executable that containers are given: as a logger it is needed for as long as they run, so that on trial, which has
-/// its name for a short time only, gives them the present one.
+/// The executable for containers' loggers, which is needed as long as they run. A version on trial has its name only
+/// for a short time, so it gives them the current one.
 ///
 /// # Errors
-/// The path of this executable is not known.
+///
+/// The path of this executable is unknown.
 pub fn lasting_executable() -> io::Result<PathBuf> {
     let executable = executable()?;
     let slot = Slot::for_executable(&starter()?);
@@ -159,7 +160,8 @@ pub fn lasting_executable() -> io::Result<PathBuf> {
 /// The slot of this agent.
 ///
 /// # Errors
-/// The path of this executable is not known.
+///
+/// The path of this executable is unknown.
 pub fn agent_slot() -> io::Result<Slot> {
     Ok(Slot::for_executable(&starter()?))
 }

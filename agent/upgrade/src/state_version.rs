@@ -1,9 +1,9 @@
-//! The version of what an agent leaves for its successor: the files of the root and the run directory, the database, and
-//! the labels of containers. One number for all of them, in `<root>/state-version` and in the database.
+//! The version of what an agent leaves for its successor: the files of the root and the run directory, the database,
+//! and the labels of containers. It is a single number, in `<root>/state-version` and in the database.
 //!
-//! A release that changes a format in a way that its predecessor reads wrongly raises [`VERSION`]. The file also says which
-//! version is needed to read what was written ([`READABLE_FROM`]). So a release reads what its successor wrote, or
-//! refuses before it changes anything; and the newest reads everything.
+//! A release that changes a format so that its predecessor would misread it raises [`VERSION`]. The file also tells
+//! which version is needed to read it ([`READABLE_FROM`]). So a release reads what its successor wrote, or refuses
+//! before it changes anything, and the newest release reads everything.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,19 +21,19 @@ pub const FILE: &str = "state-version";
 /// The file has some 60 bytes.
 const MAX_BYTES: u64 = 4 << 10;
 
-/// Of which version something is that an agent has left.
+/// The version of something that an agent has left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StateVersion {
     pub version: u32,
-    /// Which version is needed to read it.
+    /// The version that is needed to read it.
     pub readable_from: u32,
-    /// The release that wrote it first. Empty: not known.
+    /// The release that first wrote it; empty if unknown.
     #[serde(default)]
     pub written_by: String,
 }
 
-/// Why the state is not used. Nothing was changed.
+/// Why the state cannot be used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A newer release wrote it, in a form that this one does not know.
@@ -64,14 +64,15 @@ fn writer(state: &StateVersion) -> String {
 }
 
 impl StateVersion {
-    /// What this release writes.
+    /// The version that this release writes.
     pub fn current() -> Self {
         Self { version: VERSION, readable_from: READABLE_FROM, written_by: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
-    /// Whether this release can read what has this version; `path` is the file that says so.
+    /// Whether this release can read something with this version; `path` is the file with the version.
     ///
     /// # Errors
+    ///
     /// It cannot.
     pub fn demand_readable(self, path: &Path) -> Result<Self, StateError> {
         match self.readable_from <= VERSION {
@@ -80,18 +81,19 @@ impl StateVersion {
         }
     }
 
-    /// The version to write where this one is; `None`: what is there stays. Of a newer release there may be files that only
-    /// it wrote, so its version stays.
+    /// The version to write if this one is present; `None` if it stays. The version of a newer release stays, because
+    /// there may be files that only that release wrote.
     pub fn successor(recorded: Option<&Self>) -> Option<Self> {
         let current = Self::current();
         recorded.is_none_or(|recorded| recorded.version < current.version).then_some(current)
     }
 }
 
-/// The version of the root directory, which need not exist. Changes nothing. `None`: it has none, or one that is damaged.
+/// The version of the root directory, which need not exist. Changes nothing. `None` if it has none, or a damaged one.
 ///
 /// # Errors
-/// The file cannot be read, or says that this release cannot read the rest.
+///
+/// The file cannot be read, or this release cannot read the state.
 pub fn check(root_dir: &Path) -> Result<Option<StateVersion>, StateError> {
     let path = root_dir.join(FILE);
     let read = durable::read(&path, MAX_BYTES);
@@ -106,10 +108,11 @@ pub fn check(root_dir: &Path) -> Result<Option<StateVersion>, StateError> {
     }
 }
 
-/// Writes this release's version, if an older one or none is there. On a file system that is read-only nothing is written.
+/// Writes this release's version, if there is an older one or none. Writes nothing on a read-only file system.
 ///
 /// # Errors
-/// What [`check`] reports, or it cannot be written.
+///
+/// Those of [`check`], or the file cannot be written.
 pub fn settle(root_dir: &Path) -> Result<(), StateError> {
     let recorded = check(root_dir)?;
     let (path, Some(version)) = (root_dir.join(FILE), StateVersion::successor(recorded.as_ref())) else {
@@ -156,7 +159,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join(FILE);
         let put = |version: &StateVersion| fs::write(&path, serde_json::to_vec(version).unwrap()).unwrap();
-        // The successor's formats are read by this release.
+        // This release reads its successor's formats.
         put(&newer(VERSION + 1, VERSION));
         let seen = check(root.path()).unwrap();
         assert_eq!(seen, Some(newer(VERSION + 1, VERSION)));

@@ -1,4 +1,4 @@
-//! Taking over containers that an earlier agent, or an earlier connection to containerd, has started.
+//! Adopts containers that an earlier agent, or an earlier connection to containerd, has started.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -13,17 +13,18 @@ use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 use crate::executor::{Executor, ExecutorError};
 
-/// The containers of one pod as they were found, and what they make of it.
+/// The containers that were found for one pod, and the incarnations restored from them.
 #[derive(Debug)]
 pub struct FoundPod {
     pub containers: Vec<FoundContainer>,
-    /// Every incarnation of the pod among them; empty for a pod that had a worker when the reading began.
+    /// The pod's incarnations among them; empty for a pod that had a worker when the reading began.
     pub incarnations: Vec<PodState>,
 }
 
-/// Reads the runtime's whole state, and for pods that are not among `known` their sandboxes and manifests.
+/// Reads the runtime's whole state and, for pods that are not among `known`, their sandboxes and manifests.
 ///
 /// # Errors
+///
 /// The runtime does not answer.
 pub async fn read(
     executor: Arc<dyn Executor>,
@@ -43,13 +44,13 @@ pub async fn read(
         let pod = pods.entry(key).or_insert_with(|| FoundPod { containers: Vec::new(), incarnations: Vec::new() });
         pod.containers.push(container);
     }
-    // At once: a disk that is slow to answer about each holds up none of the others.
+    // Concurrently, because a slow disk must not make the pods wait for each other.
     let unknown = pods.iter_mut().filter(|(key, _)| !known.contains(*key)).map(|(_, pod)| pod);
     let (executor, node_name) = (&executor, &node_name);
-    let found = unknown.map(|pod| async move {
+    let restored = unknown.map(|pod| async move {
         pod.incarnations = incarnations(executor, &pod.containers, node_name).await;
     });
-    join_all(found).await;
+    join_all(restored).await;
     Ok(pods)
 }
 
@@ -66,14 +67,14 @@ async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], no
         let mut pod = PodState::new(record, now.wall);
         pod.id_seed = executor.id_seed();
         apply(&mut pod, Outcome::SandboxExamined(sandbox), now);
-        // What never ran is found again, and removed, when the worker reads its inbox.
+        // Containers that never ran are found again, and removed, when the worker reads its inbox.
         take_over(&**executor, &mut pod, containers, now);
         incarnations.push(pod);
     }
     incarnations
 }
 
-/// Brings `pod` in line with the containers that were found: see [`adopt`]. Returns containers that never ran.
+/// Reconciles `pod` with the containers that were found: see [`adopt`]. Returns containers that never ran.
 pub fn take_over(
     executor: &dyn Executor,
     pod: &mut PodState,
@@ -86,7 +87,7 @@ pub fn take_over(
     executor.adopt_pod(&record);
     let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
     for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
-        // What was killed before it was adopted has not ended it.
+        // Kills before the adoption have not ended it.
         instance.oom_kills_survived = executor.oom_kills(&record, &instance.id);
     }
     never_ran
@@ -96,7 +97,7 @@ fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
     pod.containers.iter().filter_map(|slot| slot.instance.as_ref())
 }
 
-/// The pod that found containers belong to, from the newest manifest written on them.
+/// Restores the pod from the newest manifest that is recorded on its containers.
 fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
     let newest = found.iter().max_by_key(|container| {
         let Recorded { identity, state, .. } = &container.recorded;
@@ -116,7 +117,7 @@ fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
     }
 }
 
-/// Says that a pod runs on without a worker.
+/// Reports that a pod keeps running without a worker.
 fn left_alone(identity: &ContainerIdentity, fault: &dyn std::fmt::Display) -> Option<PodRecord> {
     let pod = format!("{}/{}", identity.namespace, identity.pod);
     tracing::error!(pod, %fault, "a running pod's manifest cannot be read; left alone");

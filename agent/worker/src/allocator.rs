@@ -1,5 +1,5 @@
-//! Owns what the node has given to its pods, and wakes the pods that wait for something of it. What a pod gets is decided
-//! by [`limpet_core::allocation`], under one lock.
+//! Tracks what the node has allocated to pods, and wakes pods that wait for something to become free.
+//! [`limpet_core::allocation`] decides what a pod gets, under one lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,31 +13,31 @@ use limpet_model::pod::{PodKey, PodRecord};
 use limpet_plugins::device_plugins::DevicePlugins;
 use tokio::sync::{Notify, watch};
 
-/// What pods have of the node now.
+/// The current allocations.
 #[derive(Debug)]
 pub struct Allocator {
     plugins: Arc<DevicePlugins>,
     state: Mutex<State>,
-    /// Notified when a pod without a worker may have a slot.
+    /// Notified when a pod without a worker may get a slot.
     slot_freed: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     allocations: Allocations,
-    /// Those that wait until something changes. A map: they are woken in the order of their keys.
+    /// Pods that wait for a change; a map, so that they are woken in the order of their keys.
     waiting: BTreeMap<PodKey, Arc<Notify>>,
 }
 
 impl Default for Allocator {
-    /// Of a node on which nothing is short.
+    /// For a node with unlimited resources.
     fn default() -> Self {
         Self::new(NodeOffer::default(), BTreeMap::new(), Arc::default())
     }
 }
 
 impl Allocator {
-    /// No pod has anything yet.
+    /// An allocator without allocations.
     pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>, plugins: Arc<DevicePlugins>) -> Self {
         let state = State { allocations: Allocations::new(offer, labels), waiting: BTreeMap::new() };
         Self { plugins, state: Mutex::new(state), slot_freed: Notify::new() }
@@ -55,19 +55,19 @@ impl Allocator {
             return result;
         }
         let waiting = std::mem::take(&mut state.waiting);
-        // Before they are woken: each tries at once to take what is free.
+        // Released before they are woken, because each immediately tries to take what is free.
         drop(state);
         self.slot_freed.notify_one();
         waiting.values().for_each(|changed| changed.notify_one());
         result
     }
 
-    /// The node has these labels and taints from now on.
+    /// Sets the node's labels and taints.
     pub fn set_selectable(&self, now: Selectable) {
         self.decide(|state, _| state.allocations.set_selectable(now));
     }
 
-    /// The pod was not ordered to end after all.
+    /// Records that the pod was not ordered to end after all.
     pub fn forget_order(&self, key: &PodKey) {
         self.decide(|state, _| state.allocations.forget_order(key));
     }
@@ -85,19 +85,20 @@ impl Allocator {
     /// A slot for a pod, or the promise of one.
     ///
     /// # Errors
-    /// All slots are taken, and no pod may end for this one, or that would not be enough.
+    ///
+    /// All slots are taken, and no pods may be ended for this one, or ending them would not suffice.
     pub fn enter(self: &Arc<Self>, record: &Arc<PodRecord>) -> Result<AllocationGuard, Refusal> {
         self.decide(|state, plugins| state.allocations.enter(record, plugins))?;
         Ok(self.guard(&record.key))
     }
 
-    /// The slot of a pod that was found running, also beyond the number.
+    /// The slot of a pod that was found running, even beyond the limit.
     pub fn enter_running(self: &Arc<Self>, record: &Arc<PodRecord>) -> AllocationGuard {
         self.decide(|state, _| state.allocations.enter_running(record));
         self.guard(&record.key)
     }
 
-    /// What the pod gets from now on is free again once the guard is dropped. A pod has one.
+    /// Guards the pod's allocations, which are released when the guard is dropped. A pod has one guard.
     pub fn guard(self: &Arc<Self>, key: &PodKey) -> AllocationGuard {
         AllocationGuard {
             node: Arc::clone(self),
@@ -107,31 +108,32 @@ impl Allocator {
         }
     }
 
-    /// Resolves once a slot may be free, for one caller: one is free, or a critical pod may have another end now.
+    /// Resolves once a slot may be free, for one caller: one is free, or a critical pod may now have another ended.
     /// Cancel safe.
     pub async fn slot_freed(&self) {
         self.slot_freed.notified().await;
     }
 }
 
-/// What one pod has of the node, until this is dropped.
+/// The allocations of one pod, released on drop.
 #[derive(Debug)]
 pub struct AllocationGuard {
     node: Arc<Allocator>,
     key: PodKey,
     allocation: PodAllocation,
-    /// Notified when something changes that the pod waits for.
+    /// Notified when something changes for which the pod waits.
     changed: Arc<Notify>,
 }
 
 impl AllocationGuard {
-    /// The pod was found: its incarnations keep what they use now.
+    /// Records what a found pod's incarnations use.
     pub fn adopt<'a>(&self, found: impl Iterator<Item = &'a PodState>) {
         self.node.decide(|state, plugins| PodAllocation::adopt(&mut state.allocations, plugins, &self.key, found));
     }
 
-    /// Asks whether the node takes the pod now, and brings what it has in line with what it needs. `alone`: no other
-    /// incarnation of it uses the node. A refusal: the pod begins to wait, waits for another reason, or fails.
+    /// Decides whether the node admits the pod now, and adjusts its allocations. `alone` means that no other
+    /// incarnation of it uses the node. A refusal means that the pod begins to wait, waits for another reason, or
+    /// fails.
     pub fn admit(&mut self, pod: &mut PodState, node: NodeState, alone: bool) -> Option<Refused> {
         if self.allocation.is_settled(pod) {
             return None;
@@ -139,17 +141,18 @@ impl AllocationGuard {
         self.waiting(|allocation, allocations, plugins| allocation.admit((allocations, plugins), pod, node, alone))
     }
 
-    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it
-    /// waits for them: see [`Self::freed`].
+    /// Decides whether an admitted pod may have the requests of `desired` now, and allocates them. Otherwise it waits
+    /// for them: see [`Self::freed`].
     ///
     /// # Errors
+    ///
     /// They do not fit.
     pub fn resize(&mut self, pod: &PodState, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
         self.waiting(|allocation, allocations, plugins| allocation.resize(allocations, plugins, pod, desired))
     }
 
-    /// Decides, and waits for the next change if the pod does not get all it asks for: under the same lock, so that no
-    /// change is missed.
+    /// Decides and, if the pod does not get everything, registers it for the next change, under the same lock so that
+    /// no change is missed.
     fn waiting<T>(&mut self, decide: impl FnOnce(&mut PodAllocation, &mut Allocations, &mut Inventory) -> T) -> T {
         let Self { node, key, allocation, changed } = self;
         node.decide(|state, plugins| {
@@ -161,7 +164,7 @@ impl AllocationGuard {
         })
     }
 
-    /// The pod waits for no room any more.
+    /// Records that the pod no longer waits for room.
     pub fn forget_resize(&mut self) {
         let Self { node, key, allocation, .. } = self;
         node.decide(|state, _| allocation.forget_resize(&mut state.allocations, key));
@@ -173,7 +176,7 @@ impl AllocationGuard {
         node.decide(|state, plugins| allocation.release(&mut state.allocations, plugins, key));
     }
 
-    /// Resolves when something changes that the pod may be waiting for.
+    /// Resolves when something changes for which the pod may be waiting.
     pub async fn freed(&self) {
         match self.allocation.waits() {
             true => self.changed.notified().await,

@@ -1,8 +1,8 @@
-//! An executor in memory: a node whose containers are numbers. For the simulator, for tests of faults that a real
-//! runtime cannot be made to show, and for hollow nodes; everything else is tested on real containerd.
+//! An in-memory executor: a node whose containers are only records. It serves the simulator, tests of faults that a
+//! real runtime cannot produce on demand, and hollow nodes; everything else is tested on real containerd.
 //!
-//! The [`world`] outlives an agent, as a node does. Each call takes virtual time, and may fail before it has done
-//! anything, fail after it has done all of it (a lost answer), or hang until its deadline, as the seed has it.
+//! Like a real node, the [`world`] outlives an agent. Each call takes virtual time. Depending on the seed it fails
+//! before it has any effect, fails after it has taken full effect (a lost answer), or hangs until its deadline.
 
 mod ledger;
 pub mod world;
@@ -33,30 +33,30 @@ use crate::executor::{Executor, ExecutorError, LoggerReport};
 use limpet_telemetry::reporter::Reporter;
 use world::World;
 
-/// How long a call that hangs is waited for: containerd's deadline (`runtimeRequestTimeout`).
+/// The deadline of a call that hangs, as for containerd (`runtimeRequestTimeout`).
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What becomes of a call.
+/// How a call ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It is done and answered.
+    /// It takes effect and is answered.
     None,
-    /// It fails before anything was done.
+    /// It fails without effect.
     Before,
-    /// It is done, and its answer is lost.
+    /// It takes effect, and its answer is lost.
     LostAnswer,
-    /// It hangs until its deadline, and nothing was done.
+    /// It hangs until its deadline, without effect.
     Hang,
 }
 
-/// The executor of one life of the agent.
+/// The executor of one run of the agent.
 #[derive(Debug)]
 pub struct FakeExecutor {
     world: Arc<Mutex<World>>,
     processes: world::WorldProcesses,
-    /// Told of images and starts, as the real executor does.
+    /// Receives reports of images and starts, as from the real executor.
     reporter: Option<Arc<Reporter>>,
-    /// There are no drivers of volumes.
+    /// There are no volume drivers.
     volume_drivers: watch::Sender<u64>,
 }
 
@@ -80,7 +80,7 @@ impl FakeExecutor {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the time of a call pass. The result says whether the call is to be done, and whether its answer arrives.
+    /// Waits for the virtual time of a call. Returns whether the call takes effect, and whether its answer arrives.
     async fn call(&self, name: &'static str) -> Result<bool, Failure> {
         let (delay, fault) = self.world().draw_call(name);
         let _under_way = world::UnderWay::new(&self.world);
@@ -100,7 +100,7 @@ impl FakeExecutor {
         }
     }
 
-    /// A call that does `act` in the world.
+    /// A call with the effect `act`.
     async fn done<T>(&self, name: &'static str, act: impl FnOnce(&mut World) -> T) -> Result<T, Failure> {
         let answered = self.call(name).await?;
         let result = act(&mut self.world());
@@ -242,7 +242,7 @@ impl FakeExecutor {
         Outcome::Stopped { index, id: Some(id), phase, result }
     }
 
-    /// Nothing but its own timeout ends a probe that hangs.
+    /// Only its own timeout ends a probe that hangs.
     async fn probe(&self, pod: &PodState, index: usize, kind: ProbeKind) -> Outcome {
         let slot = &pod.containers[index];
         let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
@@ -298,7 +298,7 @@ impl Executor for FakeExecutor {
         exit: Exit,
     ) -> BoxFuture<'static, Exit> {
         async move {
-            // A write that fails is made up for at the reaping.
+            // A failed write is repeated when the container is reaped.
             let _ = self.done("RecordExit", |world| world.write_exit(&pod, &instance.id, &exit)).await;
             exit
         }
@@ -334,9 +334,9 @@ impl Executor for FakeExecutor {
 
     fn list(self: Arc<Self>, _: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>> {
         async move {
-            // The answer is as old as the call.
-            let found = self.world().found();
-            self.done("List", |_| found).await.map_err(|failure| ExecutorError(failure.message))
+            // The answer reflects the state at the time of the call.
+            let listed = self.world().listing();
+            self.done("List", |_| listed).await.map_err(|failure| ExecutorError(failure.message))
         }
         .boxed()
     }
@@ -394,7 +394,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
     }
 }
 
-/// The container's variables come from a ConfigMap that is not known.
+/// The failure of a container whose variables come from an unknown ConfigMap.
 fn missing_config_map(pod: &PodState, slot: &ContainerSlot) -> Option<Failure> {
     let sources = pod.container_spec(&slot.name)?.env_from.iter().flatten();
     let mut names = sources.filter_map(|source| source.config_map_ref.as_ref()).map(|config_map| &config_map.name);

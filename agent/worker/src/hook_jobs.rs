@@ -1,5 +1,5 @@
-//! The hooks of a pod that run: each continues until it has ended, its container's stop continues without it, or its
-//! container has ended.
+//! The running hooks of a pod. A hook runs until it ends, its container's stop continues without it, or its container
+//! has ended.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use limpet_core::plan::Action;
 use limpet_core::state::{ContainerSlot, PodState, StopPhase};
 use tokio::task::AbortHandle;
 
-/// The jobs of hooks, by container; a container has one hook at a time.
+/// The jobs of hooks by container; a container has one hook at a time.
 #[derive(Debug, Default)]
 pub(super) struct HookJobs(BTreeMap<usize, AbortHandle>);
 
@@ -21,12 +21,11 @@ impl HookJobs {
         }
     }
 
-    /// Remembers the job of a container's hook.
     pub(super) fn insert(&mut self, index: usize, job: AbortHandle) {
         self.0.insert(index, job);
     }
 
-    /// Every phase of a stop drops the hook that still runs: `postStart` for the first, `preStop` for the signal.
+    /// Drops the hook that still runs at each phase of a stop: `postStart` at the first, `preStop` at the signal.
     pub(super) fn yield_to(&mut self, action: &Action) {
         if let Action::Stop(index, ..) = action
             && let Some(job) = self.0.remove(index)
@@ -35,7 +34,7 @@ impl HookJobs {
         }
     }
 
-    /// Drops the hooks of containers that do not run any more; without a pod, all of them.
+    /// Drops the hooks of containers that no longer run; without a pod, all of them.
     pub(super) fn drop_ended(&mut self, pod: Option<&PodState>) {
         self.0.retain(|index, job| {
             let slot = pod.and_then(|pod| pod.containers.get(*index));

@@ -1,5 +1,5 @@
-//! A pod worker's inbox: the newest command, and what became of its containers. Nothing queues up: a newer command
-//! replaces an older one, and there is at most one end per container.
+//! A pod worker's inbox: the newest command, and events of its containers. Nothing queues up: a newer command
+//! replaces an older one, and there is at most one exit per container.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,23 +18,23 @@ use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::process::{ProcessName, Sender};
 use limpet_model::verdict::PodVerdict;
 
-/// Incarnations of one pod that wait for their end side by side. What exceeds it is removed at the agent's next start.
+/// The most incarnations of a pod that wait for their end. Further ones are removed at the agent's next start.
 pub const MOST_PASSED_OVER: usize = 64;
 
-/// What is wanted of a pod.
+/// The desired state of a pod.
 #[derive(Debug, Clone)]
 pub enum PodCommand {
-    /// It shall run, in this version.
+    /// It should run in this version.
     Run(Arc<PodRecord>),
-    /// It shall end.
+    /// It should end.
     End {
-        /// Within this time, instead of its own.
+        /// The grace period to use instead of its own.
         grace: Option<Duration>,
     },
 }
 
 impl PodCommand {
-    /// The incarnation that shall run.
+    /// The UID of the incarnation that should run.
     pub fn uid(&self) -> Option<&PodUid> {
         match self {
             Self::Run(record) => Some(&record.uid),
@@ -43,56 +43,55 @@ impl PodCommand {
     }
 }
 
-/// A pod has to end, because the node is short of something.
+/// An order to end a pod because the node is short of something.
 #[derive(Debug)]
 pub struct EvictionOrder {
-    /// The pod's name.
     pub key: PodKey,
-    /// Of that incarnation.
+    /// The incarnation's UID.
     pub uid: PodUid,
-    /// Why.
     pub verdict: PodVerdict,
-    /// Sent once nothing is left of it; dropped if it was not ended for this.
+    /// Sent once nothing is left of the pod; dropped if it was not ended for this.
     pub done: oneshot::Sender<()>,
 }
 
-/// Everything that came since the worker looked last.
+/// Everything since the worker last read its inbox.
 #[derive(Debug, Default)]
 pub struct Messages {
     /// The newest command.
     pub command: Option<PodCommand>,
-    /// Incarnations that newer commands have replaced before the worker looked: an earlier agent may have begun them.
+    /// Incarnations that newer commands have replaced before the worker saw them; an earlier agent may have started
+    /// them.
     pub passed_over: Vec<Arc<PodRecord>>,
-    /// First processes of containers that ended: code and time.
+    /// The exits of containers' first processes: code and time.
     pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
     /// Containers in which the OOM killer killed a process.
     pub out_of_memory: BTreeSet<ContainerId>,
-    /// The process that was killed there last, where the kernel says which.
+    /// The process that was last killed there, if the kernel reports it.
     pub victims: BTreeMap<ContainerId, ProcessName>,
-    /// Who sent the last signal that ends to a container's first process, where the kernel says who.
+    /// Who sent the last fatal signal to a container's first process, if the kernel reports it.
     pub signals: BTreeMap<ContainerId, Sender>,
-    /// The objects that the desired version refers to, as they are now.
+    /// The current objects to which the desired version refers.
     pub objects: Option<Arc<PodObjects>>,
-    /// Images that have come by archives, by their normalized names, since the agent runs.
+    /// All images that were imported from archives, by normalized name, since the agent started.
     pub images: Option<Arc<HashSet<String>>>,
-    /// The node is short of what the pod takes: the newest order for each incarnation.
+    /// The newest eviction order for each incarnation.
     pub evictions: BTreeMap<PodUid, EvictionOrder>,
-    /// The node shuts down, and the pod is to end. There is at most one for each shutdown.
+    /// Orders to end for the node's shutdown, at most one per shutdown.
     pub shutdowns: Vec<ShutdownOrder>,
-    /// Containers that are to be added to it. Each has a connection that waits for the answer, so there are not many.
+    /// Containers to be added. A connection waits for each answer, so there are few.
     pub debug: Vec<DebugOrder>,
-    /// Restarts that are asked for. Each has a connection that waits for the answer, too.
+    /// Requested restarts. A connection waits for each answer, too.
     pub restarts: Vec<RestartOrder>,
-    /// What an action has been waiting for, for long.
+    /// The call for which an action has been waiting too long.
     pub hanging: Option<String>,
-    /// What became of the loggers of its containers, by their names: the last of each.
+    /// The last report about each container's logger, by container name.
     pub loggers: BTreeMap<String, String>,
-    /// containerd's whole view of the pod's containers, just read.
+    /// containerd's complete view of the pod's containers, just read.
     pub found: Option<Vec<FoundContainer>>,
 }
 
 impl Messages {
-    /// Replaces the command, and the objects that its version refers to.
+    /// Replaces the command, and the objects to which its version refers.
     pub fn take_command(&mut self, command: PodCommand, objects: Option<Arc<PodObjects>>) {
         if let Some(PodCommand::Run(before)) = self.command.take()
             && command.uid() != Some(&before.uid)
@@ -103,14 +102,14 @@ impl Messages {
         (self.command, self.objects) = (Some(command), objects);
     }
 
-    /// Takes in an event of one of the pod's containers.
+    /// Adds an event of one of the pod's containers.
     pub fn take_event(&mut self, event: LifecycleEvent) {
         match event {
             LifecycleEvent::Exited { id, pid, code, at } => drop(self.exits.insert((id, pid), (code, at))),
             LifecycleEvent::OutOfMemory { id } => drop(self.out_of_memory.insert(id)),
             LifecycleEvent::OutOfMemoryVictim { id, victim } => drop(self.victims.insert(id, victim)),
             LifecycleEvent::Signalled { id, sender } => drop(self.signals.insert(id, sender)),
-            // Of the connection, not of a pod.
+            // These concern the connection, not a pod.
             LifecycleEvent::Connected | LifecycleEvent::Disconnected => {}
         }
     }
@@ -135,12 +134,12 @@ impl Inbox {
         self.arrival.notify_one();
     }
 
-    /// Empties the box.
+    /// Takes all messages.
     pub fn take(&self) -> Messages {
         std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Resolves when something was put in since the last time; never misses one.
+    /// Resolves when something was added since the last call; never misses anything.
     pub async fn arrived(&self) {
         self.arrival.notified().await;
     }

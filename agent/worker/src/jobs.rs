@@ -1,5 +1,5 @@
-//! What a worker has under way for its pod: actions beside its loop, among them pulls and hooks, and probes. What was begun
-//! for an earlier incarnation is never taken for the present one's.
+//! A worker's jobs for its pod: actions beside its loop, including pulls and hooks, and probes. Results of an earlier
+//! incarnation are never applied to the current one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use super::hook_jobs::HookJobs;
 
-/// How long actions under way may take once the agent stops.
+/// The deadline for running actions once the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The jobs of one pod.
@@ -21,26 +21,26 @@ pub(super) struct Jobs {
     actions: JoinSet<(u64, Outcome)>,
     pulls: BTreeMap<usize, AbortHandle>,
     hooks: HookJobs,
-    /// Nothing waits for them, and they end with the worker.
+    /// Nothing waits for probes, and they end with the worker.
     probes: JoinSet<(u64, Outcome)>,
     /// Counts incarnations.
     generation: u64,
 }
 
-/// How a job is watched and ended.
+/// How a job is monitored and ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum JobKind {
-    /// It has a timeout of its own, which may be long.
+    /// It has its own timeout, which may be long.
     Probe,
-    /// It may take as long as it needs: nothing hangs.
+    /// It may take any time.
     Hook(usize),
-    /// A newer version may be of another image.
+    /// It is aborted when a newer version has another image.
     Pull(usize),
     Call,
 }
 
 impl JobKind {
-    /// Whether a call that does not return for long is worth a report.
+    /// Whether a call that takes long is worth a report.
     pub(super) fn may_hang(self) -> bool {
         matches!(self, Self::Pull(_) | Self::Call)
     }
@@ -56,7 +56,7 @@ impl From<&Action> for JobKind {
     }
 }
 
-/// A job that has ended. Without an outcome it was aborted, or begun for an earlier incarnation.
+/// A finished job. Without an outcome it was aborted, or belongs to an earlier incarnation.
 #[derive(Debug)]
 pub(super) enum Ended {
     Action(Option<Outcome>),
@@ -64,7 +64,7 @@ pub(super) enum Ended {
 }
 
 impl Jobs {
-    /// Does `work`.
+    /// Starts a job.
     pub(super) fn spawn(&mut self, kind: JobKind, work: impl Future<Output = Outcome> + Send + 'static) {
         let generation = self.generation;
         let work = async move { (generation, work.await) };
@@ -76,7 +76,7 @@ impl Jobs {
         }
     }
 
-    /// The next job that has ended; never resolves while there is none. Cancel safe.
+    /// The next finished job; never resolves while there is none. Cancel safe.
     pub(super) async fn next_ended(&mut self, key: &PodKey) -> Ended {
         tokio::select! {
             biased;
@@ -104,29 +104,29 @@ impl Jobs {
         }
     }
 
-    /// Ends the hook that `action` does not wait for any more.
+    /// Ends the hook for which `action` does not wait any longer.
     pub(super) fn yield_to(&mut self, action: &Action) {
         self.hooks.yield_to(action);
     }
 
-    /// Ends the hooks of containers that do not run any more.
+    /// Ends the hooks of containers that no longer run.
     pub(super) fn drop_ended_hooks(&mut self, pod: Option<&PodState>) {
         self.hooks.drop_ended(pod);
     }
 
-    /// Ends the pull for one container: what is pulled for the version before is of no use any more.
+    /// Ends the pull for one container, because the previous version's image is no longer needed.
     pub(super) fn abort_pull(&mut self, index: usize) {
         if let Some(pull) = self.pulls.remove(&index) {
             pull.abort();
         }
     }
 
-    /// Ends all pulls; they resume.
+    /// Ends all pulls; they can be resumed.
     pub(super) fn abort_pulls(&mut self) {
         std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
     }
 
-    /// What was begun for the current incarnation is of no use to another one.
+    /// Makes the results of the current incarnation's jobs irrelevant.
     pub(super) fn leave_incarnation(&mut self) {
         self.abort_pulls();
         self.hooks.drop_ended(None);
@@ -134,7 +134,7 @@ impl Jobs {
         self.generation += 1;
     }
 
-    /// The agent stops: what is under way is finished, pulls and probes are cut.
+    /// Finishes running actions when the agent stops; pulls and probes are aborted.
     pub(super) async fn drain(&mut self, key: &PodKey) {
         self.abort_pulls();
         self.probes.abort_all();

@@ -1,7 +1,7 @@
-//! One task per pod: decide what to do next, have it done, wait for the next event.
+//! One task per pod: it decides what to do next, has it done, and waits for the next event.
 //!
-//! [`merge_loop`] says what is desired, [`pod_worker`] is the task of a pod, [`supervisor`] the owner of all such tasks. What to do is decided by
-//! [`limpet_core::plan`], and done by an [`executor::Executor`].
+//! [`merge_loop`] determines the desired pods, [`pod_worker`] is the task of a pod, and [`supervisor`] owns all of
+//! these tasks. [`limpet_core::plan`] decides, and an [`executor::Executor`] acts.
 
 pub mod adoption;
 pub mod allocator;
@@ -29,19 +29,16 @@ use limpet_core::probe::ProbeGrid;
 use limpet_telemetry::reporter::Reporter;
 use tokio::sync::mpsc;
 
-/// What every worker works with. Clones share it.
+/// What every worker needs. Clones share it.
 #[derive(Debug, Clone)]
 pub struct WorkerContext {
-    /// Has things done.
     pub executor: Arc<dyn Executor>,
-    /// Reports what happens.
     pub reporter: Arc<Reporter>,
-    /// The moments at which probes run.
+    /// The times at which probes run.
     pub probe_grid: ProbeGrid,
-    /// The processes that BPF programs report on.
+    /// The processes about which BPF programs report.
     pub followed: Arc<WatchedProcesses>,
-    /// Which pod has what of the node.
     pub allocator: Arc<Allocator>,
-    /// To the supervisor: pods that have to end so that another one can start.
+    /// Sends pods to the supervisor that have to end so that another one can start.
     pub evictions: mpsc::Sender<EvictionOrder>,
 }

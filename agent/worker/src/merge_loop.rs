@@ -13,12 +13,12 @@ use crate::workloads::Workloads;
 
 /// Owns the merged state until `stop`: waits for a snapshot, merges, stores the result, sends the changes.
 ///
-/// A burst coalesces: however often the sources publish while the supervisor is busy, one merge takes the newest.
+/// Bursts coalesce: however often sources publish while the supervisor is busy, one merge takes the newest snapshots.
 pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merged>, stop: CancellationToken) {
     run_with(slots, desired, changes, None, stop).await;
 }
 
-/// The same with the pods that controllers make of the sources' workloads.
+/// The same, including pods that controllers create from the sources' workloads.
 pub async fn run_with(
     slots: Arc<Slots>,
     desired: Desired,
@@ -28,7 +28,8 @@ pub async fn run_with(
 ) {
     let mut table = MergeTable::default();
     loop {
-        // The channel slot is reserved before the sources are read, so that later snapshots are part of this merge.
+        // The channel slot is reserved before the sources are read, so that later snapshots become part of this
+        // merge.
         let permit = async {
             tokio::select! {
                 () = slots.published() => {}
@@ -48,7 +49,7 @@ pub async fn run_with(
         };
         let delta = table.absorb(snapshots);
         let snapshot = Arc::new(table.desired().clone());
-        // Also without a change to send: a Secret that no pod refers to is dropped.
+        // Stored even without a change to send, so that a Secret to which no pod refers is dropped.
         desired.store(Arc::clone(&snapshot));
         if delta.is_empty() {
             continue;

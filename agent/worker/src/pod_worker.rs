@@ -1,7 +1,7 @@
 //! The task of one pod: takes its messages, plans, has the executor act, applies outcomes, waits.
 //!
-//! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
-//! action but a pull in half.
+//! Actions run beside the loop, so a pull or a hanging call never delays a newer command. A command interrupts no
+//! action except a pull.
 
 mod ephemeral_containers;
 mod eviction;
@@ -36,10 +36,9 @@ use limpet_model::object::{PodObjects, claim};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use oom_kills::UnjudgedKills;
 
-/// How long an action may wait for one call before it is reported.
+/// How long an action may wait for one call before that is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 
-/// One pod's task.
 #[derive(Debug)]
 pub struct PodWorker {
     key: PodKey,
@@ -47,45 +46,45 @@ pub struct PodWorker {
     context: WorkerContext,
     node: NodeWatch,
     stop: CancellationToken,
-    /// The incarnation being worked on; others found beside it are ended first, one after the other.
+    /// The current incarnation; others that were found beside it are ended first, one after the other.
     current: Option<PodState>,
     others: VecDeque<PodState>,
     wanted: Wanted,
     jobs: Jobs,
     processes: ProcessWatch,
     unjudged_kills: UnjudgedKills,
-    /// What the pod has of the node, or waits for.
+    /// The pod's allocations, or what it waits for.
     allocation: AllocationGuard,
     eviction: Eviction,
-    /// Who waits for the end of the pod, because the node shuts down.
+    /// Those who wait for the pod's end because the node shuts down.
     shutting_down: Vec<oneshot::Sender<()>>,
-    /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
+    /// Whether containerd was reconnected meanwhile: a new start may meet the remains of an interrupted one.
     reconnected: bool,
 }
 
-/// What is to become of the pod.
+/// The desired future of the pod.
 #[derive(Debug, Default)]
 struct Wanted {
-    /// The version that is to run once everything else of this key is gone.
+    /// The version to run once everything else with this key is gone.
     next: Option<Arc<PodRecord>>,
-    /// The objects that the version that is to run refers to.
+    /// The objects to which the desired version refers.
     objects: Option<Arc<PodObjects>>,
-    /// Nothing of this key is to run any more.
+    /// Whether nothing with this key should run any more.
     ends: bool,
-    /// What its end may take, when that is not the pod's own to say.
+    /// The grace period of its end, if it is not the pod's own.
     grace: Option<Duration>,
 }
 
 /// What a worker watches of its node.
 #[derive(Debug)]
 struct NodeWatch {
-    /// The supervisor wakes the worker when it changes.
+    /// The node's state; the supervisor wakes the worker when it changes.
     state: watch::Receiver<NodeState>,
-    /// How many changes of the node's network the current incarnation knows of.
+    /// The number of changes of the node's network that the current incarnation knows.
     network_changes: u64,
     /// Changes of the devices of plugins.
     devices: watch::Receiver<u64>,
-    /// Registrations of drivers of volumes, and their ends.
+    /// Changes of the registered volume drivers.
     volume_drivers: watch::Receiver<u64>,
 }
 
@@ -104,7 +103,7 @@ impl NodeWatch {
     }
 }
 
-/// Resolves at the next change; never without a sender, which ends with the agent. Cancel safe.
+/// Resolves at the next change; never once the sender is gone, which ends with the agent. Cancel safe.
 async fn changed(changes: &mut watch::Receiver<u64>) {
     if changes.changed().await.is_err() {
         std::future::pending().await
@@ -112,8 +111,8 @@ async fn changed(changes: &mut watch::Receiver<u64>) {
 }
 
 impl PodWorker {
-    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last;
-    /// `allocation` is what the pod has of the node already.
+    /// A worker for `key`. `adopted` are the incarnations that were found running, the one to keep last; `allocation`
+    /// has what the pod already uses of the node.
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
@@ -194,7 +193,7 @@ impl PodWorker {
         }
     }
 
-    /// Waits for messages, an outcome, or `until`. True: the agent stops.
+    /// Waits for messages, an outcome, or `until`. Returns true if the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = sleep_until_or_forever(until.map(Into::into));
         let allocator = &self.context.allocator;
@@ -225,7 +224,7 @@ impl PodWorker {
                 outcome.and_then(|outcome| outcome::apply(pod, outcome, now));
             }
             Ended::Action(outcome) => {
-                // Another action that still hangs reports it again.
+                // Another action that still hangs will report it again.
                 pod.hanging = None;
                 if let Some(outcome) = outcome {
                     self.apply(outcome, now);
@@ -234,7 +233,7 @@ impl PodWorker {
         }
     }
 
-    /// Applies what became of an action, and reports it.
+    /// Applies the outcome of an action, and reports it.
     fn apply(&mut self, outcome: Outcome, now: Now) {
         let Some(pod) = &mut self.current else { return };
         let ended = match &outcome {
@@ -276,7 +275,8 @@ impl PodWorker {
         if action == Action::TearDown {
             self.jobs.abort_pulls();
         }
-        // A probe does not ask for what its own beginning changes: the container's state is not copied for it.
+        // The container's state is copied before all actions except a probe, whose beginning changes nothing that is
+        // compared.
         let before = (!matches!(action, Action::Probe(..))).then(|| pod.clone());
         outcome::begin(pod, &action);
         let before = before.unwrap_or_else(|| pod.clone());
@@ -290,7 +290,7 @@ impl PodWorker {
         }
     }
 
-    /// Ends the pod once the node has a reason to.
+    /// Ends the pod if the node has a reason to.
     fn judge(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         pod.count_active(now);
@@ -304,9 +304,9 @@ impl PodWorker {
         }
     }
 
-    /// Asks whether the node takes the pod now: the only place where a pod with a worker is refused before it begins.
+    /// Asks whether the node admits the pod now. Only here is a pod with a worker refused before it begins.
     fn admit(&mut self, node: NodeState) {
-        // What several incarnations use is kept until one is left.
+        // What several incarnations use is kept until only one is left.
         let alone = self.others.is_empty();
         let Some(pod) = &mut self.current else {
             if alone {
@@ -332,7 +332,7 @@ impl PodWorker {
         }
     }
 
-    /// What was begun for the current incarnation is of no use to another one.
+    /// Drops the jobs and watches of the current incarnation.
     fn leave_incarnation(&mut self) {
         self.jobs.leave_incarnation();
         self.eviction.waiting = None;
@@ -340,14 +340,14 @@ impl PodWorker {
         self.allocation.forget_resize();
     }
 
-    /// Runs the same version in a new incarnation; nothing is left of the current one.
+    /// Runs the same version in a new incarnation, because nothing is left of the current one.
     fn begin_again(&mut self, record: Arc<PodRecord>, now: Now) {
         self.leave_incarnation();
         self.current = Some(self.incarnation(record, now));
         self.hand_over_objects();
     }
 
-    /// Goes on to the next incarnation. False: there is none.
+    /// Continues with the next incarnation. Returns false if there is none.
     fn advance(&mut self, now: Now) -> bool {
         self.leave_incarnation();
         self.current = self.others.pop_front();
@@ -367,12 +367,12 @@ impl PodWorker {
     }
 }
 
-/// What a worker leaves.
+/// What a worker returns at its end.
 #[derive(Debug)]
 pub struct WorkEnded {
     pub key: PodKey,
-    /// The pod that has ended as it was ordered to, and is reported as gone; `None`: it was not ordered to end, or the
-    /// agent stops.
+    /// The pod that has ended as ordered and is reported as gone; `None` if it was not ordered to end, or the agent
+    /// stops.
     pub gone: Option<PodUid>,
 }
 
@@ -386,7 +386,7 @@ fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
     pod.containers.get(*index).map(|slot| slot.name.clone())
 }
 
-/// Whether a missing network is what keeps the pod from starting.
+/// Whether a missing network keeps the pod from starting.
 fn waits_for_network(pod: &PodState, node: NodeState) -> bool {
     let no_sandbox = matches!(pod.sandbox, SandboxState::Absent { .. });
     node.runtime_ready && !node.network_ready && no_sandbox && pod.ending.is_none() && !pod.record.host_network()

@@ -1,5 +1,5 @@
-//! Watches over the first processes of a pod's containers, and over their loggers. containerd reports exits, with the exit
-//! code; an exit that the kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
+//! Watches the first processes of a pod's containers, and keeps their loggers running. containerd reports exits with
+//! the exit code. An exit that only the kernel reports is checked: the event was missed, or a shim hangs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use limpet_model::process::ProcessHandle;
 
 /// How long containerd may take to report an exit that the kernel has reported.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to answer a call.
+/// The deadline for its answer to a call.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What containerd has of a container.
+/// containerd's state of a container.
 pub type Answer = Result<Option<Task>, ExecutorError>;
 
 /// A process: its container's id in containerd, and its number.
 pub type ProcessKey = (ContainerId, u32);
 
-/// What runs of a pod: the container's name, and the handle of its first process, where the kernel gives one.
+/// A pod's running processes: the container's name, and the handle of its first process, if the kernel provides one.
 type RunningProcesses<'a> = BTreeMap<ProcessKey, (&'a str, Option<&'a Arc<dyn ProcessHandle>>)>;
 
-/// The ends that are waited for.
+/// The processes whose exits are awaited.
 #[derive(Debug, Default)]
 pub struct ProcessWatch {
     waiting: JoinSet<(ProcessKey, Answer)>,
@@ -39,7 +39,7 @@ pub struct ProcessWatch {
 }
 
 impl ProcessWatch {
-    /// Waits for the end of what runs of `pod`, and for nothing else any more.
+    /// Watches the running processes of `pod`, and no others any more.
     pub fn follow(&mut self, pod: Option<&PodState>, context: &WorkerContext, inbox: &Arc<Inbox>) {
         let running: RunningProcesses<'_> = pod.map(running).unwrap_or_default();
         self.followed.retain(|key, wait| {
@@ -61,8 +61,8 @@ impl ProcessWatch {
         }
     }
 
-    /// A process that exited without an event from containerd, and containerd's view of its task; never while there is
-    /// none. Cancel safe.
+    /// A process that exited without an event from containerd, with containerd's view of its task; never resolves
+    /// while there is none. Cancel safe.
     pub async fn missed_exit(&mut self) -> (ProcessKey, Answer) {
         loop {
             match self.waiting.join_next().await {
@@ -70,7 +70,7 @@ impl ProcessWatch {
                     self.followed.remove(&key);
                     return (key, answer);
                 }
-                // Let go of, since its end is known.
+                // The watch was dropped because the exit is known.
                 Some(Err(_)) => {}
                 None => std::future::pending().await,
             }
@@ -78,7 +78,7 @@ impl ProcessWatch {
     }
 }
 
-/// What runs, and the hold on it, where the kernel gives one.
+/// The running processes, with their handles if the kernel provides them.
 fn running(pod: &PodState) -> RunningProcesses<'_> {
     let instances = pod.containers.iter().filter_map(|slot| Some((slot.name.as_str(), slot.instance.as_ref()?)));
     let processes = instances.filter_map(|(name, instance)| match &instance.life {

@@ -1,6 +1,6 @@
-//! The owner of all pod workers: passes them commands and events, adopts what runs, has orphans removed.
+//! Owns all pod workers: passes commands and events to them, adopts running pods, and has orphans removed.
 //!
-//! Its loop awaits no I/O: reading the runtime's state, removing orphans and forgetting pulls are jobs beside it.
+//! Its loop awaits no I/O: reading the runtime's state, removing orphans and forgetting pulls are separate jobs.
 
 mod cleanup;
 mod reading;
@@ -37,7 +37,7 @@ use limpet_model::source::SourceKind;
 use limpet_telemetry::health::Heartbeat;
 use reading::Reading;
 
-/// What the supervisor listens to.
+/// The supervisor's inputs.
 #[derive(Debug)]
 pub struct Intake {
     /// From the merge.
@@ -48,15 +48,15 @@ pub struct Intake {
     pub network: watch::Receiver<NetworkStatus>,
     /// From the node's own network.
     pub node_network: watch::Receiver<NodeNetwork>,
-    /// From the directory of image archives: the images that have come by them.
+    /// From the directory of image archives: the imported images.
     pub images: watch::Receiver<Arc<HashSet<String>>>,
-    /// From the measurements of the node: what it is short of.
+    /// From the measurements of the node: its shortages.
     pub pressure: watch::Receiver<NodePressure>,
-    /// The pods that have to end for it.
+    /// The pods that have to end because of a shortage.
     pub evictions: mpsc::Receiver<EvictionOrder>,
     /// From the task that ends the pods when the node shuts down.
     pub shutdown: ShutdownIntake,
-    /// From the local socket: what users ask of pods.
+    /// From the local socket: users' orders about pods.
     pub orders: mpsc::Receiver<PodOrder>,
     /// Requests that check whether this loop is alive.
     pub heartbeat: Heartbeat,
@@ -66,25 +66,25 @@ pub struct Intake {
 #[derive(Debug)]
 pub struct Supervisor {
     context: WorkerContext,
-    /// What the workers watch; changed here alone.
+    /// The node's state for the workers; only the supervisor changes it.
     node: watch::Sender<NodeState>,
     desired: Arc<DesiredPods>,
     workers: BTreeMap<PodKey, Arc<Inbox>>,
     tasks: JoinSet<WorkEnded>,
-    /// The second half of a container's id leads to its pod.
+    /// Pods by the second half of their containers' ids.
     routes: HashMap<String, PodKey>,
     provisional: Provisional,
-    /// Pods that are being deleted and nothing is left of.
+    /// Pods that are being deleted and of which nothing is left.
     torn_down: HashSet<PodUid>,
-    /// Pods that are being deleted and whose worker has ended them: nothing is left of them either, and it is reported.
+    /// Pods that are being deleted and were reported as gone by their workers; nothing is left of them either.
     gone: HashSet<PodUid>,
-    /// A pod waits until the node has fewer.
+    /// Whether a pod waits until the node has fewer pods.
     waits_for_slot: bool,
-    /// Changes of the devices of plugins, which may be what such a pod waits for.
+    /// Changes of plugins' devices, for which such a pod may be waiting.
     device_changes: watch::Receiver<u64>,
-    /// The runtime's state was read once.
+    /// Whether the runtime's state was read once.
     adopted: bool,
-    /// To the controllers of workloads: their pods among those that were found then.
+    /// Tells the controllers of workloads which of their pods were found.
     found_workloads: Option<oneshot::Sender<Vec<Arc<PodRecord>>>>,
     absence_reported: bool,
     reading: Reading,
@@ -117,19 +117,19 @@ impl Supervisor {
         }
     }
 
-    /// The node's state, as the workers watch it.
+    /// The node's state for watchers.
     pub fn node_state(&self) -> watch::Receiver<NodeState> {
         self.node.subscribe()
     }
 
-    /// The pods of workloads that run when the agent starts, for their controllers.
+    /// The pods of workloads that were running when the agent started, for their controllers.
     pub fn adopted(&mut self) -> Adopted {
         let (found, adopted) = oneshot::channel();
         self.found_workloads = Some(found);
         adopted
     }
 
-    /// Supervises until the agent stops; then waits for the workers to put down what they are doing.
+    /// Supervises until the agent stops; then waits for the workers to finish.
     pub async fn run(mut self, mut intake: Intake) {
         let network_ready = intake.network.borrow_and_update().is_ready();
         let network = *intake.node_network.borrow_and_update();
@@ -184,20 +184,20 @@ impl Supervisor {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Passes the order to end on to the pod's worker, unless the shutdown has been cancelled since.
+    /// Passes an order to end to the pod's worker, unless the shutdown was cancelled meanwhile.
     fn shut_down(&self, order: ShutdownOrder) {
         if let Some(inbox) = self.workers.get(&order.key).filter(|_| self.node.borrow().shutting_down) {
             inbox.put(|messages| messages.shutdowns.push(order));
         }
     }
 
-    /// Passes a container that is to be added on to the worker of its pod.
+    /// Passes a container to be added to the worker of its pod.
     fn add_debug(&self, order: DebugOrder) {
         match self.workers.get(&order.key) {
             Some(inbox) => inbox.put(|messages| messages.debug.push(order)),
             None => {
                 let DebugOrder { key, done, .. } = order;
-                // The caller may have gone meanwhile.
+                // The caller may have gone.
                 let _ = done.send(Err(DebugError::NoPod(key)));
             }
         }
@@ -209,13 +209,14 @@ impl Supervisor {
             Some(inbox) => inbox.put(|messages| messages.restarts.push(order)),
             None => {
                 let RestartOrder { key, done, .. } = order;
-                // The caller may have gone meanwhile.
+                // The caller may have gone.
                 let _ = done.send(Err(RestartError::NoPod(key)));
             }
         }
     }
 
-    /// Changes the node's state and wakes every worker, in the order of their keys: a watch would wake them in any order.
+    /// Changes the node's state and wakes every worker in the order of their keys; a watch would wake them in any
+    /// order.
     fn change_node(&self, change: impl FnOnce(&mut NodeState)) {
         self.node.send_modify(change);
         self.workers.values().for_each(|inbox| inbox.wake());
@@ -233,7 +234,7 @@ impl Supervisor {
                 self.gone.remove(&record.uid);
             }
             match change {
-                // What runs is of another source, which has not reported yet.
+                // The running pod belongs to another source, which has not reported yet.
                 PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
                 PodChange::Removed(_) => self.command(&record.key, PodCommand::End { grace: None }),
                 PodChange::Added(_)
@@ -244,7 +245,7 @@ impl Supervisor {
         }
         self.context.reporter.report_duplicates(&self.desired, &merged.contested);
         self.settle_provisional();
-        // What runs of another source than the desired one refers to that source's objects.
+        // A running pod of another source than the desired one refers to that source's objects.
         for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
             if let (Some(record), Some(inbox)) = (self.desired.pods.get(key), self.workers.get(key)) {
                 let objects = Arc::new(self.desired.objects_of(record));
@@ -267,8 +268,8 @@ impl Supervisor {
         }
     }
 
-    /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before
-    /// this one may have left of it: a volume that is still mounted may be a successor's elsewhere.
+    /// Reports a pod that is being deleted and has no worker as gone, once everything that an earlier agent may have
+    /// left of it is released: a successor elsewhere may need a volume that is still mounted.
     fn tear_down_remains(&mut self, record: &Arc<PodRecord>) {
         let is_gone = self.gone.contains(&record.uid) || self.context.reporter.is_retired(record);
         if is_gone || self.must_wait(&record.key, record) {
@@ -281,7 +282,8 @@ impl Supervisor {
         self.spawn(record.key.clone(), vec![remains], Some(command_for(record)), None);
     }
 
-    /// Ends what was found running once its source has reported without it, or passes it to the source that has it.
+    /// Ends a pod that was found running once its source has reported without it, or hands it to the source that has
+    /// it.
     fn settle_provisional(&mut self) {
         for key in self.provisional.remove_resolved(&self.desired) {
             match self.desired.pods.get(&key).cloned() {
@@ -298,7 +300,7 @@ impl Supervisor {
         if let PodCommand::Run(record) = &command {
             let has_worker = self.workers.contains_key(key);
             if self.must_wait(key, record) {
-                // `start_waiting` finds it without a worker later.
+                // `start_waiting` starts it later.
                 if !has_worker {
                     return;
                 }
@@ -312,9 +314,9 @@ impl Supervisor {
                 let objects = self.objects_for(&command);
                 inbox.put(|messages| messages.take_command(command, objects));
             }
-            // Before the first reading of containerd's state it is not known what runs.
+            // Before containerd's state was first read, it is unknown what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
-            // Nothing of it is here, and it does not run again.
+            // Nothing of it exists here, and it does not run again.
             (None, PodCommand::Run(record)) if record.has_ended() || self.context.reporter.has_refused(&record) => {}
             (None, PodCommand::Run(record)) => self.start(key, record),
             // It may have been waiting for a slot.
@@ -322,7 +324,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives the pod a worker, if there is a slot for it, or will be once lesser pods have ended for it.
+    /// Gives the pod a worker if there is a slot for it, or will be once lesser pods have ended.
     fn start(&mut self, key: &PodKey, record: Arc<PodRecord>) {
         match self.context.allocator.enter(&record) {
             Ok(allocation) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(allocation)),
@@ -335,8 +337,8 @@ impl Supervisor {
         }
     }
 
-    /// Whether containers and directories of the pod's UID are still another pod's: of one whose manifest was renamed and
-    /// wrote its UID, or an orphan that is being removed.
+    /// Whether containers and directories with the pod's UID still belong to another pod: one whose manifest was
+    /// renamed and contained the UID, or an orphan that is being removed.
     fn must_wait(&self, key: &PodKey, record: &PodRecord) -> bool {
         let owner = self.routes.get(&ContainerId::pod_digits(&record.uid));
         match owner.filter(|owner| *owner != key && self.workers.contains_key(*owner)) {
@@ -348,7 +350,7 @@ impl Supervisor {
         }
     }
 
-    /// The objects that a wanted version refers to.
+    /// The objects to which a desired version refers.
     fn objects_for(&self, command: &PodCommand) -> Option<Arc<PodObjects>> {
         match command {
             PodCommand::Run(record) => Some(Arc::new(self.desired.objects_of(record))),
@@ -402,8 +404,8 @@ impl Supervisor {
         self.absence_reported = true;
     }
 
-    /// Passes an event to the worker of its pod. One without a worker is kept while the runtime's state is being read: it
-    /// may be of a container that this reading adopts.
+    /// Passes an event to the worker of its pod. Without a worker, it is stored while the runtime's state is being
+    /// read, because that reading may adopt its container.
     fn route(&mut self, event: LifecycleEvent) {
         let Some(id) = event.container() else { return };
         let inbox = self.routes.get(id.pod_part()).and_then(|key| self.workers.get(key));
@@ -417,7 +419,7 @@ impl Supervisor {
         let WorkEnded { key, gone } = match ended {
             Ok(ended) => ended,
             Err(error) => {
-                // A worker has no code path that panics on purpose; the next start of the agent takes its pod over.
+                // A worker never panics on purpose. The next start of the agent adopts its pod.
                 tracing::error!(%error, "a pod's worker failed");
                 return;
             }
@@ -429,20 +431,20 @@ impl Supervisor {
         self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
         self.reading.pod_ended(&key);
         self.routes.retain(|_, owner| *owner != key);
-        // A command that came while the worker was ending lies unread, and a pod may wait for the slot that is free now.
+        // A command may have arrived while the worker was ending, and a pod may wait for the slot that is now free.
         if !self.stop.is_cancelled() {
             self.start_waiting();
         }
     }
 
-    /// Starts the pods that wait for a slot.
+    /// Starts pods that wait for a slot.
     fn fill_slots(&mut self) {
         self.waits_for_slot = false;
         self.start_waiting();
     }
 
-    /// Starts the workers of pods that are wanted and have none, as far as there are slots: first those for which
-    /// another would have to end.
+    /// Starts workers for desired pods without one, as far as there are slots: first pods for which another would
+    /// have to end.
     fn start_waiting(&mut self) {
         let mut waiting: Vec<Arc<PodRecord>> = self
             .desired

@@ -1,4 +1,4 @@
-//! The init processes of running containers: the BPF programs follow them, and their additions and removals show when a
+//! The init processes of running containers. BPF programs follow them, and their additions and removals show when a
 //! burst of starts or exits has ended.
 
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use tokio::time::{Instant, timeout_at};
 
 use limpet_model::container::ContainerId;
 
-/// A burst ends after so long without a change.
+/// A burst ends after this time without a change.
 const BURST_END: Duration = Duration::from_secs(3);
-/// And at the latest after so long: a container in CrashLoopBackOff must not prolong it forever.
+/// A burst ends at the latest after this time: a container in CrashLoopBackOff must not prolong it forever.
 const MAX_BURST: Duration = Duration::from_secs(60);
-/// A node is idle after so long without a change: what follows a start or an exit, status, events and volumes, has
-/// ended, too.
+/// A node is idle after this time without a change: work that follows a start or an exit, such as status, events and
+/// volumes, has ended too.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
-/// The same limit for it.
+/// It counts as idle at the latest after this time.
 const MAX_IDLE: Duration = Duration::from_secs(600);
 
 /// The init processes of containers, by pid.
@@ -40,7 +40,7 @@ impl WatchedProcesses {
         self.changed.send_replace(());
     }
 
-    /// The processes followed now.
+    /// The processes that are followed.
     pub fn processes(&self) -> HashMap<u32, ContainerId> {
         self.lock().clone()
     }
@@ -50,7 +50,7 @@ impl WatchedProcesses {
         self.lock().is_empty()
     }
 
-    /// Reports every change from now on, and one before, which may have been missed.
+    /// Reports every change from now on, and one immediately, because an earlier one may have been missed.
     pub fn changes(&self) -> Changes {
         let mut changed = self.changed.subscribe();
         changed.mark_changed();
@@ -74,13 +74,13 @@ impl Changes {
         }
     }
 
-    /// Resolves when the next burst of changes has ended. Cancel safe but for the burst that has begun.
+    /// Resolves when the next burst of changes has ended. Cancel safe, except for a burst that has begun.
     pub async fn settled(&mut self) {
         self.burst(BURST_END, MAX_BURST).await;
     }
 
-    /// Resolves when there has been no change for a minute after one, or, where they do not end, after ten of them.
-    /// Cancel safe but for the burst that has begun.
+    /// Resolves a minute after the last change or, if changes do not end, after ten minutes of them. Cancel safe,
+    /// except for a burst that has begun.
     pub async fn idle(&mut self) {
         self.burst(IDLE_AFTER, MAX_IDLE).await;
     }

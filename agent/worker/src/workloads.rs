@@ -1,5 +1,5 @@
-//! Drives the controllers of workloads within the merge loop: gives them what has changed and the time, has what they
-//! remember written before it takes effect, and wakes them when they are due.
+//! Drives the controllers of workloads within the merge loop: passes changes and the time to them, has their memory
+//! written before it takes effect, and wakes them when they are due.
 //!
 //! Without a workload it waits for nothing: no timer, no observed pod.
 
@@ -15,32 +15,32 @@ use limpet_model::pod::PodRecord;
 use limpet_telemetry::event::{EventType, Events};
 use tokio::sync::oneshot;
 
-/// Receives the pods of workloads that ran when the agent started, once they are known.
+/// Receives the pods of workloads that were running when the agent started.
 pub type Adopted = oneshot::Receiver<Vec<Arc<PodRecord>>>;
 
-/// Where controllers' memory is kept.
+/// Stores controllers' memory.
 pub trait Ledger: Debug + Send + Sync {
-    /// This moment, by the node's clock.
+    /// The current time by the node's clock.
     fn now(&self) -> Timestamp;
 
     /// Resolves when the node's clock shows `at`, or is set. Cancel safe.
     fn until(&self, at: Timestamp) -> BoxFuture<'_, ()>;
 
-    /// Writes what is remembered from now on. Resolves when it is on disk, or cannot be written in reasonable time: then it
-    /// takes effect all the same.
+    /// Writes changed memory. Resolves when it is on disk, or could not be written in reasonable time; it then takes
+    /// effect anyway.
     fn save(self: Arc<Self>, changes: Vec<MemoryChange>) -> BoxFuture<'static, ()>;
 }
 
-/// The controllers and what they are driven by.
+/// The controllers with their inputs.
 pub struct Workloads {
     controllers: Controllers,
     ledger: Arc<dyn Ledger>,
     observed: Observed,
     events: Events,
     changes: Changes,
-    /// Until they are known.
+    /// Present until the running pods are known.
     adopted: Option<Adopted>,
-    /// They are known, but not yet given to the controllers.
+    /// Running pods that are known, but were not passed to the controllers yet.
     found: Option<Vec<Arc<PodRecord>>>,
     saving: Option<BoxFuture<'static, ()>>,
 }
@@ -58,7 +58,7 @@ impl Workloads {
         Self { controllers, ledger, observed, events, changes, adopted: Some(adopted), found: None, saving: None }
     }
 
-    /// Resolves when controllers may decide otherwise than before, although no source has published. Cancel safe.
+    /// Resolves when controllers may decide differently, although no source has published. Cancel safe.
     pub(crate) async fn woken(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.await;
@@ -123,7 +123,8 @@ impl Workloads {
     }
 }
 
-/// The pods that ran when the agent started; never if they are known already, or nobody will say. Cancel safe.
+/// The pods that were running when the agent started; never resolves if they are already known, or the sender is
+/// gone. Cancel safe.
 async fn received(adopted: &mut Option<Adopted>) -> Vec<Arc<PodRecord>> {
     match adopted {
         Some(receiver) => match receiver.await {

@@ -1,6 +1,7 @@
 //! The directories that the active backend reports on. Part of [`super`].
 //!
-//! A mark of fanotify's is set on a blocking thread: the directory's file system is asked, and may not answer.
+//!
+//! fanotify's marks are set on a blocking thread, because the directory's file system is queried and may not answer.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,11 +18,10 @@ use crate::fanotify::Marked;
 /// How long a watch that was moved waits for its marks.
 const MARK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Marks being set.
 type Marking = JoinHandle<Vec<Marked>>;
 
 impl Attributor {
-    /// Has the backend report on the directories that are wanted now.
+    /// Tells the backend which directories to report on now.
     pub(super) fn update_marks(&mut self) {
         let directories = &self.directories;
         match &mut self.active {
@@ -32,7 +32,7 @@ impl Attributor {
             }
             ActiveBackend::Fanotify(fanotify) => {
                 fanotify.keep_only(|marked| directories.iter().any(|(_, id)| id == marked));
-                // A call that hangs keeps one thread, not one more at every change.
+                // A call that hangs holds only one thread, not another one at every change.
                 match self.marking {
                     Some(_) => self.mark_again = true,
                     None => self.marking = Some(spawn_blocking(fanotify.marking(directories.clone()))),
@@ -41,8 +41,8 @@ impl Attributor {
         }
     }
 
-    /// Resolves when the marks that were asked for are set, or take longer than [`MARK_TIMEOUT`]: then they are set later.
-    /// Cancel safe.
+    /// Resolves when the marks that were asked for are set, or after [`MARK_TIMEOUT`], in which case they are set
+    /// later. Cancel safe.
     pub async fn marked(&mut self) {
         while let Some(marking) = &mut self.marking {
             match timeout(MARK_TIMEOUT, marking).await {
@@ -52,7 +52,7 @@ impl Attributor {
         }
     }
 
-    /// Takes in what became of the marks that were being set.
+    /// Applies the result of setting marks.
     pub(super) fn take_marks(&mut self, marked: Result<Vec<Marked>, JoinError>) {
         self.marking = None;
         let marked = marked.inspect_err(|error| tracing::error!(%error, "setting fanotify's marks panicked"));
@@ -60,7 +60,7 @@ impl Attributor {
             let ActiveBackend::Fanotify(fanotify) = &mut self.active else { return };
             match handle {
                 Ok(handle) => fanotify.marked(id, handle),
-                // It was removed in between, which inotify reports.
+                // It was removed in the meantime, which inotify reports.
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                 Err(error) if self.directories.first().is_some_and(|(_, main)| *main == id) => {
                     let reason = format!("{}: {error}", path.display());
@@ -77,7 +77,7 @@ impl Attributor {
     }
 }
 
-/// What became of the marks being set; pending forever when none are.
+/// The result of setting marks; never resolves while none are being set.
 pub(super) async fn next_marks(marking: &mut Option<Marking>) -> Result<Vec<Marked>, JoinError> {
     match marking {
         Some(marking) => marking.await,

@@ -14,14 +14,14 @@ const INFO_PIDFD: u8 = 4;
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) mask: MaskFlags,
-    /// `None`: the process is in another pid namespace.
+    /// `None` if the process is in another pid namespace.
     pub(super) pid: Option<u32>,
     pub(super) pidfd: Option<OwnedFd>,
     /// The directory and the name in it.
     pub(super) what: Option<(Handle, OsString)>,
 }
 
-/// The events in a buffer. Each is yielded once, since it owns its pidfd.
+/// The events in a buffer. Each is yielded only once, because it owns its pidfd.
 #[derive(Debug)]
 pub(super) struct Events<'a>(pub(super) &'a [u8]);
 
@@ -60,7 +60,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Head, file system, then struct file_handle: length, type, bytes; then the name and its end.
+/// Parses a record: its head, the file system, a struct file_handle (length, type, bytes), then the name and its end.
 fn directory_and_name(record: &[u8]) -> Option<(Handle, OsString)> {
     let length = usize::try_from(number(record, 12)?).ok()?;
     let kind = i32::from_ne_bytes(record.get(16..20)?.try_into().ok()?);
@@ -69,10 +69,11 @@ fn directory_and_name(record: &[u8]) -> Option<(Handle, OsString)> {
     Some(((kind, handle.to_vec()), OsStr::from_bytes(name).to_owned()))
 }
 
-/// The event's pidfd. Negative: the process had exited, or no descriptor was free.
+/// The event's pidfd. A negative one means that the process had exited, or that no descriptor was free.
 fn owned(descriptor: u32) -> Option<OwnedFd> {
     let descriptor = i32::try_from(descriptor).ok()?;
-    // SAFETY: the kernel has just opened it for this event, it has no other owner, and each event is yielded once.
+    // SAFETY: the kernel has just opened it for this event. It has no other owner, because each event is yielded only
+    // once.
     #[allow(unsafe_code)]
     unsafe {
         Some(OwnedFd::from_raw_fd(descriptor))

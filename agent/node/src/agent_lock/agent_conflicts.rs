@@ -1,6 +1,6 @@
 //! Detects other node agents: kubelets, by processes and ports, and programs that contain one.
 //!
-//! Only what root runs outside of pods counts: a name and a port are anybody's choice.
+//! Only root's processes outside of pods count, because anybody can choose a name and a port.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,7 +23,7 @@ const AGENTS: &[(&str, &str)] = &[
 ];
 /// The executables of these processes.
 const EXECUTABLES: [&str; 7] = ["kubelet", "hyperkube", "kubelite", "k3s", "k0s", "rke2", "edgecore"];
-/// kubelet's API, its read-only API, its health.
+/// The ports of kubelet's API, its read-only API and its health.
 const PORTS: [u16; 3] = [10_250, 10_255, 10_248];
 /// `TCP_LISTEN` in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
@@ -53,7 +53,7 @@ impl fmt::Display for OtherAgent {
     }
 }
 
-/// What `/proc` shows of a process; `None`: it cannot be read.
+/// A process as `/proc` shows it; `None` for what cannot be read.
 #[derive(Debug, Clone, Default)]
 struct Process {
     /// `/proc/<pid>/comm`.
@@ -81,7 +81,7 @@ impl Process {
         }
     }
 
-    /// The agent of this node that it is. What is not known is taken as an agent's, for a process that root runs.
+    /// The agent that it is, if it belongs to this node. For root's processes, unknown facts count against it.
     fn agent(&self, own_network: Option<&str>) -> Option<&'static str> {
         let agent = agent(&self.comm)?;
         let executable = self.executable.as_deref().map(|path| path.strip_suffix(" (deleted)").unwrap_or(path));
@@ -93,7 +93,7 @@ impl Process {
     }
 }
 
-/// Looks for another agent of this node; `cgroup_root`: `cgroupRoot`, to recognize pods.
+/// Searches for another agent on this node. `cgroup_root` is `cgroupRoot`, to recognize pods.
 pub fn find(cgroup_root: &Path) -> Option<OtherAgent> {
     let own_network = fs::read_link("/proc/self/ns/net").ok().map(|target| target.to_string_lossy().into_owned());
     let mut sockets_seen = BTreeSet::new();
@@ -193,8 +193,8 @@ mod tests {
         }
     }
 
-    /// A process whose executable is called `kubelet`, in a network namespace of its own: no agent of this machine is to
-    /// take it for a kubelet of its node.
+    /// A process whose executable is called `kubelet`, in its own network namespace, so that no agent on this machine
+    /// takes it for a kubelet of its node.
     struct FakeKubelet {
         child: Child,
         _directory: tempfile::TempDir,

@@ -24,11 +24,11 @@ fn a_second_agent_is_rejected_by_name_until_the_first_one_exits() {
     let places = places(root.path());
     let first = lock_node(&places).unwrap();
     let error = lock_node(&places).unwrap_err();
-    let own = format!("another limpet runs on this node: pid {} (", std::process::id());
-    assert!(error.to_string().starts_with(&own) && error.to_string().contains("), since 2"), "{error}");
+    let expected = format!("another limpet runs on this node: pid {} (", std::process::id());
+    assert!(error.to_string().starts_with(&expected) && error.to_string().contains("), since 2"), "{error}");
     assert_eq!(error.exit_code(), 5);
 
-    // Another root directory does not help while the run directory is the same.
+    // Another root directory does not help if the run directory is the same.
     let elsewhere = AgentPlaces { root_dir: root.path().join("other"), ..places.clone() };
     let StartError::Locked { path, .. } = lock_node(&elsewhere).unwrap_err() else { panic!("not error by the lock") };
     assert_eq!(path, places.run_dir.join("lock"));
@@ -68,7 +68,7 @@ fn a_served_socket_is_in_use_and_a_stale_one_is_not() {
     let StartError::SocketInUse { holder, .. } = &error else { panic!("{error}") };
     assert!(holder.contains(&format!("pid {}", std::process::id())), "{holder}");
     assert_eq!(error.exit_code(), 5);
-    // Shut down, not only closed: a child that another test is starting may have inherited it.
+    // Shut down, because a child that another test is starting may have inherited the listener.
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     assert!(places.socket.exists());
     lock_node(&places).unwrap();
@@ -76,7 +76,7 @@ fn a_served_socket_is_in_use_and_a_stale_one_is_not() {
 
 #[test]
 fn a_socket_held_only_by_a_dead_agent_s_child_is_free() {
-    /// Makes this test listen at a path, as an agent that exits and leaves a child.
+    /// Makes this test listen at a path, like an agent that exits and leaves a child.
     const LISTEN: &str = "LIMPET_TEST_LISTEN";
     if let Some(path) = std::env::var_os(LISTEN) {
         let listener = UnixListener::bind(path).unwrap();

@@ -1,4 +1,4 @@
-//! One CSI driver: its connection, what it can, and its calls with their deadline.
+//! One CSI driver: its connection, its capabilities, and its calls with their deadline.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use limpet_node_api::csi::{
     VolumeCapability, VolumeUsage,
 };
 
-/// How long a driver may take for a call: kubelet's deadline.
+/// The deadline of a call, as in kubelet.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
@@ -29,25 +29,24 @@ const MAX_ANSWER: usize = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {}", status_message(status))]
 pub struct CallError {
-    /// Which one.
+    /// The call's name.
     call: &'static str,
-    /// The driver's answer, or that there was none.
+    /// The driver's status, or the transport's.
     status: Status,
 }
 
 impl CallError {
-    /// What the driver has answered.
+    /// The status code.
     pub(super) fn code(&self) -> Code {
         self.status.code()
     }
 
-    /// The driver does not know the volume.
+    /// Whether the driver does not know the volume.
     pub fn is_not_found(&self) -> bool {
         self.status.code() == Code::NotFound
     }
 }
 
-/// What a driver can.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// Its volumes are staged for the node before they are published for a pod.
@@ -62,7 +61,6 @@ pub struct Capabilities {
     pub single_node_multi_writer: bool,
 }
 
-/// A driver that is registered.
 #[derive(Debug)]
 pub struct Driver {
     name: String,
@@ -75,17 +73,18 @@ impl Driver {
     /// Connects, and requests the driver's capabilities and the node's id and topology.
     ///
     /// # Errors
-    /// It does not answer, or refuses; in words.
+    ///
+    /// It does not answer, or refuses; a sentence.
     pub(super) async fn open(name: &str, socket: PathBuf) -> Result<(Self, DriverInfo), String> {
         let connected = tokio::time::timeout(CALL_TIMEOUT, connect(socket.clone())).await;
         let channel = connected.map_err(|_| "no answer".to_owned())??;
         let mut client = NodeClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         let info = within("NodeGetInfo", client.node_get_info(NodeGetInfoRequest {})).await;
         let info = info.map_err(|error| error.to_string())?;
-        let found = within("NodeGetCapabilities", client.node_get_capabilities(NodeGetCapabilitiesRequest {})).await;
-        let found = found.map_err(|error| error.to_string())?.capabilities;
+        let answer = within("NodeGetCapabilities", client.node_get_capabilities(NodeGetCapabilitiesRequest {})).await;
+        let answer = answer.map_err(|error| error.to_string())?.capabilities;
         let has = |wanted: rpc::Type| {
-            found.iter().any(|one| matches!(&one.r#type, Some(Type::Rpc(rpc)) if rpc.r#type == wanted as i32))
+            answer.iter().any(|one| matches!(&one.r#type, Some(Type::Rpc(rpc)) if rpc.r#type == wanted as i32))
         };
         let capabilities = Capabilities {
             stage: has(rpc::Type::StageUnstageVolume),
@@ -106,17 +105,16 @@ impl Driver {
         &self.name
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What it can.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// `NodeStageVolume`: the volume is made ready for all pods of the node, on `staging`.
+    /// `NodeStageVolume`: prepares the volume for all pods of the node, at `staging`.
     pub(super) async fn stage(&self, mounting: &Mounting<'_>, staging: &Path) -> Result<(), CallError> {
         let volume = mounting.volume;
         let request = NodeStageVolumeRequest {
@@ -130,7 +128,7 @@ impl Driver {
         within("NodeStageVolume", self.client.clone().node_stage_volume(request)).await.map(drop)
     }
 
-    /// `NodePublishVolume`: the volume is mounted on `target` for one pod.
+    /// `NodePublishVolume`: mounts the volume at `target` for one pod.
     pub(super) async fn publish(&self, mounting: &Mounting<'_>, target: &Path) -> Result<(), CallError> {
         let volume = mounting.volume;
         let request = NodePublishVolumeRequest {
@@ -152,7 +150,7 @@ impl Driver {
         within("NodeUnpublishVolume", self.client.clone().node_unpublish_volume(request)).await.map(drop)
     }
 
-    /// `NodeGetVolumeStats` of what is mounted on `target`.
+    /// `NodeGetVolumeStats` of the volume at `target`.
     pub(super) async fn stats(&self, handle: &str, target: &Path) -> Result<Vec<VolumeUsage>, CallError> {
         let request = NodeGetVolumeStatsRequest {
             volume_id: handle.to_owned(),
@@ -163,7 +161,7 @@ impl Driver {
         Ok(answer.usage)
     }
 
-    /// `NodeExpandVolume`: what is mounted on `target` is to have so many bytes at least.
+    /// `NodeExpandVolume`: expands the volume at `target` to at least this many bytes.
     pub(super) async fn expand(&self, mounting: &Mounting<'_>, target: &Path, bytes: i64) -> Result<(), CallError> {
         let request = NodeExpandVolumeRequest {
             volume_id: mounting.volume.handle.clone(),
@@ -191,11 +189,11 @@ pub(super) struct Mounting<'a> {
     pub attributes: BTreeMap<String, String>,
     /// The Secret of the call.
     pub secrets: BTreeMap<String, String>,
-    /// The group that the driver gives the files to.
+    /// The group to which the driver gives the files.
     pub group: Option<u32>,
-    /// Where it is staged.
+    /// The path where it is staged.
     pub staging: Option<PathBuf>,
-    /// The pod only reads it.
+    /// Whether the pod only reads it.
     pub read_only: bool,
 }
 
@@ -216,7 +214,7 @@ impl Mounting<'_> {
     }
 }
 
-/// An access mode of Kubernetes as CSI has it; kubelet's table.
+/// Kubernetes' access mode as CSI's, by kubelet's table.
 fn access_mode(mode: &str, single_node_multi_writer: bool) -> Mode {
     match (mode, single_node_multi_writer) {
         ("ReadWriteOnce", true) => Mode::SingleNodeMultiWriter,

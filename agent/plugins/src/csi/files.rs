@@ -1,5 +1,5 @@
-//! What is written down of volumes, in kubelet's files (`vol_data.json`), so that the next agent can unpublish and
-//! unstage them. Everything here blocks.
+//! Records of volumes in kubelet's files (`vol_data.json`), so that the next agent can unpublish and unstage them.
+//! All functions block.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,34 +13,34 @@ use limpet_host::private_file;
 
 /// The file's name.
 const FILE: &str = "vol_data.json";
-/// How much of it is read, in bytes.
+/// The most bytes of a record that are read.
 const MAX_FILE: u64 = 64 << 10;
-/// How many volumes of a pod, pods, or staged volumes of a driver are checked.
+/// The most volumes of a pod, pods, or staged volumes of a driver that are checked.
 const MAX_ENTRIES: usize = 4096;
 
-/// A volume as it is written down.
+/// The record of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VolumeData {
     #[serde(rename = "driverName")]
     pub driver: String,
-    /// The volume's name for the driver.
+    /// The volume's handle at the driver.
     #[serde(rename = "volumeHandle")]
     pub handle: String,
-    /// What else kubelet writes.
+    /// Further fields that kubelet writes.
     #[serde(flatten)]
     pub more: BTreeMap<String, String>,
-    /// It is a block device, by the place where it is written down.
+    /// Whether it is a block device, according to the record's place.
     #[serde(skip)]
     pub block: bool,
 }
 
 /// The name of the PersistentVolume, or of the volume in its pod.
 const NAME: &str = "specVolID";
-/// The volume's name in its pod, beside what kubelet writes.
+/// The key of the volume's name in its pod, which kubelet does not write.
 const POD_VOLUME: &str = "limpet.dev/volume";
 
 impl VolumeData {
-    /// Whether it goes with its pod.
+    /// Whether it is deleted with its pod.
     pub(super) fn is_ephemeral(&self) -> bool {
         self.more.get("volumeLifecycleMode").is_some_and(|mode| mode == "Ephemeral")
     }
@@ -50,7 +50,7 @@ impl VolumeData {
         self.more.get(NAME).map(String::as_str).unwrap_or_default()
     }
 
-    /// The name that the pod has for it; `None`: an agent before this one has not written it down.
+    /// The volume's name in the pod; `None` if an earlier agent has not recorded it.
     pub(super) fn pod_volume(&self) -> Option<&str> {
         self.more.get(POD_VOLUME).map(String::as_str)
     }
@@ -65,24 +65,24 @@ impl VolumeData {
         self.more.insert(NAME.to_owned(), name.to_owned());
     }
 
-    /// Whether both are of one volume.
+    /// Whether both are records of the same volume.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.driver == other.driver && self.handle == other.handle
     }
 }
 
-/// Writes it down in `directory`, which is made.
+/// Writes the record into `directory`, which is created.
 pub(super) fn write(directory: &Path, data: &VolumeData) -> io::Result<()> {
     make(directory)?;
     private_file::write(&directory.join(FILE), &serde_json::to_string(data)?)
 }
 
-/// Makes a directory with kubelet's permissions.
+/// Creates a directory with kubelet's permissions.
 pub(super) fn make(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o750).create(directory)
 }
 
-/// What is written down in `directory`; `None`: nothing.
+/// The record in `directory`, if any.
 pub(super) fn read(directory: &Path) -> io::Result<Option<VolumeData>> {
     let file = match fs::File::open(directory.join(FILE)) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -95,18 +95,18 @@ pub(super) fn read(directory: &Path) -> io::Result<Option<VolumeData>> {
     Ok(Some(serde_json::from_str(&text)?))
 }
 
-/// Removes what is written down in `directory` and, if it is empty then, itself and `mount_point` in it, which a driver
-/// may have left.
+/// Removes the record in `directory` and, if the directory is then empty, itself and `mount_point` in it, which a
+/// driver may have left.
 pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
     if !mount_point.is_empty() {
         remove_point(&directory.join(mount_point))?;
     }
-    // Last: without it the volume is not found any more.
+    // Removed last, because the volume cannot be found without it.
     gone(fs::remove_file(directory.join(FILE)))?;
     gone(fs::remove_dir(directory))
 }
 
-/// Removes what a driver has left where a volume was mounted: an empty directory, or a file or link that it has made.
+/// Removes what a driver has left at a mount point: an empty directory, or a file or link that it has created.
 pub(super) fn remove_point(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_dir() => gone(fs::remove_file(path)),
@@ -114,7 +114,7 @@ pub(super) fn remove_point(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes what is not there for removed.
+/// Treats a missing file as removed.
 pub(super) fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -138,7 +138,7 @@ fn entries(directory: &Path, is_wanted: fn(&fs::FileType) -> bool) -> io::Result
         entries => entries?,
     };
     let mut wanted = Vec::new();
-    // An entry that cannot be read may be the one that a volume is used by.
+    // An unreadable entry may be the one that uses the volume.
     for entry in entries {
         let entry = entry?;
         match entry.file_type() {

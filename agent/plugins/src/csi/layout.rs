@@ -16,28 +16,28 @@ use limpet_host::mount_table;
 use limpet_model::object::csi::staging_directory;
 use limpet_model::pod::PodUid;
 
-/// The directory that a driver mounts a pod's volume on.
+/// The directory at which a driver mounts a pod's volume.
 const MOUNT: &str = "mount";
-/// The directory that a driver stages a volume on.
+/// The directory at which a driver stages a volume.
 const GLOBAL_MOUNT: &str = "globalmount";
 /// The directory of block devices.
 const DEVICES: &str = "volumeDevices";
-/// The directory of what is written down of a block device.
+/// The directory with the record of a block device.
 const DATA: &str = "data";
-/// What is written down of a volume, beside what kubelet writes, once all is done that a pod needs.
+/// The key that limpet adds to a record once everything that a pod needs is done.
 const PUBLISHED: &str = "limpet.dev/published";
 
 /// The directories of the node.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
-    /// Of all pods.
+    /// The directory of all pods.
     pub(super) pods: PathBuf,
-    /// Of staged volumes.
+    /// The directory of staged volumes.
     pub(super) staged: PathBuf,
 }
 
 impl Layout {
-    /// Below kubelet's directories.
+    /// The layout below kubelet's directories.
     pub(super) fn new(root_dir: &Path, plugin_dir: Option<&Path>) -> Self {
         let staged = plugin_dir.unwrap_or(root_dir).join("plugins/kubernetes.io/csi");
         Self { pods: root_dir.join("pods"), staged }
@@ -53,7 +53,7 @@ impl Layout {
         self.pods.join(pod).join(DEVICES).join("kubernetes.io~csi")
     }
 
-    /// What says that the pod has the volume: a directory, or a link to a device.
+    /// The entry that shows that the pod has the volume: a directory, or a link to a device.
     fn entry(&self, data: &VolumeData, pod: &str) -> PathBuf {
         let directory = if data.block { self.devices(pod) } else { self.volumes(pod) };
         directory.join(data.name())
@@ -75,7 +75,7 @@ impl Layout {
         }
     }
 
-    /// The directory in which a staged volume is written down.
+    /// The directory with a staged volume's record.
     fn record(&self, data: &VolumeData) -> PathBuf {
         match data.block {
             true => self.staged.join(DEVICES).join(data.name()).join(DATA),
@@ -83,7 +83,7 @@ impl Layout {
         }
     }
 
-    /// Writes down that the pod has the volume, and makes the directory in which its driver publishes it.
+    /// Records that the pod has the volume, and creates the directory in which its driver publishes it.
     pub(super) fn begin(&self, data: &VolumeData, uid: &PodUid) -> io::Result<()> {
         let entry = self.entry(data, uid.as_str());
         if !data.block {
@@ -100,7 +100,7 @@ impl Layout {
         }
     }
 
-    /// Records that all is done that the pod needs. The mount of a device records it.
+    /// Records that everything that the pod needs is done. For a device, its mount is the record.
     pub(super) fn published(&self, data: &VolumeData, uid: &PodUid) -> io::Result<()> {
         if data.block {
             return Ok(());
@@ -110,7 +110,7 @@ impl Layout {
         files::write(&self.entry(data, uid.as_str()), &published)
     }
 
-    /// Whether all is done that the pod needs of the volume, by this agent or one before it, and has not been undone.
+    /// Whether everything that the pod needs of the volume is done, by this or an earlier agent, and was not undone.
     pub(super) fn is_published(&self, data: &VolumeData, uid: &PodUid) -> io::Result<bool> {
         let entry = self.entry(data, uid.as_str());
         let done = match data.block {
@@ -120,7 +120,7 @@ impl Layout {
         Ok(done && is_mounted(&self.target(data, uid))?)
     }
 
-    /// Removes what the pod has had of the volume, after the driver has unpublished it.
+    /// Removes the pod's entry of the volume, after the driver has unpublished it.
     pub(super) fn end(&self, data: &VolumeData, uid: &PodUid) -> io::Result<()> {
         let entry = self.entry(data, uid.as_str());
         if !data.block {
@@ -130,7 +130,7 @@ impl Layout {
         gone(fs::remove_file(entry))
     }
 
-    /// Writes down that the volume is staged, and makes the directory for that.
+    /// Records that the volume is staged, and creates the directory for that.
     pub(super) fn begin_stage(&self, data: &VolumeData) -> io::Result<()> {
         if !data.block {
             let staged = VolumeData { more: Default::default(), ..data.clone() };
@@ -139,12 +139,12 @@ impl Layout {
         files::make(&self.staging(data))
     }
 
-    /// Whether anything of the volume is written down but by pods.
+    /// Whether there is any record of the volume other than pods'.
     pub(super) fn is_known(&self, data: &VolumeData) -> io::Result<bool> {
         Ok(files::read(&self.record(data))?.is_some())
     }
 
-    /// Whether the volume is staged, or may be.
+    /// Whether the volume is, or may be, staged.
     pub(super) fn is_staged(&self, data: &VolumeData) -> io::Result<bool> {
         match data.block {
             true => is_there(&self.staging(data)),
@@ -152,7 +152,7 @@ impl Layout {
         }
     }
 
-    /// Removes what is left of a volume that no pod has, after the driver has unstaged it.
+    /// Removes what is left of a volume that no pod uses, after the driver has unstaged it.
     pub(super) fn end_stage(&self, data: &VolumeData) -> io::Result<()> {
         if data.is_ephemeral() {
             return Ok(());
@@ -170,40 +170,40 @@ impl Layout {
         Ok(())
     }
 
-    /// The volumes that the pod has.
-    pub(super) fn of(&self, uid: &PodUid) -> io::Result<Vec<VolumeData>> {
-        let mut found = Vec::new();
+    /// The volumes of the pod.
+    pub(super) fn volumes_of(&self, uid: &PodUid) -> io::Result<Vec<VolumeData>> {
+        let mut volumes = Vec::new();
         for path in files::directories(&self.volumes(uid.as_str()))? {
-            found.extend(named(&path, files::read(&path)?, false));
+            volumes.extend(named(&path, files::read(&path)?, false));
         }
         for path in files::links(&self.devices(uid.as_str()))? {
             let record = path.file_name().map(|name| self.staged.join(DEVICES).join(name).join(DATA));
             let data = record.map(|record| files::read(&record)).transpose()?.flatten();
-            found.extend(named(&path, data, true));
+            volumes.extend(named(&path, data, true));
         }
-        Ok(found)
+        Ok(volumes)
     }
 
-    /// The volumes that are staged, and the devices that are published.
+    /// The staged volumes, and the published devices.
     pub(super) fn all_staged(&self) -> io::Result<Vec<VolumeData>> {
-        let mut found = Vec::new();
+        let mut volumes = Vec::new();
         for driver in files::directories(&self.staged)? {
             let is_devices = driver.file_name().is_some_and(|name| name == DEVICES);
             for path in files::directories(&driver)? {
                 let data = files::read(&if is_devices { path.join(DATA) } else { path.clone() });
                 match (data, is_devices) {
-                    (Ok(data), true) => found.extend(named(&path, data, true)),
-                    (Ok(data), false) => found.extend(data),
+                    (Ok(data), true) => volumes.extend(named(&path, data, true)),
+                    (Ok(data), false) => volumes.extend(data),
                     (Err(error), _) => {
                         tracing::warn!(path = %path.display(), %error, "checking whether a volume is staged failed")
                     }
                 }
             }
         }
-        Ok(found)
+        Ok(volumes)
     }
 
-    /// Whether any pod has that volume.
+    /// Whether any pod uses this volume.
     pub(super) fn is_used(&self, data: &VolumeData) -> io::Result<bool> {
         for pod in files::directories(&self.pods)? {
             let name = pod.file_name().unwrap_or_default().to_string_lossy();
@@ -214,7 +214,7 @@ impl Layout {
                 continue;
             }
             for directory in files::directories(&self.volumes(&name))? {
-                // What cannot be read may be of this volume.
+                // What cannot be read may belong to this volume.
                 if files::read(&directory)?.is_some_and(|found| found.is(data)) {
                     return Ok(true);
                 }
@@ -224,15 +224,15 @@ impl Layout {
     }
 }
 
-/// The volume that was found at `path`, by whose name it is known.
+/// The volume that was found at `path`, which provides its name.
 fn named(path: &Path, data: Option<VolumeData>, block: bool) -> Option<VolumeData> {
     let mut data = data?;
     data.set_name(path.file_name()?.to_str()?);
     Some(VolumeData { block, ..data })
 }
 
-/// Whether there is anything at `path`, a link that leads nowhere included. Where that is unknown a volume must be taken neither
-/// for unused nor for removed.
+/// Whether anything exists at `path`, even a dangling link. If that is unknown, a volume must be taken neither for
+/// unused nor for removed.
 fn is_there(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -249,7 +249,8 @@ pub(super) fn is_mounted(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// The path without links; what it names itself is not checked, since its server may not answer. `None`: it is not there.
+/// The path with its parent resolved; the last component is not accessed, because its server may not answer. `None`
+/// if it does not exist.
 fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     match path.parent().unwrap_or(path).canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -290,8 +291,10 @@ mod tests {
             layout.begin_stage(&data).unwrap();
             layout.published(&data, &uid).unwrap();
             assert!(!layout.is_published(&data, &uid).unwrap(), "nothing is mounted");
-            let found = layout.of(&uid).unwrap();
-            assert!(found.len() == 1 && found[0].is(&data) && found[0].block == block && found[0].name() == "pv");
+            let volumes = layout.volumes_of(&uid).unwrap();
+            assert!(
+                volumes.len() == 1 && volumes[0].is(&data) && volumes[0].block == block && volumes[0].name() == "pv"
+            );
             let staged = layout.all_staged().unwrap();
             assert!(staged.len() == 1 && staged[0].is(&data) && staged[0].block == block);
             assert_eq!(layout.staging(&staged[0]), layout.staging(&data));

@@ -1,8 +1,8 @@
-//! The node's side of volumes: staged once for the node, published for each pod, and both undone at the end.
+//! Volumes on the node's side: staged once for the node, published for each pod, and both undone at the end.
 //!
 //! What has to be undone is on disk before the first call to a driver, so nothing else has to be remembered: a pod's
-//! end finds its volumes there, whichever agent has made them. One volume's calls come one after the other; those of
-//! different volumes do not wait for each other. Drivers are idempotent, so a call whose answer was lost is repeated.
+//! end finds its volumes there, whichever agent has mounted them. Calls about one volume are serialized; those about
+//! different volumes are independent. Drivers are idempotent, so a call whose answer was lost is repeated.
 
 mod expand;
 mod leftovers;
@@ -31,22 +31,21 @@ use limpet_model::pod::{PodRecord, PodUid};
 pub use volume_request::VolumeRequest;
 use volume_request::fs_group_of;
 
-/// Why a volume is not there, or not gone.
+/// Why a volume is not mounted, or not unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
     /// The driver is not registered; with the remedy.
     #[error("{0}")]
     NoDriver(String),
-    /// The driver has refused, or not answered.
+    /// The driver has refused, or has not answered.
     #[error("CSI driver {driver}, volume {handle}: {call}")]
     Call {
         driver: String,
-        /// The volume.
         handle: String,
-        /// The call, and what came of it.
+        /// The call and its result.
         call: CallError,
     },
-    /// The volumes of a pod cannot be found.
+    /// The volumes of a pod cannot be read.
     #[error("cannot look for volumes of CSI drivers in {path}: {source}", path = path.display())]
     Pod {
         /// The pod's directory.
@@ -55,18 +54,10 @@ pub enum CsiError {
     },
     /// A file of the node cannot be accessed.
     #[error("volume {handle} of CSI driver {driver}: cannot {operation} {path}: {source}", path = path.display())]
-    File {
-        driver: String,
-        /// The volume.
-        handle: String,
-        /// What cannot be done.
-        operation: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    File { driver: String, handle: String, operation: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// One volume: its driver and its handle.
+/// A volume's driver and handle.
 type VolumeKey = (String, String);
 
 /// The volumes of CSI drivers on this node.
@@ -76,18 +67,18 @@ pub struct CsiVolumes {
     in_use: VolumesInUse,
     node: String,
     layout: Layout,
-    /// Those that are called about.
+    /// Volumes with a call in progress.
     locks: KeyedLock<VolumeKey>,
-    /// What no pod has any more.
+    /// Volumes that no pod uses any more.
     leftovers: Mutex<Leftovers>,
-    /// Reports more of it.
+    /// Notified when there are more of them.
     more: Notify,
-    /// Those that are named in the Node's status since they are staged or published.
+    /// The volumes in the Node's status, because they are staged or published.
     held: Mutex<HashMap<VolumeKey, InUse>>,
 }
 
 impl CsiVolumes {
-    /// Those of the node of that name, with pods below `root_dir` and staged volumes below `plugin_dir`.
+    /// Volumes on the node with this name, with pods below `root_dir` and staged volumes below `plugin_dir`.
     pub fn new(
         drivers: Arc<CsiDrivers>,
         in_use: VolumesInUse,
@@ -114,7 +105,8 @@ impl CsiVolumes {
     /// Stages and publishes a volume for the pod, unless that is done.
     ///
     /// # Errors
-    /// The driver is not there, refuses, or does not answer.
+    ///
+    /// The driver is missing, refuses, or does not answer.
     pub async fn set_up(&self, pod: &PodRecord, wanted: &VolumeRequest<'_>) -> Result<(), CsiError> {
         let volume = wanted.volume;
         let mut data = self.data(volume);
@@ -135,22 +127,23 @@ impl CsiVolumes {
         self.on_files(&data, "write down", of_pod(&pod.uid, Layout::published)).await
     }
 
-    /// Publishes a volume of a pod that runs once more, for its driver may have something new for it.
+    /// Publishes a volume of a running pod again, because its driver may have something new for it.
     ///
     /// # Errors
-    /// The driver is not there, refuses, or does not answer: what was published stays.
+    ///
+    /// The driver is missing, refuses, or does not answer; what was published stays.
     pub async fn republish(&self, pod: &PodRecord, wanted: &VolumeRequest<'_>) -> Result<(), CsiError> {
         let data = self.data(wanted.volume);
         let _guard = self.locks.lock(key(&data)).await;
         if !self.is_published(&data, &pod.uid).await? {
-            // The pod has ended, or its volume was unmounted: the next container has it mounted.
+            // The pod has ended, or its volume was unmounted, so the next container mounts it.
             return Ok(());
         }
         let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
         self.publish(pod, wanted, &driver, &data).await
     }
 
-    /// `NodePublishVolume`, and what is the node's to do then.
+    /// `NodePublishVolume`, and the node's part after it.
     async fn publish(
         &self,
         pod: &PodRecord,
@@ -170,15 +163,15 @@ impl CsiVolumes {
         }
     }
 
-    /// Whether all is done of the volume for the pod.
+    /// Whether everything about the volume is done for the pod.
     async fn is_published(&self, data: &VolumeData, uid: &PodUid) -> Result<bool, CsiError> {
         self.on_files(data, "look for", of_pod(uid, Layout::is_published)).await
     }
 
-    /// Stages a volume, unless it is.
+    /// Stages a volume unless it is staged.
     async fn stage(&self, driver: &Driver, mounting: &Mounting<'_>, data: &VolumeData) -> Result<(), CsiError> {
         let staging = self.layout.staging(data);
-        // Of a device nothing says whether it is: a driver may be called again.
+        // For a device this is unknown, so the driver may be called again.
         if !data.block && self.is_mounted(data, staging.clone()).await? {
             return Ok(());
         }
@@ -201,15 +194,17 @@ impl CsiVolumes {
         given.await.and_then(|given| given).map_err(file(data, "set the group of", subject))
     }
 
-    /// Unpublishes all volumes of the pod, and unstages those that no other pod has.
+    /// Unpublishes all volumes of the pod, and unstages those that no other pod uses.
     ///
     /// # Errors
-    /// A driver is not there, refuses, or does not answer: the pod keeps that volume, and the others are gone.
+    ///
+    /// A driver is missing, refuses, or does not answer: the pod keeps that volume, and the others are gone.
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), CsiError> {
-        let (layout, of, pod) = (self.layout.clone(), uid.clone(), self.layout.pods.join(uid.as_str()));
-        let found = blocking::run(pod.clone(), DEADLINE, move |_| layout.of(&of)).await.and_then(|found| found);
-        let found = found.map_err(|source| CsiError::Pod { path: pod, source })?;
-        let torn_down = found.iter().map(|data| self.tear_down_one(uid, data));
+        let (layout, owner, pod) = (self.layout.clone(), uid.clone(), self.layout.pods.join(uid.as_str()));
+        let volumes =
+            blocking::run(pod.clone(), DEADLINE, move |_| layout.volumes_of(&owner)).await.and_then(|volumes| volumes);
+        let volumes = volumes.map_err(|source| CsiError::Pod { path: pod, source })?;
+        let torn_down = volumes.iter().map(|data| self.tear_down_one(uid, data));
         futures_util::future::join_all(torn_down).await.into_iter().collect()
     }
 
@@ -222,7 +217,7 @@ impl CsiVolumes {
         self.undone(data, target, unpublished).await?;
         self.on_files(data, "remove", of_pod(uid, Layout::end)).await?;
         tracing::info!(%uid, driver = data.driver, volume = data.handle, "volume unpublished");
-        // The pod has given it back; the rest is between the node and the driver.
+        // The pod has released it; unstaging concerns only the node and the driver.
         if let Err(error) = self.unstage(&driver, data).await {
             tracing::warn!(%error, "unstaging an unused volume failed; retried later");
             self.unstage_later(data);
@@ -230,7 +225,7 @@ impl CsiVolumes {
         Ok(())
     }
 
-    /// Unstages a volume that no pod has any more.
+    /// Unstages a volume that no pod uses any more.
     async fn unstage(&self, driver: &Driver, data: &VolumeData) -> Result<(), CsiError> {
         if self.on_files(data, "look for", Layout::is_used).await? {
             return Ok(());
@@ -247,8 +242,8 @@ impl CsiVolumes {
         Ok(())
     }
 
-    /// Takes the answer to the undoing of a mount: a driver that does not know the volume any more has nothing to undo,
-    /// if nothing is mounted.
+    /// Interprets the answer to undoing a mount: if the driver no longer knows the volume, that counts as success,
+    /// unless something is still mounted.
     async fn undone(&self, data: &VolumeData, path: PathBuf, answer: Result<(), CallError>) -> Result<(), CsiError> {
         match answer {
             Err(error) if error.is_not_found() && !self.is_mounted(data, path).await? => Ok(()),
@@ -256,7 +251,7 @@ impl CsiVolumes {
         }
     }
 
-    /// What is written down of a pod's volume, in kubelet's words.
+    /// The record of a pod's volume, with kubelet's keys.
     fn data(&self, volume: &CsiVolume) -> VolumeData {
         let mode = if volume.ephemeral { "Ephemeral" } else { "Persistent" };
         let more = [
@@ -269,7 +264,7 @@ impl CsiVolumes {
         VolumeData { driver: volume.driver.clone(), handle: volume.handle.clone(), more, block: volume.block }
     }
 
-    /// Names an attached volume in the Node's status until it is unstaged.
+    /// Lists an attached volume in the Node's status until it is unstaged.
     fn hold(&self, volume: &CsiVolume, data: &VolumeData) {
         if volume.settings.attach {
             let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -282,7 +277,7 @@ impl CsiVolumes {
         self.on_files(data, "look for", move |_, _| layout::is_mounted(&path)).await
     }
 
-    /// Checks files of the node, or changes them.
+    /// Runs `work` on files of the node.
     async fn on_files<T: Send + 'static>(
         &self,
         data: &VolumeData,

@@ -1,4 +1,4 @@
-//! Gives the containers of a pod their devices.
+//! Allocates devices to the containers of a pod.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use limpet_telemetry::reporter::DeviceHealth;
 /// Why a container does not get its devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// The node does not have them.
+    /// The node does not have enough of them.
     #[error(transparent)]
     Refused(#[from] AllocationError),
     /// The plugin is not connected.
@@ -28,7 +28,7 @@ pub enum AllocateError {
 }
 
 impl DevicePlugins {
-    /// The plugins' resources that a container requests, and how many of each.
+    /// The plugins' resources that a container requests, with the number of each.
     fn wanted<'a>(&self, record: &'a PodRecord, container: &str) -> Vec<(&'a str, usize)> {
         let Some(container) = record.container(container) else { return Vec::new() };
         let inventory = self.inventory();
@@ -39,7 +39,8 @@ impl DevicePlugins {
     /// Allocates to every container of the pod what it requests and does not have yet.
     ///
     /// # Errors
-    /// A container cannot have its devices; the other containers keep theirs.
+    ///
+    /// A container cannot get its devices; the other containers keep theirs.
     pub async fn allocate(self: &Arc<Self>, record: &PodRecord) -> Result<(), AllocateError> {
         for (container, _) in Role::assign(record.spec()) {
             self.allocate_container(record, container).await?;
@@ -47,10 +48,11 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// Allocates to one container what it requests, unless it has it: what a start needs.
+    /// Allocates to one container what it requests, unless it already has it, for its start.
     ///
     /// # Errors
-    /// The container cannot have its devices.
+    ///
+    /// The container cannot get its devices.
     pub async fn complete(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
         let given = self.given(record, container);
         let has = |(resource, count): (&str, usize)| {
@@ -102,7 +104,7 @@ impl DevicePlugins {
                 asked.map_err(failed)?
             }
         };
-        // Other pods may have been given some of them meanwhile.
+        // Other pods may have got some of them meanwhile.
         let ids = {
             let mut inventory = self.inventory();
             let Some(choice) = choose(&inventory)? else { return Ok(()) };
@@ -121,7 +123,7 @@ impl DevicePlugins {
         self.connections().get(&plugin).cloned()
     }
 
-    /// What the plugins have returned for a container, of the resources that it requests.
+    /// What the plugins have returned for a container and the resources that it requests.
     pub fn given(&self, record: &PodRecord, container: &str) -> Vec<DeviceAllocation> {
         let wanted = self.wanted(record, container);
         if wanted.is_empty() {
@@ -132,13 +134,14 @@ impl DevicePlugins {
         given.filter(|given| wanted.iter().any(|(name, _)| *name == given.resource)).cloned().collect()
     }
 
-    /// Lets the plugins that require it prepare a container's devices for its start.
+    /// Lets plugins that require it prepare a container's devices for its start.
     ///
     /// # Errors
+    ///
     /// A plugin refuses, or does not answer in time.
     pub async fn pre_start(&self, given: &[DeviceAllocation]) -> Result<(), AllocateError> {
         for allocation in given {
-            // Without its plugin a container starts with the devices that it has.
+            // Without its plugin, a container starts with the devices that it has.
             let Some(plugin) = self.connection(&allocation.resource) else { continue };
             let failed = |status| {
                 AllocateError::Plugin(format!(
@@ -153,7 +156,7 @@ impl DevicePlugins {
 }
 
 impl DeviceHealth for DevicePlugins {
-    /// Shows the health of the devices that the regular containers have, as kubelet does.
+    /// Shows the health of the regular containers' devices, as kubelet does.
     fn show_health(&self, record: &PodRecord, status: &mut PodStatus) {
         for container in status.container_statuses.iter_mut().flatten() {
             let given = self.given(record, &container.name);

@@ -1,4 +1,4 @@
-//! The connection to one plugin: its calls with their deadlines, and the stream of its devices.
+//! The connection to a plugin: its calls with their deadlines, and the stream of its devices.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ use limpet_node_api::device_plugin::{
     DevicePluginOptions, Empty, PreStartContainerRequest, PreferredAllocationRequest,
 };
 
-/// How long a plugin may take to answer when it registers.
+/// The deadline of a plugin's answer when it registers.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it may take to prepare devices, which may mean to reset or to program them: kubelet's deadline of
+/// The deadline for preparing devices, which may mean resetting or programming them: kubelet's deadline of
 /// `PreStartContainer`.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// kubelet's word for a device that can be used.
+/// kubelet's word for a usable device.
 const HEALTHY: &str = "Healthy";
 
-/// A plugin that is connected. Clones share the connection.
+/// A connected plugin. Clones share the connection.
 #[derive(Debug, Clone)]
 pub(super) struct Connection {
     resource: String,

@@ -15,13 +15,15 @@ use limpet_node_api::device_plugin::{Empty, RegisterRequest};
 
 /// The socket's name in the directory.
 pub const SOCKET: &str = "kubelet.sock";
-/// The largest message accepted from a plugin that registers.
+/// The largest message of a registration, in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
 
-/// Removes the sockets that plugins left before the agent started, as kubelet does: plugins then register again. Blocks.
+/// Removes the sockets that plugins left before the agent started, as kubelet does; plugins then register again.
+/// Blocks.
 ///
 /// # Errors
-/// The directory cannot be made or read.
+///
+/// The directory cannot be created or read.
 pub fn clear(directory: &Path) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     selinux::open_to_plugins(directory);
@@ -66,7 +68,7 @@ impl Registration for Registrar {
     }
 }
 
-/// The socket `endpoint` in `directory`, as kubelet joins them.
+/// The path of the socket `endpoint` in `directory`, joined as in kubelet.
 fn inside(directory: &Path, endpoint: &str) -> Option<PathBuf> {
     let mut path = directory.to_owned();
     let mut names = 0;

@@ -5,7 +5,7 @@ use super::*;
 
 const AT: Time = Time(Timestamp::UNIX_EPOCH);
 
-/// What is on disk: the journal, and which version each executable has.
+/// The disk's content: the journal, and the version of each executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Disk {
     step: Option<Step>,
@@ -19,8 +19,8 @@ impl Disk {
         Self { step, present: 1, staged: Some(2), previous: None }
     }
 
-    /// Every state that a power cut can leave while a starter does what `plan::start` says: each write is atomic.
-    /// The last one is the state when it runs an executable, whose version is returned with it.
+    /// Every state that a power cut can leave while a starter follows `plan::start`; each write is atomic. The last
+    /// one is the state when it runs an executable, whose version is also returned.
     fn start(mut self) -> (Vec<Self>, u32) {
         let mut states = vec![self.clone()];
         let journal = self.step.clone().map(Journal::fixture);
@@ -112,7 +112,7 @@ fn everything_has_to_be_as_it_was_before() {
     ] {
         assert_eq!(fault(&baseline, observed.as_ref()).as_deref(), expected, "{observed:?}");
     }
-    // What was not there before need not be there now.
+    // What was missing before may still be missing.
     assert_eq!(fault(&Baseline::default(), Some(&Observation::default())), None);
 }
 
@@ -130,7 +130,7 @@ fn a_version_is_accepted_after_a_time_without_fault_and_undone_at_the_deadline()
     use Verdict::{Accept, Wait};
     assert_eq!(run(&[(0, false), (1, true), (5, true), (6, true)]), [Wait, Wait, Wait, Accept]);
     assert_eq!(run(&[(1, true), (3, false), (4, true), (8, true), (9, true)]), [Wait, Wait, Wait, Wait, Accept]);
-    // Healthy at the deadline: it gets the time that is left of the settling.
+    // Healthy at the deadline: it gets the rest of the settling time.
     assert_eq!(run(&[(8, true), (12, true), (13, true)]), [Wait, Wait, Accept]);
     let undo = Verdict::Undo { reason: "containerd is not connected after 10 s".to_owned() };
     assert_eq!(run(&[(9, false), (10, false)]), [Wait, undo.clone()]);

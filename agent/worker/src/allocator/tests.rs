@@ -1,4 +1,4 @@
-//! Who is woken, and what a pod gives back with its guard.
+//! Which pods are woken, and what a dropped guard releases.
 
 use futures_util::FutureExt as _;
 use limpet_core::fixtures::{READY, now, record_of};

@@ -1,5 +1,5 @@
-//! The simulated node's disk, as the controllers of workloads use it: a write takes time, and one that its agent does not
-//! live to see may have been done or not.
+//! The simulated node's disk for the controllers of workloads: a write takes time, and if the agent ends meanwhile it
+//! may or may not have happened.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ impl FakeLedger {
     }
 }
 
-/// A clock that is set is noticed so soon.
+/// How soon a clock that is set is noticed.
 const GLANCE: Duration = Duration::from_secs(60);
 
 impl Ledger for FakeLedger {

@@ -1,4 +1,4 @@
-//! What is true of the simulated node: its containers, sandboxes and cgroups, and what becomes of calls.
+//! The state of the simulated node: its containers, sandboxes and cgroups, and how calls end.
 
 mod calm;
 mod hooks;
@@ -40,10 +40,10 @@ use probes::Probed;
 pub use processes::live;
 pub(super) use processes::{UnderWay, WorldProcesses};
 
-/// What a start brought: the container, its task, when it was started, and in which sandbox.
+/// The result of a start: the container, its task, its start time and its sandbox.
 pub(super) type Started = (ContainerId, Task, Timestamp, Option<String>);
 
-/// The wall clock of a simulated node when it begins.
+/// The simulated node's wall clock at the beginning.
 const VIRTUAL_BEGIN: Timestamp = Timestamp::constant(1_000_000_000, 0);
 
 /// One container of the node.
@@ -54,11 +54,10 @@ struct Container {
     has_snapshot: bool,
     cpu_quota: Option<i64>,
     restart_policy: String,
-    /// Every exit with another code than 0 restarts all containers of its pod.
+    /// Whether every exit code other than 0 restarts all containers of its pod.
     restarts_all: bool,
-    /// Its stop, once that has begun.
     stop: Option<Stop>,
-    /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
+    /// How long after SIGTERM its process exits; `None` if it ignores SIGTERM.
     obeys: Option<Duration>,
     probed: Probed,
 }
@@ -67,21 +66,21 @@ struct Container {
 pub struct World {
     rng: fastrand::Rng,
     begun: Instant,
-    /// The wall clock's time at `begun`.
+    /// The wall clock at `begun`.
     wall_begun: Timestamp,
-    /// The first of its pods' addresses; `None`: they have none.
+    /// The first of its pods' addresses; `None` if pods have no addresses.
     network: Option<Ipv4Addr>,
-    /// Of a thousand calls so many fail, and so many are late.
+    /// How many of a thousand calls fail, and how many are late.
     pub fault_rate: u32,
-    /// How many pods may run at a time; `None`: any number.
+    /// The most pods that run at a time; `None`: any number.
     pub max_pods: Option<usize>,
-    /// The runtime answers.
+    /// Whether the runtime answers.
     connected: bool,
-    /// Counts the times in which neither the agent nor the runtime goes away.
+    /// Counts the periods in which neither the agent nor the runtime goes away.
     quiet: u32,
-    /// Counts the agents.
+    /// Counts agents.
     life: u32,
-    /// How often workers have read the time: at least once for each time that one wakes.
+    /// How often workers have read the time, which is at least once per wake-up.
     pub looks: u64,
     /// How many probes have run.
     pub probe_runs: u64,
@@ -89,7 +88,7 @@ pub struct World {
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
-    /// When the pods that end began to, by UID.
+    /// When ending pods began to end, by UID.
     ends: BTreeMap<String, PodEnd>,
     /// The ids of the sandboxes by pod.
     sandboxes: BTreeMap<String, String>,
@@ -106,47 +105,47 @@ pub struct World {
     next_pid: u32,
     /// Calls under way.
     pub under_way: usize,
-    /// What must not happen is looked for. Not in the time of this machine, where a busy one is late.
+    /// Whether invariants are checked. They are not in real time, where a busy machine is late.
     judged: bool,
-    /// What must not happen and did.
+    /// The violated invariants.
     pub violations: Vec<String>,
     /// Every step, for `--trace`.
     pub trace: Option<Vec<String>>,
-    /// Processes that are to exit by themselves: when, pid, code.
+    /// Processes that will exit by themselves: time, PID and code.
     due: Vec<(Instant, u32, i32)>,
-    /// Rings when a process is to exit earlier than was known.
+    /// Notified when a process will exit earlier than known before.
     pub due_changed: Arc<Notify>,
-    /// Init containers succeed, and the others run for ever.
+    /// Whether init containers succeed and the others run forever.
     calm: bool,
-    /// What is known of hooks.
+    /// The logs of hooks.
     hooks: HookLogs,
     /// The containers that a user has asked to restart, by UID and name: they may run again whatever their policy.
     pub restarts_asked: BTreeSet<(String, String)>,
     /// The ephemeral containers that have been started, by UID and name: none is started again.
     ephemeral: BTreeSet<(String, String)>,
-    /// What had ended of pods that were evicted, by UID and container: its version and exit code.
+    /// The ended containers of evicted pods, by UID and name: version and exit code.
     evicted: BTreeMap<(String, String), (String, Option<i32>)>,
-    /// How often all containers of each pod were to restart, by UID: what requested it may be removed before the others
-    /// start.
+    /// How often all containers of each pod were to restart, by UID: the container that caused it may be removed
+    /// before the others start.
     asked_restarts: BTreeMap<String, u32>,
-    /// How many agents there were.
+    /// The number of agents so far.
     agents: u32,
-    /// What processes do, where it is not left to the seed.
+    /// The behaviour of processes, if it is not left to the seed.
     pub behaviour: Option<Behaviour>,
-    /// How many processes of each container the OOM killer has killed, none of them the first one.
+    /// How many processes of each container the OOM killer has killed, except first processes.
     pub oom_kills: u64,
-    /// What becomes of the next calls of a name, before chance decides.
+    /// The faults of the next calls by name, before chance decides.
     pub faults: VecDeque<(&'static str, Fault)>,
-    /// What the controllers of workloads have on the node's disk.
+    /// What the controllers of workloads have stored on the node's disk.
     pub memories: BTreeMap<WorkloadId, Memory>,
 }
 
-/// What a test has the processes of containers do.
+/// The behaviour of containers' processes in a test.
 #[derive(Debug, Clone, Copy)]
 pub struct Behaviour {
-    /// After how long they exit by themselves, and with which code.
+    /// When they exit by themselves, and with which code.
     pub exits: Option<(Duration, i32)>,
-    /// After how long SIGTERM ends them; `None`: they ignore it.
+    /// How long after SIGTERM they end; `None` if they ignore it.
     pub obeys: Option<Duration>,
 }
 
@@ -203,7 +202,7 @@ impl World {
         }
     }
 
-    /// The node's time: virtual, where the runtime's is.
+    /// The node's time, which is virtual if the runtime's is.
     pub fn now(&self) -> Now {
         Now { mono: Instant::now().into_std(), wall: self.wall() }
     }
@@ -213,7 +212,7 @@ impl World {
         self.wall_begun.saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
-    /// Sets the wall clock forth or back. The monotonic one continues.
+    /// Moves the wall clock. The monotonic clock continues.
     pub fn set_clock_by(&mut self, step: SignedDuration) {
         self.wall_begun = self.wall_begun.saturating_add(step).unwrap_or(self.wall_begun);
     }
@@ -223,18 +222,18 @@ impl World {
         self.connected
     }
 
-    /// The runtime answers from now on, or does not.
+    /// Sets whether the runtime answers.
     pub fn set_connected(&mut self, connected: bool) {
         self.connected = connected;
         self.quiet += 1;
     }
 
-    /// How long the disk takes for a write, in milliseconds.
+    /// The duration of a write to disk in milliseconds.
     pub(super) fn write_time(&mut self) -> u64 {
         self.rng.u64(0..50)
     }
 
-    /// Where an agent that starts receives events.
+    /// Sets where a starting agent receives events.
     pub fn begin_agent(&mut self, events: mpsc::Sender<LifecycleEvent>) {
         self.events = Some(events);
         self.life += 1;
@@ -242,7 +241,7 @@ impl World {
         self.agents += 1;
     }
 
-    /// Notes a step.
+    /// Records a step for the trace.
     pub fn note(&mut self, step: impl FnOnce() -> String) {
         let at = self.begun.elapsed();
         if let Some(trace) = &mut self.trace {
@@ -250,7 +249,7 @@ impl World {
         }
     }
 
-    /// How long a call takes, and what becomes of it.
+    /// The duration of a call, and how it ends.
     pub(super) fn draw_call(&mut self, name: &'static str) -> (Duration, Fault) {
         let delay = match self.rng.u32(0..1_000) < self.fault_rate {
             true => Duration::from_millis(self.rng.u64(0..8_000)),
@@ -269,19 +268,19 @@ impl World {
         (delay, fault)
     }
 
-    /// What the ids of a pod's next incarnation are made from.
+    /// The seed for container ids of a pod's next incarnation.
     pub(super) fn next_id_seed(&mut self) -> u64 {
-        // Far apart, as those of a real node are.
+        // Far apart, like those of a real node.
         self.next_id_seed += 1 << 32;
         self.next_id_seed
     }
 
-    /// Whether a failure is one that passes by itself.
+    /// Whether a failure is transient.
     pub(super) fn draw_transient(&mut self) -> bool {
         self.rng.bool()
     }
 
-    /// Starts the container's next attempt, or takes over what an earlier call started.
+    /// Starts the container's next attempt, or adopts what an earlier call started.
     pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> Started {
         let id = pod.next_id(slot);
         if let Some(known) = self.containers.get(&id)
@@ -308,7 +307,7 @@ impl World {
         (id, Task::Running { pid }, now.wall, self.sandbox(&pod.record.uid))
     }
 
-    /// Creates the container's next attempt without a process, which an interrupted start leaves.
+    /// Creates the container's next attempt without a process, as an interrupted start leaves it.
     pub fn create(&mut self, pod: &PodState, slot: &ContainerSlot) -> ContainerId {
         let record = &pod.record;
         let id = pod.next_id(slot);
@@ -336,9 +335,9 @@ impl World {
             devices: Vec::new(),
             user: None,
         };
-        let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
+        let container_policy = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let rules = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy_rules.as_ref());
-        let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();
+        let policy = container_policy.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();
         let container = Container {
             recorded: Recorded {
                 identity,
@@ -359,7 +358,7 @@ impl World {
         id
     }
 
-    /// The version that a container was started with, and how often all of its pod had been restarted before.
+    /// The version with which a container was started, and how often all of its pod had been restarted before.
     pub(super) fn version(&self, id: &ContainerId) -> Option<(String, u32)> {
         let identity = &self.containers.get(id)?.recorded.identity;
         Some((identity.fingerprint.clone(), identity.pod_restarts))
@@ -396,7 +395,7 @@ impl World {
         }
     }
 
-    /// A start whose answer was lost: its process ends with what it left.
+    /// Removes a start whose answer was lost, with its process.
     pub(super) fn remove_failed_start(&mut self, ids: &[ContainerId]) {
         for id in ids {
             if let Some(Task::Running { pid }) = self.task(id) {
@@ -419,12 +418,12 @@ impl World {
         self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));
     }
 
-    /// From now on calls are done and answered, init containers succeed and the others run for ever.
+    /// From now on calls succeed, init containers succeed and the others run forever.
     pub fn calm_down(&mut self) {
         (self.calm, self.fault_rate) = (true, 0);
     }
 
-    /// The machine restarts: processes, tasks and namespaces are gone, records stay.
+    /// Reboots the machine: processes, tasks and namespaces are gone, records stay.
     pub fn reboot(&mut self) {
         self.note(|| "reboot".to_owned());
         self.events = None;

@@ -28,7 +28,7 @@ fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {
     })
 }
 
-/// A snapshot of one pod in that version.
+/// A snapshot with one pod at this version.
 fn view(source: SourceKind, version: u8) -> Arc<SourceSnapshot> {
     let record = record(source, version);
     let pods = OrdMap::unit(record.key.clone(), record);
@@ -81,7 +81,7 @@ async fn a_burst_behind_a_busy_supervisor_is_merged_once_and_in_order() {
     assert!(running.merged.try_recv().is_err(), "199 publications of four sources were one merge");
 }
 
-/// Each source on a thread of its own: its last snapshot arrives.
+/// Each source runs on its own thread, and its last snapshot arrives.
 #[tokio::test]
 async fn readiness_and_last_snapshots_of_racing_sources_arrive() {
     for _ in 0..100 {
@@ -148,7 +148,7 @@ async fn an_unreferenced_object_is_dropped() {
             tokio::task::yield_now().await;
         }
     };
-    // The timeout only ends a test that would hang.
+    // The timeout only ends a failing test.
     tokio::time::timeout(wait::soon(), let_go).await.unwrap();
     assert!(running.merged.try_recv().is_err(), "and nothing is sent");
 }

@@ -9,7 +9,7 @@ use super::PodWorker;
 use limpet_core::debug_order::{DebugError, DebugOrder};
 
 impl PodWorker {
-    /// Adds a container to the pod, unless that ends. It takes the way of those that an apiserver adds.
+    /// Adds a container to the pod, unless the pod is ending. It is handled like one that an apiserver adds.
     pub(super) fn add_debug(&mut self, order: DebugOrder) {
         let DebugOrder { key, container, done } = order;
         let lives =
@@ -24,7 +24,7 @@ impl PodWorker {
                 })
             }
         };
-        // The caller may have gone meanwhile; the container runs nevertheless.
+        // The caller may have gone; the container runs anyway.
         let _ = done.send(added);
     }
 }

@@ -1,5 +1,5 @@
-//! What a worker does when the node is short of something: its pod ends or does not start, and runs once there is
-//! enough again. Part of [`super`].
+//! What a worker does when the node is short of something: its pod ends or does not start, and runs again once the
+//! shortage is over. Part of [`super`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::WorkerContext;
 use crate::allocator::Allocator;
 use crate::inbox::EvictionOrder;
 
-/// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order
-/// that is never sent.
+/// Orders to end pods for this one that are still to be sent. The node counts those pods as ending, so it has to
+/// learn of an order that is never sent.
 #[derive(Debug)]
 pub(super) struct Orders {
     node: Arc<Allocator>,
@@ -34,16 +34,16 @@ impl Orders {
         Self { node, to, victims: VecDeque::new() }
     }
 
-    /// Sends the next one; never resolves while there is none. Cancel safe.
+    /// Sends the next order; never resolves while there is none. Cancel safe.
     pub(super) async fn send_next(&mut self) {
         if self.victims.is_empty() {
             return std::future::pending().await;
         }
-        // Without a supervisor the agent stops.
+        // Without a supervisor the agent is stopping.
         let Ok(permit) = self.to.reserve().await else { return std::future::pending().await };
         let Some(victim) = self.victims.pop_front() else { return };
         let (key, uid) = (victim.key.clone(), victim.uid.clone());
-        // The end shows in what it gives back.
+        // The end is noticed by what the pod releases.
         let (done, _) = oneshot::channel();
         permit.send(EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done });
     }
@@ -55,18 +55,18 @@ impl Drop for Orders {
     }
 }
 
-/// When a pod runs again that has exceeded a limit of its own: after the pauses of a container that crashes.
+/// When a pod that has exceeded its own limit runs again: after the pauses of a crashing container.
 #[derive(Debug, Default)]
 pub(super) struct LimitBackOff {
-    /// The pause after the next time.
+    /// The next pause.
     pause: Duration,
-    /// When the pod ran again last.
+    /// When the pod last ran again.
     since: Option<Instant>,
     until: Option<Instant>,
 }
 
 impl LimitBackOff {
-    /// When the pod is due of which nothing is left at `now`; `None`: at once.
+    /// When a pod is due of which nothing is left at `now`; `None` if immediately.
     fn due(&mut self, now: Instant) -> Option<Instant> {
         let until = *self.until.get_or_insert_with(|| {
             let ran = self.since.map_or(Duration::MAX, |since| now.saturating_duration_since(since));
@@ -82,17 +82,17 @@ impl LimitBackOff {
     }
 }
 
-/// What a worker has to do with the ends of pods for what the node is short of: its own, and those for its pod.
+/// A worker's state of evictions: its own pod's, and those for its pod.
 #[derive(Debug)]
 pub(super) struct Eviction {
-    /// Who waits for the end of the pod.
+    /// The caller that waits for the end of the pod.
     pub(super) waiting: Option<oneshot::Sender<()>>,
-    /// An order to end for another incarnation, until that is the current one.
+    /// An order for another incarnation, until that is the current one.
     pub(super) postponed: Option<EvictionOrder>,
-    /// The pauses before a pod runs again that has exceeded a limit of its own, and the end of one that lasts.
+    /// The back-off of a pod that has exceeded its own limit, and the end of the current pause.
     limit_back_off: LimitBackOff,
     pub(super) again_at: Option<Instant>,
-    /// To the pods that end for this one.
+    /// Orders to the pods that end for this one.
     pub(super) orders: Orders,
 }
 
@@ -104,11 +104,11 @@ impl Eviction {
 }
 
 impl PodWorker {
-    /// Ends the pod, unless it ends anyway: at once, or once what was found before the ordered incarnation is gone.
+    /// Ends the pod, unless it is ending anyway: immediately, or once earlier incarnations are gone.
     pub(super) fn evict(&mut self, order: EvictionOrder) {
         let Some(pod) = self.current.as_mut().filter(|pod| pod.record.uid == order.uid) else {
             if self.others.is_empty() {
-                // Otherwise it would count as ending, and no other pod would be ordered to.
+                // Otherwise it would count as ending, and no other pod would be ordered to end.
                 self.context.allocator.forget_order(&self.key);
             } else {
                 self.eviction.postponed = Some(order);
@@ -124,7 +124,7 @@ impl PodWorker {
         self.jobs.abort_pulls();
     }
 
-    /// Has other pods end so that this one can start. It is woken when what they had is free.
+    /// Has other pods ended so that this one can start. It is woken when their resources are free.
     pub(super) fn preempt(&mut self, victims: &[Arc<PodRecord>]) {
         for victim in victims {
             tracing::info!(pod = %self.key, victim = %victim.key, "a pod is terminated to admit a critical pod");
@@ -132,7 +132,7 @@ impl PodWorker {
         self.eviction.orders.victims.extend(victims.iter().cloned());
     }
 
-    /// Recreates a pod that was ended for what the node is no longer short of.
+    /// Recreates a pod that was evicted, once the shortage is over.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         if admission::is_cleared(pod)

@@ -1,4 +1,4 @@
-//! Exits and kills: what the kernel and containerd say of a container's first process. Part of [`super`].
+//! Exits and kills: reports of the kernel and containerd about a container's first process. Part of [`super`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl PodWorker {
     pub(super) fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
         let now = self.context.executor.now();
         if self.current.as_ref().is_some_and(|pod| pod.exits_being_recorded.contains(&id)) {
-            // It was not missed: containerd takes long to record it.
+            // The event was not missed: containerd is slow to record the exit.
             return;
         }
         match answer {
@@ -32,12 +32,12 @@ impl PodWorker {
             }
             // Its shim hangs, and may continue.
             Ok(Some(_)) => {}
-            // containerd's return brings the whole state.
+            // The whole state is read when containerd returns.
             Err(error) => tracing::debug!(container = %id, %error, "reading the container's state failed"),
         }
     }
 
-    /// What the kernel says of a kill, kept until the end that may follow.
+    /// Stores the kernel's report of a kill until the exit that may follow.
     pub(super) fn note_kills(
         &mut self,
         mut victims: BTreeMap<ContainerId, ProcessName>,
@@ -55,7 +55,7 @@ impl PodWorker {
         }
     }
 
-    /// containerd reports that a container is out of memory, before the end that may follow.
+    /// Handles containerd's report that a container is out of memory, which precedes the exit that may follow.
     pub(super) fn note_out_of_memory(&mut self, id: &ContainerId, now: Now) {
         let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
         let mut instances = slots.filter_map(|slot| slot.instance.as_mut());
@@ -64,14 +64,14 @@ impl PodWorker {
         }
     }
 
-    /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
+    /// Handles a process's exit: collects its details first, so that it is never shown without them.
     pub(super) fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
         let Some(pod) = &mut self.current else { return };
         let running =
             |slot: &ContainerSlot| slot.instance.as_ref().filter(|instance| instance.is_process(id, pid)).cloned();
         let ended = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
         let Some((index, instance)) = ended else {
-            // Its start has not been reported yet; its end is kept until then.
+            // Its start was not reported yet, so its exit is stored until then.
             outcome::exited(pod, id, pid, observed_exit(code, at), now);
             return;
         };

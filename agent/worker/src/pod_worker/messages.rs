@@ -1,4 +1,4 @@
-//! What the supervisor's messages mean to a worker: commands, objects, images, containerd's view. Part of [`super`].
+//! How a worker handles the supervisor's messages: commands, objects, images, containerd's view. Part of [`super`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::jobs::JobKind;
 use limpet_telemetry::event::EventType;
 
 impl PodWorker {
-    /// Takes in what has come since the worker looked last.
+    /// Applies all messages since the last call.
     pub(super) fn read(&mut self, messages: Messages, now: Now) {
         if let Some(found) = messages.found {
             self.take_found(found, now);
@@ -71,8 +71,8 @@ impl PodWorker {
         self.hand_over_objects();
     }
 
-    /// An incarnation that was wanted and never begun here. An agent before this one may have begun it: what it left is
-    /// removed, and the search for orphans leaves out what is wanted at that time.
+    /// Handles an incarnation that was desired and never begun here. An earlier agent may have begun it: its remains
+    /// are removed, because the search for orphans skips what was desired at that time.
     fn pass_over(&mut self, record: Arc<PodRecord>, command: &PodCommand, now: Now) {
         let is_known = |uid: &PodUid| {
             let others = self.current.iter().chain(&self.others);
@@ -84,7 +84,7 @@ impl PodWorker {
         let stays = |pod: &PodState| pod.ending.is_none() && command.uid() == Some(&pod.record.uid);
         match &self.current {
             None => self.current = Some(self.incarnation(record, now)),
-            // It was begun after everything else of the pod was gone.
+            // It began after everything else of the pod was gone.
             Some(pod) if stays(pod) => {}
             Some(_) => self.others.push_back(self.incarnation(record, now)),
         }
@@ -113,7 +113,7 @@ impl PodWorker {
         self.hand_over_objects();
     }
 
-    /// A pod nothing runs of.
+    /// A new incarnation without containers.
     pub(super) fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
         let mut pod = PodState::new(record, now.wall);
         pod.id_seed = self.context.executor.id_seed();
@@ -121,7 +121,7 @@ impl PodWorker {
         pod
     }
 
-    /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
+    /// Gives the objects to the incarnation for which they are: the desired one, once it is the current one.
     pub(super) fn hand_over_objects(&mut self) {
         if let (Some(pod), Some(objects), None) = (&mut self.current, &self.wanted.objects, &self.wanted.next)
             && pod.ending.is_none()
@@ -130,7 +130,7 @@ impl PodWorker {
         }
     }
 
-    /// Brings the current incarnation in line with containerd's view of its containers.
+    /// Reconciles the current incarnation with containerd's view of its containers.
     fn take_found(&mut self, found: Vec<FoundContainer>, now: Now) {
         self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
@@ -138,7 +138,7 @@ impl PodWorker {
         self.discard(never_ran);
     }
 
-    /// Removes containers that were made and never started.
+    /// Removes containers that were created and never started.
     pub fn discard(&mut self, never_ran: Vec<ContainerId>) {
         let Some(pod) = &mut self.current else { return };
         for id in never_ran {

@@ -1,9 +1,9 @@
-//! OOM kills that a container survives: which of the kernel's counts belong to a container that keeps running. Part of
-//! [`super`].
+//! OOM kills that a container survives: which of the kernel's counts belong to a container that keeps running. Part
+//! of [`super`].
 //!
-//! A kill is reported before the exit that it may cause. So a count is only known to have been survived when the
-//! container still runs a moment later. The kernel's report of a kill can come before the start of the container is
-//! recorded, or be lost: the count is checked after each start as well.
+//! A kill is reported before the exit that it may cause. So a count is known to have been survived only if the
+//! container still runs a moment later. The kernel's report can come before the start of the container is recorded,
+//! or be lost, so the count is also checked after each start.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use limpet_model::container::ContainerId;
 
 use super::PodWorker;
 
-/// A first process that lives so long after the kernel killed something in its container was not the victim.
+/// A first process that lives this long after a kill in its container was not the victim.
 const SURVIVAL_TIME: Duration = Duration::from_secs(2);
 
-/// The counts of running containers that are to be checked once more.
+/// The counts of running containers that will be checked again.
 #[derive(Debug, Default)]
 pub(super) struct UnjudgedKills(BTreeMap<ContainerId, Look>);
 
@@ -27,24 +27,24 @@ struct Look {
 }
 
 impl UnjudgedKills {
-    /// Takes in that `kills` are counted in a container at `now`. A look that is due already stays.
+    /// Records that `kills` are counted in a container at `now`. A check that is already due stays.
     fn counted(&mut self, id: ContainerId, kills: u64, now: Instant) {
         self.0.entry(id).or_insert(Look { due: now + SURVIVAL_TIME, kills });
     }
 
-    /// When the next look is due.
+    /// When the next check is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().map(|look| look.due).min()
     }
 
-    /// The containers that are to be checked by now, each with the count of a moment ago.
+    /// The containers that are due, each with its earlier count.
     fn take_due(&mut self, now: Instant) -> Vec<(ContainerId, u64)> {
         self.0.extract_if(.., |_, look| look.due <= now).map(|(id, look)| (id, look.kills)).collect()
     }
 }
 
 impl PodWorker {
-    /// The kernel may have killed something in a container, which is checked if it runs.
+    /// Reads a container's count after a possible kill, to check it again if the container runs.
     pub(super) fn count_kills(&mut self, id: ContainerId, now: Now) {
         let Some(pod) = &self.current else { return };
         if running(pod, &id).is_some() {
@@ -72,7 +72,7 @@ impl PodWorker {
     }
 }
 
-/// The instance, if it runs and no exit of it is known.
+/// The instance, if it is running without a known exit.
 fn running<'a>(pod: &'a PodState, id: &ContainerId) -> Option<&'a Instance> {
     let instances = pod.containers.iter().filter_map(|slot| slot.instance.as_ref());
     let mut running =

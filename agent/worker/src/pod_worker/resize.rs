@@ -1,4 +1,4 @@
-//! Takes a newer version of a pod in place; resources for which the node has no room wait. Part of [`super`].
+//! Applies a newer version of a pod in place; resources for which the node has no room wait. Part of [`super`].
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use limpet_model::pod::PodRecord;
 use super::PodWorker;
 
 impl PodWorker {
-    /// Brings the pod to `desired`, but for resources that do not fit now: it gets them once they do.
+    /// Updates the pod to `desired`, except for resources that do not fit yet.
     pub(super) fn take_in_place(&mut self, desired: Arc<PodRecord>) {
         let Some(pod) = &mut self.current else { return };
         let desired = desired.keeping_ephemeral(&pod.record);
@@ -33,7 +33,7 @@ impl PodWorker {
         self.preempt(&victims);
     }
 
-    /// Looks whether there is room for the resize that waits.
+    /// Tries the waiting resize again.
     pub(super) fn retry_resize(&mut self) {
         let pod = self.current.as_ref().filter(|pod| pod.ending.is_none() && !pod.is_failed());
         if let Some(deferred) = pod.and_then(|pod| pod.deferred.as_ref()) {

@@ -1,4 +1,4 @@
-//! Restarts that `limpet restart` asks for. Part of [`super`].
+//! Restarts requested by `limpet restart`. Part of [`super`].
 
 use super::PodWorker;
 use limpet_core::outcome::restart::request_restart;
@@ -6,7 +6,7 @@ use limpet_core::pod_order::{RestartError, RestartOrder};
 use limpet_core::state::Now;
 
 impl PodWorker {
-    /// Restarts containers of the pod, unless that ends.
+    /// Restarts containers of the pod, unless the pod is ending.
     pub(super) fn restart(&mut self, order: RestartOrder, now: Now) {
         let RestartOrder { key, container, done } = order;
         let restarted = match self.current.as_mut() {
@@ -16,7 +16,7 @@ impl PodWorker {
         if let Ok(containers) = &restarted {
             tracing::info!(pod = %key, containers = containers.join(","), "restart on request");
         }
-        // The caller may have gone meanwhile; the restart goes on nevertheless.
+        // The caller may have gone; the restart continues anyway.
         let _ = done.send(restarted);
     }
 }

@@ -10,7 +10,8 @@ use limpet_core::state::{ContainerSlot, Now};
 use super::PodWorker;
 
 impl PodWorker {
-    /// Ends the pod, or has one that ends already do so in time. Callers that wait get the answer once nothing of it runs.
+    /// Ends the pod, or makes a pod that is already ending do so in time. Waiting callers get the answer once it has
+    /// stopped.
     pub(super) fn shut_down(&mut self, order: ShutdownOrder, now: Now) {
         let Some(pod) = self.current.as_mut().filter(|pod| pod.record.uid == order.uid) else { return };
         if is_finished(pod) && pod.ending.is_none() && !pod.containers.iter().any(ContainerSlot::is_running) {
@@ -22,7 +23,7 @@ impl PodWorker {
         self.jobs.abort_pulls();
     }
 
-    /// Answers those who wait for the end, and runs the pod again once the shutdown is cancelled.
+    /// Answers those who wait for the end, and runs the pod again if the shutdown is cancelled.
     pub(super) fn settle_shutdown(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         if admission::is_released(pod) || pod.ending.is_none() && !pod.is_failed() {

@@ -1,4 +1,4 @@
-//! Removing orphans and forgetting pulls, beside the supervisor's loop.
+//! Removes orphans and forgets pulls, beside the supervisor's loop.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,42 +12,42 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::Supervisor;
 
-/// A job that has ended.
+/// A finished job.
 #[derive(Debug)]
 pub(super) enum Cleaned {
-    /// The pods that have something on disk or in the kernel.
+    /// The pods with files on disk or kernel resources.
     Found(HashSet<PodUid>),
-    /// What that pod left is removed, as far as it could be; whether that is all.
+    /// The removal of a pod's remains, and whether it was complete.
     Removed(PodUid, bool),
-    /// Those that were not removed are due again.
+    /// Failed removals are due again.
     Due,
-    /// Whether all that broken-off pulls left is released.
+    /// Whether everything that interrupted pulls left was released.
     PullsForgotten(bool),
 }
 
-/// The clean-up of one start of the agent.
+/// The cleanup after one start of the agent.
 #[derive(Debug, Default)]
 pub(super) struct Cleanup {
     jobs: JoinSet<Cleaned>,
-    /// The search for orphans was begun: once a start.
+    /// Whether the search for orphans was begun, which happens once per start.
     begun: bool,
-    /// The search has ended, and orphans are known.
+    /// Whether the search has ended, so orphans are known.
     searched: bool,
-    /// Pods whose orphans are still to be removed, or are being removed: none of that UID may start.
+    /// Pods whose orphans are to be removed, or are being removed: no pod with such a UID may start.
     orphans: Vec<PodUid>,
-    /// Pods whose orphans were not removed: a driver or a plugin failed.
+    /// Pods whose orphans were not removed because a driver or a plugin failed.
     failed: Vec<PodUid>,
-    /// The pause before they are tried again.
+    /// The pause before they are retried.
     pause: Duration,
-    /// Pulls may have been interrupted for images that no pod needs any more.
+    /// Whether interrupted pulls may concern images that no pod needs any more.
     pulls_are_stale: bool,
-    /// Something of them was not released at the last try.
+    /// Whether the last attempt did not release all of them.
     not_forgotten: bool,
     forgetting: bool,
 }
 
 impl Cleanup {
-    /// The next job that has ended; never while there is none. Cancel safe.
+    /// The next finished job; never resolves while there is none. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Cleaned, JoinError> {
         match self.jobs.join_next().await {
             Some(done) => done,
@@ -55,12 +55,12 @@ impl Cleanup {
         }
     }
 
-    /// Pods changed or ended: `unfinished` pulls may have been for images that no pod needs any more.
+    /// Records that pods changed or ended: `unfinished` pulls may concern images that no pod needs any more.
     pub(super) fn pods_changed(&mut self, unfinished: bool) {
         self.pulls_are_stale |= unfinished || self.not_forgotten;
     }
 
-    /// Whether what a pod of that UID left is being removed.
+    /// Whether the remains of a pod with this UID are being removed.
     pub(super) fn is_removing(&self, uid: &PodUid) -> bool {
         self.orphans.contains(uid)
     }
@@ -84,7 +84,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes in what a job has done.
+    /// Applies the result of a job.
     pub(super) fn cleaned(&mut self, done: Result<Cleaned, JoinError>) {
         match done {
             Ok(Cleaned::Found(found)) => {
@@ -101,12 +101,12 @@ impl Supervisor {
                     self.cleanup.failed.push(uid);
                 }
                 self.remove_next_orphan();
-                // A pod of that UID may have been waiting.
+                // A pod with this UID may have been waiting.
                 self.start_waiting();
             }
             Ok(Cleaned::PullsForgotten(all)) => {
                 self.cleanup.forgetting = false;
-                // Tried again when pods change or end.
+                // Retried when pods change or end.
                 self.cleanup.not_forgotten = !all;
             }
             Err(error) => {
@@ -120,7 +120,7 @@ impl Supervisor {
     }
 
     fn remove_orphans(&mut self, found: impl IntoIterator<Item = PodUid>) {
-        // One that is being deleted and has no worker ended while the agent was away.
+        // A pod that is being deleted and has no worker ended while the agent was away.
         let wanted = self.desired.pods.values().filter(|record| !record.is_deleting());
         let desired: HashSet<&PodUid> = wanted.map(|record| &record.uid).collect();
         let is_orphan =
@@ -131,7 +131,8 @@ impl Supervisor {
         self.remove_next_orphan();
     }
 
-    /// One at a time: a CNI plugin that hangs delays other orphans, and no pod. Those that failed follow after a pause.
+    /// Removes one orphan at a time: a CNI plugin that hangs delays other orphans, but no pod. Failed ones are
+    /// retried after a pause.
     fn remove_next_orphan(&mut self) {
         let Some(uid) = self.cleanup.orphans.first().cloned() else { return self.try_failed_later() };
         let executor = Arc::clone(&self.context.executor);

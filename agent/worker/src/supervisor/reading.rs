@@ -1,4 +1,4 @@
-//! Reading the runtime's whole state, beside the supervisor's loop, and what it finds.
+//! Reads the runtime's whole state, beside the supervisor's loop, and applies it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use crate::adoption::{self, FoundPod};
 use crate::executor::ExecutorError;
 use limpet_core::allocation::uses_node;
 
-/// After a reading that failed, while containerd's events still come.
+/// The pause after a failed reading while containerd's events still arrive.
 const READ_AGAIN: Duration = Duration::from_secs(1);
-/// Events that are kept for pods that a reading may find; what is beyond it is found by the workers themselves.
+/// The most events that are stored for pods that a reading may find; workers notice further ones themselves.
 const MOST_EVENTS: usize = 4_096;
 
-/// What a reading gives.
+/// The result of a reading.
 pub(super) type Found = Result<Result<BTreeMap<PodKey, FoundPod>, ExecutorError>, JoinError>;
 
-/// The reading that is under way, one at most.
+/// The current reading, at most one.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     job: JoinSet<Result<BTreeMap<PodKey, FoundPod>, ExecutorError>>,
-    /// Pods that ended meanwhile: what it finds of them was true before.
+    /// Pods that ended meanwhile: the reading has their earlier state.
     ended: HashSet<PodKey>,
-    /// Events of containers that no worker has.
+    /// Events of containers without a worker.
     events: Vec<LifecycleEvent>,
 }
 
 impl Reading {
-    /// The result of the reading; never while there is none. Cancel safe.
+    /// The result of the reading; never resolves while there is none. Cancel safe.
     pub(super) async fn next(&mut self) -> Found {
         match self.job.join_next().await {
             Some(read) => read,
@@ -50,7 +50,7 @@ impl Reading {
         }
     }
 
-    /// Keeps an event for a pod that the reading may find.
+    /// Stores an event for a pod that the reading may find.
     pub(super) fn keep(&mut self, event: LifecycleEvent) {
         if !self.job.is_empty() && self.events.len() < MOST_EVENTS {
             self.events.push(event);
@@ -64,7 +64,7 @@ impl Supervisor {
         let (executor, first) = (Arc::clone(&self.context.executor), !self.adopted);
         let node_name = self.context.reporter.node_name.clone();
         let known: BTreeSet<PodKey> = self.workers.keys().cloned().collect();
-        // What was kept for a reading that failed may be of what the next one finds.
+        // Events that were stored for a failed reading may concern what the next one finds.
         let events = std::mem::take(&mut self.reading.events);
         self.reading = Reading { events, ..Reading::default() };
         self.reading.job.spawn(async move {
@@ -73,10 +73,10 @@ impl Supervisor {
         });
     }
 
-    /// Brings every worker in line with the runtime's whole state.
+    /// Reconciles every worker with the runtime's whole state.
     pub(super) fn read(&mut self, read: Found) {
-        let mut found = match read {
-            Ok(Ok(found)) => found,
+        let mut pods = match read {
+            Ok(Ok(pods)) => pods,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot read containerd's state although its events arrive; retrying in a second");
                 return self.begin_reading(READ_AGAIN);
@@ -87,18 +87,18 @@ impl Supervisor {
             }
         };
         if let Some(controllers) = self.found_workloads.take() {
-            let records = found.values().flat_map(|pod| &pod.incarnations).map(|pod| &pod.record);
+            let records = pods.values().flat_map(|pod| &pod.incarnations).map(|pod| &pod.record);
             // Without sources there are no controllers.
             let _ = controllers.send(records.filter(|record| has_workload(record)).cloned().collect());
         }
-        let count = found.values().map(|pod| pod.containers.len()).sum();
+        let count = pods.values().map(|pod| pod.containers.len()).sum();
         for (key, inbox) in &self.workers {
-            let own = found.remove(key).map(|pod| pod.containers).unwrap_or_default();
-            inbox.put(|messages| messages.found = Some(own));
+            let containers = pods.remove(key).map(|pod| pod.containers).unwrap_or_default();
+            inbox.put(|messages| messages.found = Some(containers));
         }
-        found.retain(|key, _| !self.reading.ended.contains(key));
-        let pods = found.len();
-        for (key, pod) in found {
+        pods.retain(|key, _| !self.reading.ended.contains(key));
+        let adopted = pods.len();
+        for (key, pod) in pods {
             self.adopt(key, pod);
         }
         self.adopted = true;
@@ -108,14 +108,14 @@ impl Supervisor {
         self.start_waiting();
         self.settle_provisional();
         self.change_node(|node| node.runtime_ready = true);
-        self.context.reporter.runtime_ready(count, pods);
+        self.context.reporter.runtime_ready(count, adopted);
     }
 
-    /// A worker for a pod that was found running.
+    /// Starts a worker for a pod that was found running.
     fn adopt(&mut self, key: PodKey, found: FoundPod) {
         let mut desired = self.desired.pods.get(&key).cloned();
         let mut incarnations: Vec<PodState> = found.incarnations;
-        // The one that is wanted comes last: everything else of the key ends first.
+        // The desired incarnation comes last: everything else with the key ends first.
         incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
         if let Some(source) = incarnations.last().map(|pod| pod.record.source)
             && self.provisional.add(&key, source, &self.desired)
@@ -123,7 +123,7 @@ impl Supervisor {
             desired = None;
         }
         if desired.is_none() {
-            // A source that is not there any more says nothing of its objects either: their files stay as they are.
+            // Without its source, nothing is known about a pod's objects either, so their files stay unchanged.
             for pod in incarnations.iter_mut().filter(|pod| !self.provisional.has_source(pod.record.source)) {
                 pod.take_objects(Arc::default());
                 pod.volumes.written = pod.volumes_version();
@@ -132,7 +132,7 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        // A pod that has ended has no slot: its worker keeps the status and the logs.
+        // A pod that has ended has no slot; its worker keeps the status and the logs.
         let runs = |pod: &&PodState| uses_node(pod) || (!pod.is_failed() && !is_finished(pod));
         let running = incarnations.iter().rfind(runs);
         let allocation = running.map(|pod| self.context.allocator.enter_running(&pod.record));

@@ -1,4 +1,4 @@
-//! What changed, in the words of kubelet's sync loop.
+//! Logs changes in the words of kubelet's sync loop.
 
 use std::sync::Arc;
 
@@ -6,8 +6,7 @@ use limpet_core::merge::PodChange;
 use limpet_model::pod::{PodDiff, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what
-/// changed.
+/// Logs one line per verb and source, as kubelet's sync loop does, and one per pod with details of its change.
 pub(super) fn log(changes: &[PodChange]) {
     let mut lines: Vec<(&'static str, SourceKind, Vec<&Arc<PodRecord>>)> = Vec::new();
     for change in changes {
@@ -30,7 +29,7 @@ pub(super) fn log(changes: &[PodChange]) {
     }
 }
 
-/// Why a pod that is removed and added at once is recreated: logged with its addition.
+/// Why a pod that is removed and added at once is recreated; logged with its addition.
 fn successor<'a>(change: &'a PodChange, changes: &'a [PodChange]) -> Option<PodDiff<'a>> {
     let PodChange::Added(new) = change else { return None };
     let removed = changes.iter().take_while(|change| matches!(change, PodChange::Removed(_)));

@@ -1,4 +1,4 @@
-//! Expands what is mounted for pods.
+//! Expands volumes that are mounted for pods.
 
 use std::collections::BTreeMap;
 
@@ -34,17 +34,17 @@ impl ExpandError {
         self.code() == Some(Code::Unimplemented)
     }
 
-    /// The driver expands no volume that is in use.
+    /// Whether the driver cannot expand volumes that are in use.
     pub fn is_of_use(&self) -> bool {
         self.code() == Some(Code::FailedPrecondition)
     }
 
-    /// No other call would succeed.
+    /// Whether no other call would succeed.
     pub fn is_infeasible(&self) -> bool {
         matches!(self.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
     }
 
-    /// The driver has ended the call: nothing of it continues.
+    /// Whether the driver has ended the call, so that nothing of it continues.
     pub fn is_final(&self) -> bool {
         let open = [Code::Cancelled, Code::DeadlineExceeded, Code::Unavailable, Code::ResourceExhausted, Code::Aborted];
         self.code().is_some_and(|code| !open.contains(&code))
@@ -52,15 +52,16 @@ impl ExpandError {
 }
 
 impl CsiVolumes {
-    /// Whether the volume's driver is there and expands volumes on nodes.
+    /// Whether the volume's driver is registered and expands volumes on nodes.
     pub fn expands(&self, volume: &CsiVolume) -> bool {
         self.drivers.get(&volume.driver).is_ok_and(|driver| driver.capabilities().expand)
     }
 
-    /// Has the volume's driver expand what is mounted for the pod to so many bytes.
+    /// Has the volume's driver expand what is mounted for the pod to this many bytes.
     ///
     /// # Errors
-    /// It is not mounted, or the driver is not there, refuses, or does not answer.
+    ///
+    /// It is not mounted, or the driver is missing, refuses, or does not answer.
     pub async fn expand(
         &self,
         uid: &PodUid,

@@ -1,5 +1,5 @@
-//! Volumes that no pod has any more: of pods that are gone, those that agents before this one have left staged, and
-//! those whose driver would not unstage them. They are tried again when a driver registers, and after a pause.
+//! Volumes that no pod uses any more: those of deleted pods, those that earlier agents have left staged, and those
+//! that their driver failed to unstage. They are retried when a driver registers, and after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,12 +17,12 @@ use limpet_host::blocking::{self, DEADLINE};
 use limpet_model::object::csi::unique_name;
 use limpet_model::pod::PodUid;
 
-/// What is left to be done.
+/// Pending cleanup.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
-    /// The pods that are gone and have volumes.
+    /// The deleted pods that still have volumes.
     pods: BTreeSet<PodUid>,
-    /// The volumes that no pod has and that are staged.
+    /// The staged volumes that no pod uses.
     staged: BTreeMap<VolumeKey, VolumeData>,
 }
 
@@ -37,21 +37,21 @@ impl CsiVolumes {
         self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tears down the volumes of a pod that is gone, once their drivers are there.
+    /// Tears down the volumes of a deleted pod once their drivers are registered.
     pub fn tear_down_later(&self, uid: PodUid) {
         self.leftovers().pods.insert(uid);
         // Its driver may have registered since the last attempt.
         self.more.notify_one();
     }
 
-    /// Unstages a volume that no pod has, though its driver would not.
+    /// Unstages an unused volume later, because its driver has failed to.
     pub(super) fn unstage_later(&self, data: &VolumeData) {
         self.leftovers().staged.insert(key(data), data.clone());
         self.more.notify_one();
     }
 
-    /// Does what is left, whenever a driver registers and with kubelet's pauses, until `stop`. What pods have staged is
-    /// named in the Node's status at once.
+    /// Cleans up whenever a driver registers and with kubelet's pauses, until `stop`. Volumes staged earlier are
+    /// listed in the Node's status immediately.
     pub async fn run(&self, stop: CancellationToken) {
         let mut changes = self.drivers.subscribe();
         self.find_staged().await;
@@ -74,7 +74,7 @@ impl CsiVolumes {
         }
     }
 
-    /// Does what can be done of `left`, side by side; the rest stays.
+    /// Cleans up what is possible of `left`, concurrently; the rest stays.
     async fn clear(&self, left: Leftovers) {
         let staged = left.staged.into_iter().map(|(key, data)| async move {
             if let Err(error) = self.unstage_unused(&data).await {
@@ -97,20 +97,20 @@ impl CsiVolumes {
         self.unstage(&driver, data).await
     }
 
-    /// Finds what is staged, by what is written down. All are in use until they are unstaged; those that no pod has are
-    /// left to do.
+    /// Finds staged volumes by their records. All count as in use until they are unstaged; those that no pod uses are
+    /// left to clean up.
     async fn find_staged(&self) {
         let layout = self.layout.clone();
-        let found = blocking::run(self.layout.staged.clone(), DEADLINE, move |_| {
-            let found = layout.all_staged()?.into_iter();
-            io::Result::Ok(found.map(|data| (layout.is_used(&data).unwrap_or(true), data)).collect())
+        let search = blocking::run(self.layout.staged.clone(), DEADLINE, move |_| {
+            let staged = layout.all_staged()?.into_iter();
+            io::Result::Ok(staged.map(|data| (layout.is_used(&data).unwrap_or(true), data)).collect())
         });
-        let found: Vec<(bool, VolumeData)> = found.await.and_then(|found| found).unwrap_or_else(|error| {
+        let staged: Vec<(bool, VolumeData)> = search.await.and_then(|staged| staged).unwrap_or_else(|error| {
             tracing::warn!(%error, "searching for volumes staged earlier failed");
             Vec::new()
         });
-        join_all(found.into_iter().map(|(used, data)| async move {
-            // The pod that has it may have ended since, and its volume have been unstaged.
+        join_all(staged.into_iter().map(|(used, data)| async move {
+            // The pod that has it may have ended since, and its volume may have been unstaged.
             let _guard = self.locks.lock(key(&data)).await;
             if !self.on_files(&data, "look for", Layout::is_known).await.unwrap_or(true) {
                 return;

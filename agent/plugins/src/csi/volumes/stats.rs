@@ -1,4 +1,4 @@
-//! What drivers report of the volumes of a pod: bytes and inodes, as kubelet requests them.
+//! Statistics that drivers report about a pod's volumes: bytes and inodes, as kubelet requests them.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use limpet_node_api::csi::VolumeUsage;
 use limpet_node_api::csi::volume_usage::Unit;
 use limpet_telemetry::usage::disks::VolumeDisk;
 
-/// How long a driver may take: requests for usage wait for it.
+/// The deadline of a driver, for which requests for usage wait.
 const STATS_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl CsiVolumes {
-    /// What drivers report of the pod's volumes. Drivers that report nothing, or do not answer, have none, as with
-    /// kubelet; nor have block devices.
+    /// The drivers' statistics of the pod's volumes. As in kubelet, block devices and volumes of drivers that report
+    /// nothing, or do not answer, have none.
     pub async fn stats(&self, pod: &PodRecord) -> Vec<VolumeDisk> {
         if !claim::may_need_driver(pod) {
             return Vec::new();
         }
         let (layout, uid) = (self.layout.clone(), pod.uid.clone());
-        let found = blocking::run(self.layout.pods.clone(), DEADLINE, move |_| layout.of(&uid)).await;
-        let found = found.and_then(|found| found).unwrap_or_default();
-        let asked = found.iter().filter(|data| !data.block).map(|data| self.stats_of(pod, data));
+        let volumes = blocking::run(self.layout.pods.clone(), DEADLINE, move |_| layout.volumes_of(&uid)).await;
+        let volumes = volumes.and_then(|volumes| volumes).unwrap_or_default();
+        let asked = volumes.iter().filter(|data| !data.block).map(|data| self.stats_of(pod, data));
         join_all(asked).await.into_iter().flatten().collect()
     }
 
@@ -47,7 +47,7 @@ impl CsiVolumes {
             }
             Err(_) => return Vec::new(),
         };
-        // Two volumes of a pod may be of one claim.
+        // Two volumes of a pod may use the same claim.
         let volumes = || pod.spec().volumes.iter().flatten();
         let of_claim = volumes().find(|volume| volume.name == name).and_then(|volume| claim::name(pod, volume));
         let same = volumes().filter(|volume| claim::name(pod, volume) == of_claim && of_claim.is_some());
@@ -55,11 +55,11 @@ impl CsiVolumes {
     }
 }
 
-/// The figures of a volume; the claim that it is of.
+/// The statistics of a volume, and the name of its claim.
 fn disk(name: &str, claim: Option<&str>, usage: &[VolumeUsage]) -> VolumeDisk {
-    let of = |unit: Unit| usage.iter().find(|usage| usage.unit() == unit).cloned().unwrap_or_default();
+    let usage_in = |unit: Unit| usage.iter().find(|usage| usage.unit() == unit).cloned().unwrap_or_default();
     let amount = |value: i64| u64::try_from(value).unwrap_or_default();
-    let (bytes, inodes) = (of(Unit::Bytes), of(Unit::Inodes));
+    let (bytes, inodes) = (usage_in(Unit::Bytes), usage_in(Unit::Inodes));
     let space = Space {
         capacity: amount(bytes.total),
         available: amount(bytes.available),
@@ -85,10 +85,10 @@ mod tests {
 
     #[test]
     fn figures_are_taken_by_their_unit() {
-        let one = |unit: Unit, total| VolumeUsage { available: 1, total, used: -5, unit: unit as i32 };
-        let found = disk("data", Some("claim"), &[one(Unit::Inodes, 7), one(Unit::Bytes, 9)]);
-        let space = found.space.unwrap();
+        let reported = |unit: Unit, total| VolumeUsage { available: 1, total, used: -5, unit: unit as i32 };
+        let statistics = disk("data", Some("claim"), &[reported(Unit::Inodes, 7), reported(Unit::Bytes, 9)]);
+        let space = statistics.space.unwrap();
         assert_eq!((space.capacity, space.available, space.inodes, space.inodes_free), (9, 1, 7, 1));
-        assert_eq!((found.used.unwrap().seen, found.claim.as_deref()), (DiskUsage::default(), Some("claim")));
+        assert_eq!((statistics.used.unwrap().seen, statistics.claim.as_deref()), (DiskUsage::default(), Some("claim")));
     }
 }

@@ -19,12 +19,12 @@ pub struct VolumeRequest<'a> {
     pub publish_secret: BTreeMap<String, String>,
     /// The tokens of the pod's service account for `NodePublishVolume`, as the driver gets them.
     pub tokens: Option<String>,
-    /// The pod only reads it.
+    /// Whether the pod only reads it.
     pub read_only: bool,
 }
 
 impl VolumeRequest<'_> {
-    /// How its driver is to stage it.
+    /// How its driver should stage it.
     pub(super) fn for_stage(&self, pod: &PodRecord, driver: &Driver) -> Mounting<'_> {
         Mounting {
             volume: self.volume,
@@ -36,10 +36,10 @@ impl VolumeRequest<'_> {
         }
     }
 
-    /// How its driver is to publish it, from the directory on which it is staged.
+    /// How its driver should publish it, from the directory where it is staged.
     pub(super) fn for_publish(&self, pod: &PodRecord, driver: &Driver, staging: Option<PathBuf>) -> Mounting<'_> {
         let (mut attributes, mut secrets) = (self.volume.attributes_for(pod), self.publish_secret.clone());
-        // As with kubelet, the driver of a device gets none.
+        // As in kubelet, the driver of a device gets none.
         if let Some(tokens) = self.tokens.as_ref().filter(|_| !self.volume.block) {
             let given = if self.volume.settings.tokens_in_secrets { &mut secrets } else { &mut attributes };
             given.insert(TOKENS.to_owned(), tokens.clone());
@@ -48,7 +48,7 @@ impl VolumeRequest<'_> {
     }
 }
 
-/// The group that the pod's volumes are given to.
+/// The group to which the pod's volumes are given.
 pub(super) fn fs_group_of(pod: &PodRecord) -> Option<u32> {
     u32::try_from(pod.spec().security_context.as_ref()?.fs_group?).ok()
 }

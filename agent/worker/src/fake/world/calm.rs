@@ -1,4 +1,4 @@
-//! A node on which nothing goes wrong, in the time of this machine: what hollow nodes run on.
+//! A node without faults in real time, for hollow nodes.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use limpet_model::pod::PodRecord;
 
 use super::{Behaviour, World};
 
-/// How many addresses a node has for its pods, which take turns in them.
+/// The number of addresses for pods, which are used in turn.
 pub const POD_ADDRESSES: u32 = 1_024;
 
 impl World {
-    /// A node without containers whose calls are all done and answered: init containers succeed, the others run until
-    /// they are ended, which they are at once. The addresses of its pods begin at `network`.
+    /// A node without containers whose calls all succeed. Init containers succeed; the others run until they are told
+    /// to end, and then end immediately. The addresses of its pods begin at `network`.
     pub fn calm(seed: u64, network: Ipv4Addr) -> Self {
         let mut world = Self::new(seed, false);
         world.calm_down();
@@ -27,7 +27,7 @@ impl World {
         let Some(network) = self.network.filter(|_| !record.spec().host_network.unwrap_or(false)) else {
             return Vec::new();
         };
-        // Neither the network's own address nor the last one.
+        // Excludes the network's own address and the last one.
         let number = sandbox.parse::<u32>().unwrap_or_default() % (POD_ADDRESSES - 2) + 1;
         vec![Ipv4Addr::from_bits(network.to_bits().saturating_add(number)).into()]
     }

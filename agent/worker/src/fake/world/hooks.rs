@@ -1,4 +1,4 @@
-//! Hooks of simulated containers: how long they take, how they end, and what must hold of their order.
+//! Hooks of simulated containers: how long they take, how they end, and checks of their order.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,18 +19,18 @@ use crate::fake::FakeExecutor;
 /// Longer than any grace period.
 const HANG_DURATION: Duration = Duration::from_secs(600);
 
-/// What is known of the hooks of one container.
+/// The state of a container's hooks.
 #[derive(Debug, Default)]
 pub(super) struct HookLog {
-    /// The agent, by its count, that has started the container.
+    /// The number of the agent that has started the container.
     agent: u32,
     /// Its `postStart` hook runs.
     post_start_runs: bool,
-    /// It has succeeded.
+    /// Its `postStart` hook has succeeded.
     post_start_done: bool,
-    /// Its `preStop` hook runs until then at the latest.
+    /// The latest end of its running `preStop` hook.
     pre_stop_until: Option<Instant>,
-    /// It was begun.
+    /// Its `preStop` hook was begun.
     pre_stop_begun: bool,
     has_pre_stop: bool,
 }
@@ -38,7 +38,7 @@ pub(super) struct HookLog {
 /// The logs of all containers.
 pub(super) type HookLogs = BTreeMap<ContainerId, HookLog>;
 
-/// A hook that runs, until it is dropped.
+/// A running hook, until it is dropped.
 struct Running {
     world: Arc<Mutex<World>>,
     id: ContainerId,
@@ -94,7 +94,7 @@ impl FakeExecutor {
     }
 }
 
-/// How much later than its grace period SIGKILL of a container may come because of its hook.
+/// How much later than its grace period a container may get SIGKILL because of its hook.
 pub(in crate::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
     if slot.hooks.pre_stop { MIN_GRACE_PERIOD } else { Duration::ZERO }
 }
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// A container was started.
+    /// Records that a container was started.
     pub(super) fn hooks_of_started(&mut self, id: &ContainerId, slot: &ContainerSlot) {
         let log = HookLog { agent: self.agents, has_pre_stop: slot.hooks.pre_stop, ..HookLog::default() };
         self.hooks.insert(id.clone(), log);
@@ -129,14 +129,14 @@ impl World {
         (takes, succeeds)
     }
 
-    /// A container after this one in the spec that the same agent started before this one's hook began, where nothing
-    /// goes wrong: a start whose answer was lost is one that the agent does not know of.
+    /// A container later in the spec that the same agent started before this one's hook began, if there are no
+    /// faults: an agent does not know of a start whose answer was lost.
     fn later_before(&self, pod: &PodState, index: usize, id: &ContainerId) -> Option<String> {
-        let own = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?;
+        let agent = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?.agent;
         let later = pod.containers.iter().skip(index + 1).filter(|slot| slot.role == Role::Main);
         let after = later.filter_map(|slot| {
             let other = pod.next_id(slot);
-            self.hooks.get(&other).filter(|log| log.agent == own.agent && self.is_running(&other)).map(|_| other)
+            self.hooks.get(&other).filter(|log| log.agent == agent && self.is_running(&other)).map(|_| other)
         });
         after.map(|other| format!("{} starts before the postStart of {}", short(&other), short(id))).next()
     }
@@ -162,7 +162,7 @@ impl World {
         takes
     }
 
-    /// A container gets its stop signal.
+    /// Checks a container's hooks when it gets its stop signal.
     pub(super) fn check_pre_stop(&mut self, id: &ContainerId) {
         if self.containers.get(id).and_then(|one| one.stop.as_ref()).is_some_and(|stop| stop.at_once) {
             return;
@@ -176,7 +176,7 @@ impl World {
         self.violate(format!("SIGTERM to {} {wrong}", short(id)));
     }
 
-    /// At rest: the running containers whose hook this agent has not run, though it has started them.
+    /// At rest, checks for running containers whose hook this agent has not run, though it has started them.
     pub fn check_post_starts(&mut self, record: &PodRecord) {
         let mut missing = Vec::new();
         let pending = self.hooks.iter().filter(|(_, log)| log.agent == self.agents && !log.post_start_done);

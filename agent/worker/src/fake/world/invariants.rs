@@ -1,4 +1,5 @@
-//! What must never happen on the simulated node, whatever fails: each breach becomes one of [`World::violations`].
+//! Invariants of the simulated node, which must hold whatever fails. Each violation is added to
+//! [`World::violations`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +19,19 @@ use super::{Container, World, is_running, short};
 /// How late a SIGKILL may be.
 const MAX_SIGKILL_DELAY: Duration = Duration::from_secs(1);
 
-/// A container's stop, as its pod's grace period has it.
+/// A container's stop and its limits by the pod's grace period.
 #[derive(Debug)]
 pub(super) struct Stop {
-    /// When any agent began it first.
+    /// When any agent first began it.
     began: Instant,
-    /// When SIGKILL may come at the earliest: the grace after the first stop of any agent.
+    /// The earliest time for SIGKILL: the grace after the first stop by any agent.
     may_kill_at: Instant,
-    /// When SIGKILL has to come: the grace after this agent began to stop it, unless it is disturbed meanwhile.
+    /// The latest time for SIGKILL: the grace after this agent began to stop it, unless it is disturbed meanwhile.
     must_kill_at: Instant,
-    /// The undisturbed time in which the stop began.
+    /// The undisturbed period in which the stop began.
     quiet: u32,
     killed: bool,
-    /// All containers of its pod are restarted: no hook runs, and the grace is the least.
+    /// All containers of its pod are restarted: no hook runs, and the grace period is minimal.
     pub(super) at_once: bool,
 }
 
@@ -42,7 +43,7 @@ impl World {
         }
     }
 
-    /// A pod's limits must not be below those of a container whose cgroup is there.
+    /// Checks that a pod's limits are not below those of a container with an existing cgroup.
     pub(super) fn check_cgroup(&mut self, uid: &PodUid, limits: &CgroupLimits) {
         let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
         let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, limits));
@@ -52,8 +53,8 @@ impl World {
         }
     }
 
-    /// Gives a running container the resources of the pod's version. Above its pod's limits it may be tried once these
-    /// were refused, and is refused too.
+    /// Gives a running container the resources of the pod's version. Resources above its pod's limits may be tried
+    /// after these were refused, and are then refused too.
     pub(in crate::fake) fn resize(
         &mut self,
         pod: &PodState,
@@ -82,14 +83,14 @@ impl World {
         Ok(())
     }
 
-    /// The process of a container has been started: never under an id that another one had.
+    /// Checks that the process of a container is never started under an id that was used before.
     pub(super) fn check_id(&mut self, id: &ContainerId) {
         if !self.ids_used.insert(id.clone()) {
             self.violate(format!("the id of {} is used again", short(id)));
         }
     }
 
-    /// A sandbox goes after the processes in it.
+    /// Checks that a sandbox is removed after the processes in it.
     pub(super) fn check_sandbox_removal(&mut self, uid: &PodUid) {
         let mut of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
         if let Some(id) = of_pod.find(|(_, one)| is_running(one)).map(|(id, _)| id.clone()) {
@@ -97,14 +98,14 @@ impl World {
         }
     }
 
-    /// A container that runs is neither reaped nor removed.
+    /// Checks that a running container is neither reaped nor removed.
     pub(super) fn check_not_running(&mut self, id: &ContainerId, done: &str) {
         if self.is_running(id) {
             self.violate(format!("{} is {done} while it runs", short(id)));
         }
     }
 
-    /// The agent begins to start a container: a verdict is known by then, or comes while the start is under way.
+    /// Checks the start of a container: a verdict is known by then, or comes while the start is in progress.
     pub(in crate::fake) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
         if self.has_failed(&pod.record.uid) {
             self.violate(format!("{}/{} starts after a verdict", pod.record.key, slot.name));
@@ -114,14 +115,14 @@ impl World {
     pub(super) fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
         let uid = pod.record.uid.as_str();
         let restarts = restart_all::pod_restarts(pod);
-        let mut found = self.wrong_restarts(pod, slot, restarts);
+        let mut faults = self.wrong_restarts(pod, slot, restarts);
         for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
             let identity = &one.recorded.identity;
             let same_slot = identity.uid == uid && identity.container == slot.name;
             if is_running(one)
                 && (same_slot || (identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid != uid))
             {
-                found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
+                faults.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
             }
             let code = one.exit_code();
             let in_new_sandbox = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid)
@@ -133,28 +134,28 @@ impl World {
                     _ => slot.role == Role::Init && code == Some(0),
                 };
                 if again && !self.restarts_asked.contains(&(uid.to_owned(), slot.name.clone())) {
-                    found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
+                    faults.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
                 }
             }
         }
         if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
-            found.push(format!("{} starts above the cgroup of its pod", short(id)));
+            faults.push(format!("{} starts above the cgroup of its pod", short(id)));
         }
         if slot.role == Role::Ephemeral && !self.ephemeral.insert((uid.to_owned(), slot.name.clone())) {
-            found.push(format!("{}/{} is started twice", pod.record.key, slot.name));
+            faults.push(format!("{}/{} is started twice", pod.record.key, slot.name));
         }
-        found.extend(self.out_of_order(pod, slot, id));
+        faults.extend(self.out_of_order(pod, slot, id));
         if slot.role == Role::Main {
-            found.extend(self.hooks_before(pod, slot, id));
+            faults.extend(self.hooks_before(pod, slot, id));
         }
         if !self.sandboxes.contains_key(uid) {
-            found.push(format!("{} starts without a sandbox", short(id)));
+            faults.push(format!("{} starts without a sandbox", short(id)));
         }
-        found.into_iter().for_each(|what| self.violate(what));
+        faults.into_iter().for_each(|what| self.violate(what));
     }
 
-    /// Whether a start after so many restarts of all containers is one too many, or happens while an earlier process
-    /// runs.
+    /// Whether a start after this many restarts of all containers is one too many, or happens while an earlier
+    /// process runs.
     fn wrong_restarts(&self, pod: &PodState, slot: &ContainerSlot, restarts: u32) -> Vec<String> {
         let uid = pod.record.uid.as_str();
         let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid);
@@ -176,13 +177,13 @@ impl World {
         wrong
     }
 
-    /// The agent begins to stop a container, or tries again.
+    /// Checks the stop of a container, or a repetition.
     pub(in crate::fake) fn begin_stop(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let quiet = self.quiet;
         let Some(instance) = &slot.instance else { return };
         let id = &instance.id;
         self.check_stop_for_probe(id, cause);
-        let own = Duration::from_secs(pod.record.grace_seconds());
+        let own_grace = Duration::from_secs(pod.record.grace_seconds());
         let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { return };
         if cause == KillCause::AllRestart {
             return self.begin_end_of_all(&id.clone());
@@ -192,14 +193,14 @@ impl World {
         }
         let (may_kill_at, must_kill_at) = match cause {
             KillCause::ProbeFailed(_) => {
-                let grace = instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own);
+                let grace = instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own_grace);
                 let kill_at = Instant::now() + grace.max(MIN_GRACE_PERIOD);
                 // The end of the pod may shorten it.
-                (kill_at.min(Instant::now() + own.max(MIN_GRACE_PERIOD)), kill_at)
+                (kill_at.min(Instant::now() + own_grace.max(MIN_GRACE_PERIOD)), kill_at)
             }
             _ => self.kill_times(pod, slot, cause),
         };
-        // An eviction may shorten it, unless the pod is being ended already.
+        // An eviction may shorten it, unless the pod is already being ended.
         let may_kill_at = match cause {
             KillCause::PodEnds => may_kill_at,
             _ => may_kill_at.min(Instant::now() + MIN_GRACE_PERIOD),
@@ -216,8 +217,8 @@ impl World {
         }
     }
 
-    /// All containers of a pod are restarted: each has the least grace from its stop signal on, whatever grace it had.
-    /// The hook of a stop that has begun before is cut, and its signal has its time nevertheless.
+    /// Records that all containers of a pod are restarted: each gets the minimal grace after its stop signal. The
+    /// hook of an earlier stop is cut short, and its signal still gets its time.
     fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let kill_at = now + MIN_GRACE_PERIOD;
@@ -242,7 +243,7 @@ impl World {
         }
     }
 
-    /// The agent is about to send SIGKILL.
+    /// Checks a SIGKILL that the agent is about to send.
     pub(in crate::fake) fn begin_kill(&mut self, id: &ContainerId, cause: KillCause) {
         if cause == KillCause::AllRestart {
             self.begin_end_of_all(id);

@@ -9,17 +9,17 @@ use limpet_model::pod::PodUid;
 use super::{Container, World};
 
 impl World {
-    pub(in crate::fake) fn found(&self) -> Vec<FoundContainer> {
-        let found = self.containers.iter().map(|(id, one)| FoundContainer {
+    pub(in crate::fake) fn listing(&self) -> Vec<FoundContainer> {
+        let containers = self.containers.iter().map(|(id, one)| FoundContainer {
             id: id.clone(),
             recorded: one.recorded.clone(),
             task: one.task,
             has_snapshot: one.has_snapshot,
         });
-        found.collect()
+        containers.collect()
     }
 
-    /// What runs now: pod UID, container, fingerprint.
+    /// The running containers: pod UID, container, fingerprint.
     pub fn what_runs(&self) -> Vec<(String, String, String)> {
         let running = self.containers.values().filter(|one| is_running(one));
         let what = running.map(|one| {
@@ -29,8 +29,8 @@ impl World {
         what.collect()
     }
 
-    /// Keeps what had ended of an evicted pod that is torn down. When the agent stops meanwhile, the next one may still find
-    /// it as finished, and what has finished does not run again.
+    /// Remembers what had ended in an evicted pod that is torn down. If the agent stops meanwhile, the next one may
+    /// still find it finished, and finished containers do not run again.
     pub(super) fn remember_evicted(&mut self, pod: &PodState) {
         let uid = pod.record.uid.as_str();
         self.evicted.retain(|(of, _), _| of != uid);

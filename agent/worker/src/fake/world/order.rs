@@ -1,4 +1,5 @@
-//! The order in which a pod's containers start and end, and the grace of its sidecars: checked apart from the plan.
+//! Checks the order in which a pod's containers start and end, and the grace of its sidecars, independently of the
+//! plan.
 
 use std::time::Duration;
 
@@ -15,19 +16,19 @@ use super::{Container, World, is_running, short};
 /// When a pod began to end.
 #[derive(Debug)]
 pub(super) struct PodEnd {
-    /// By any agent.
+    /// According to any agent.
     first: Instant,
-    /// By the one that knows it: an agent that starts later counts from its own start.
+    /// According to the current agent: one that started later counts from its own start.
     known: Instant,
-    /// The undisturbed time in which it was known.
+    /// The undisturbed period in which it was known.
     quiet: u32,
 }
 
 impl World {
-    /// The agent begins, or continues, to stop a container because its pod ends.
+    /// Records that the agent stops a container because its pod ends.
     pub(in crate::fake) fn note_end(&mut self, pod: &PodState) {
         let (now, quiet) = (Instant::now(), self.quiet);
-        // The end was requested before the first stop if a start was under way then.
+        // If a start was in progress, the end was requested before the first stop.
         let began = pod.ends_since.map_or(now, Instant::from);
         let end = self.ends.entry(pod.record.uid.to_string()).or_insert(PodEnd { first: began, known: began, quiet });
         if end.quiet != quiet {
@@ -35,18 +36,18 @@ impl World {
         }
     }
 
-    /// When SIGKILL may come at the earliest, and when it has to, for a container whose stop signal is sent now.
+    /// The earliest and the latest time for SIGKILL of a container that gets its stop signal now.
     pub(super) fn kill_times(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) -> (Instant, Instant) {
         let now = Instant::now();
-        let own = Duration::from_secs(pod.record.grace_seconds());
-        let grace = pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most));
+        let own_grace = Duration::from_secs(pod.record.grace_seconds());
+        let grace = pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own_grace, |most| own_grace.min(most));
         let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
         let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else {
             let kill_at = now + grace.max(MIN_GRACE_PERIOD);
             return (kill_at, kill_at);
         };
         let (first, known) = (end.first + grace, end.known + grace);
-        // One that was begun for an edit is carried through when the pod ends.
+        // A stop that was begun for an edit continues when the pod ends.
         let stopping = slot.stopping().zip(pod.ends_since);
         let begun_before = stopping.is_some_and(|(stopping, ends_since)| stopping.began < ends_since);
         if now < first
@@ -59,7 +60,7 @@ impl World {
         (first.max(now + MIN_GRACE_PERIOD), known.max(now + MIN_GRACE_PERIOD))
     }
 
-    /// A container that runs, as the agent knows, and has to end before the sidecar.
+    /// A container that the agent knows to be running, and that has to end before the sidecar.
     fn ends_before(&self, pod: &PodState, sidecar: &ContainerSlot) -> Option<String> {
         let at = pod.containers.iter().position(|slot| slot.name == sidecar.name);
         let runs = |slot: &ContainerSlot| {
@@ -74,7 +75,7 @@ impl World {
         others.find(|(_, slot)| runs(slot)).map(|(_, slot)| slot.name.clone())
     }
 
-    /// What has to come first in the pod's sandbox and did not: init containers succeed and sidecars start in their
+    /// What should have come first in the pod's sandbox and did not: init containers succeed and sidecars start in
     /// order. A regular container waits for none once one was started, an ephemeral one never.
     pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
         let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
@@ -91,13 +92,13 @@ impl World {
         if slot.role == Role::Ephemeral || slot.role == Role::Main && here.iter().any(is_main) {
             return None;
         }
-        let of = |name: &str| -> Vec<&Container> {
+        let named = |name: &str| -> Vec<&Container> {
             here.iter().copied().filter(|one| one.recorded.identity.container == name).collect()
         };
         let mut inits = pod.containers.iter().take_while(|other| other.name != slot.name);
         let missing = inits.find(|other| match other.role {
-            Role::Init => !of(&other.name).iter().any(|one| one.exit_code() == Some(0)),
-            Role::Sidecar => of(&other.name).is_empty(),
+            Role::Init => !named(&other.name).iter().any(|one| one.exit_code() == Some(0)),
+            Role::Sidecar => named(&other.name).is_empty(),
             Role::Main | Role::Ephemeral => false,
         })?;
         Some(format!("{} starts before {} in its sandbox", short(id), missing.name))

@@ -1,4 +1,4 @@
-//! How many pods run on the simulated node at a time.
+//! Checks how many pods run on the simulated node at a time.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ impl World {
         self.containers.values().any(|one| is_running(one) && one.recorded.identity.uid == uid.as_str())
     }
 
-    /// No more pods run than there may be.
+    /// Checks that no more pods run than allowed.
     pub(super) fn check_places(&mut self) {
         let running = self.containers.values().filter(|one| is_running(one));
         let uids: BTreeSet<&str> = running.map(|one| one.recorded.identity.uid.as_str()).collect();

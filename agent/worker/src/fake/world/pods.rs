@@ -1,4 +1,4 @@
-//! What the simulated node has of a pod besides its containers: a sandbox, a cgroup, directories.
+//! What the simulated node has of a pod besides containers: a sandbox, a cgroup, directories.
 
 use std::collections::HashSet;
 
@@ -25,7 +25,7 @@ impl World {
         self.check_cgroup(uid, &limits);
     }
 
-    /// The kernel refused a pod's limits.
+    /// Records that the kernel refused a pod's limits.
     pub(in crate::fake) fn refuse_limits(&mut self, uid: &PodUid) {
         self.refused_limits.insert(uid.to_string());
     }
@@ -43,7 +43,7 @@ impl World {
         self.check_sandbox_removal(uid);
     }
 
-    /// Removes what a pod keeps beyond its containers.
+    /// Removes everything of a pod except its containers.
     pub(in crate::fake) fn remove_pod(&mut self, uid: &PodUid) {
         self.remove_sandbox(uid);
         self.ephemeral.retain(|(of, _)| of != uid.as_str());

@@ -1,4 +1,4 @@
-//! The probes of the simulated node: what each one finds, and what the agent may and must do about it.
+//! The probes of the simulated node: their results, and what the agent may and must do about them.
 
 use std::time::Duration;
 
@@ -10,35 +10,35 @@ use tokio::time::Instant;
 
 use super::{World, is_running, short};
 
-/// How late the stop of a container whose probe has failed may begin.
+/// How late the stop of a container with a failed probe may begin.
 const MAX_STOP_DELAY: Duration = Duration::from_secs(1);
 
-/// What is known of the probes of one container.
+/// The state of a container's probes.
 #[derive(Debug, Default)]
 pub(super) struct Probed {
     kinds: [Tally; 3],
-    /// When the agent has to have begun to stop it, if nothing goes away before.
+    /// When the agent must have begun to stop it, unless something goes away before.
     must_stop: Option<(Instant, u32)>,
-    /// It was stopped for a probe.
+    /// Whether it was stopped for a probe.
     pub(super) ended: bool,
 }
 
 /// The runs of one probe.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tally {
-    /// In this life of the agent: how many, since when, and how many of the last in a row had the last result.
+    /// In this run of the agent: how many, since when, and the length of the last series of equal results.
     life: u32,
     runs: u32,
     since: Option<Instant>,
     in_life: u32,
-    /// In all lives.
+    /// The last result in any run of the agent.
     last: Option<bool>,
     in_row: u32,
-    /// There were as many failures in a row as its threshold requires.
+    /// Whether there were as many failures in a row as its threshold requires.
     failed: bool,
 }
 
-/// What comes of one run of a probe.
+/// The drawn course of a probe.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::fake) struct ProbeRun {
     pub(in crate::fake) takes: Duration,
@@ -47,7 +47,7 @@ pub(in crate::fake) struct ProbeRun {
 }
 
 impl World {
-    /// A probe begins.
+    /// Draws a probe that begins.
     pub(in crate::fake) fn draw_probe(
         &mut self,
         pod: &PodState,
@@ -85,7 +85,7 @@ impl World {
         ProbeRun { takes, passed, quiet: self.quiet }
     }
 
-    /// A probe has run: its result, as the agent sees it.
+    /// Records a probe's result, as the agent sees it.
     pub(in crate::fake) fn probed(
         &mut self,
         pod: &PodState,
@@ -95,9 +95,9 @@ impl World {
         drawn: ProbeRun,
     ) -> Option<bool> {
         let (now, quiet, connected) = (Instant::now(), self.quiet, self.connected);
-        let one = self.containers.get_mut(id).filter(|one| connected && is_running(one))?;
+        let container = self.containers.get_mut(id).filter(|container| connected && is_running(container))?;
         let passed = drawn.passed?;
-        let tally = &mut one.probed.kinds[kind as usize];
+        let tally = &mut container.probed.kinds[kind as usize];
         let again = tally.last == Some(passed);
         tally.in_row = if again { tally.in_row + 1 } else { 1 };
         tally.in_life = if again { tally.in_life + 1 } else { 1 };
@@ -106,13 +106,13 @@ impl World {
         let threshold = spec.and_then(|spec| spec.failure_threshold).and_then(|value| u32::try_from(value).ok());
         let reached = |count: u32| !passed && kind.restarts() && threshold.is_some_and(|threshold| count >= threshold);
         tally.failed |= reached(tally.in_row);
-        if reached(tally.in_life) && one.stop.is_none() && drawn.quiet == quiet {
-            one.probed.must_stop.get_or_insert((now + MAX_STOP_DELAY, quiet));
+        if reached(tally.in_life) && container.stop.is_none() && drawn.quiet == quiet {
+            container.probed.must_stop.get_or_insert((now + MAX_STOP_DELAY, quiet));
         }
         Some(passed)
     }
 
-    /// The agent begins to stop a container: for a probe only after that has failed, and soon after.
+    /// Checks that a container is stopped for a probe only after the probe has failed, and soon after.
     pub(super) fn check_stop_for_probe(&mut self, id: &ContainerId, cause: KillCause) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let Some(one) = self.containers.get_mut(id) else { return };
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Containers whose probe has failed and that were never stopped for it.
+    /// Checks for containers whose probe has failed and that were never stopped for it.
     pub fn check_unstopped(&mut self) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let overdue = self.containers.iter().filter(|(_, one)| {
@@ -160,7 +160,7 @@ impl World {
     }
 }
 
-/// What the readiness probe of a container finds once nothing happens any more.
+/// The readiness of a container once nothing happens any more.
 fn is_healthy(id: &ContainerId) -> bool {
     id.as_str().as_bytes().first().is_some_and(|digit| digit % 3 != 0)
 }

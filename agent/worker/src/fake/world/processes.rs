@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// A process exits; the runtime's event may be lost.
+    /// Ends a process; the runtime's event may be lost.
     pub fn exit(&mut self, pid: u32, code: i32) {
         let Some((id, alive)) = self.alive.remove(&pid) else { return };
         let at = self.wall();
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// A container has ended with a code that a rule for the restart of all may name.
+    /// Handles an exit code that a rule for restarting all containers may name.
     fn ask_for_all(&mut self, id: &ContainerId) {
         let Some(one) = self.containers.get(id).filter(|one| one.restarts_all) else { return };
         let identity = &one.recorded.identity;
@@ -82,7 +82,7 @@ impl World {
         *asked = (*asked).max(identity.pod_restarts + 1);
     }
 
-    /// The runtime forgets all tasks. An exit that nobody has recorded is unknown from then on, which counts as 137.
+    /// Makes the runtime forget all tasks. An unrecorded exit is then unknown, which counts as 137.
     pub(super) fn forget_tasks(&mut self) {
         let ended = self.containers.iter().filter(|(_, one)| one.task.is_some());
         let unknown = ended.filter(|(_, one)| one.recorded.state.exit.is_none());
@@ -101,7 +101,7 @@ impl World {
         self.alive.keys().copied().collect()
     }
 
-    /// Lets everything exit that is due by now; returns when the next is due.
+    /// Ends every process that is due. Returns when the next is due.
     pub fn exit_due(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let due: Vec<(u32, i32)> =
@@ -112,7 +112,7 @@ impl World {
     }
 }
 
-/// Lets processes exit when they are due, for as long as it is polled.
+/// Ends processes when they are due, while it is polled.
 pub async fn live(world: &Mutex<World>) {
     let lock = || world.lock().unwrap_or_else(PoisonError::into_inner);
     let due_changed = Arc::clone(&lock().due_changed);
@@ -127,7 +127,7 @@ pub async fn live(world: &Mutex<World>) {
     }
 }
 
-/// Counts a call as long as it is under way, however it ends.
+/// Counts a call while it is in progress, however it ends.
 pub(in crate::fake) struct UnderWay<'a>(&'a Mutex<World>);
 
 impl<'a> UnderWay<'a> {

@@ -1,4 +1,4 @@
-//! Orders to end for incarnations of which others were found beside them.
+//! Eviction orders for incarnations beside which others were found.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -53,17 +53,17 @@ fn context() -> WorkerContext {
 }
 
 /// An incarnation of the pod `web` that was found running.
-fn found(uid: &str) -> PodState {
+fn adopted(uid: &str) -> PodState {
     let record = record_of("web", Push, json!({ "containers": [{ "name": "a" }] }));
     let mut pod = PodState::new(Arc::new(PodRecord { uid: PodUid::new(uid), ..(*record).clone() }), now().wall);
     pod.sandbox = SandboxState::Ready(Arc::default());
     pod
 }
 
-/// A worker that has found these, and a critical pod for which the last of them is ordered to end.
+/// A worker that has found these incarnations, and a critical pod for which the last of them is ordered to end.
 fn ordered(context: &WorkerContext, uids: &[&str]) -> (PodWorker, PodState, AllocationGuard, EvictionOrder) {
     let node = &context.allocator;
-    let incarnations: Vec<PodState> = uids.iter().map(|uid| found(uid)).collect();
+    let incarnations: Vec<PodState> = uids.iter().map(|uid| adopted(uid)).collect();
     let running = node.enter_running(&incarnations.last().unwrap().record);
     let (key, inbox) = (incarnations[0].record.key.clone(), Arc::<Inbox>::default());
     let (_, state) = watch::channel(NodeState::default());
