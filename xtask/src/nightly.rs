@@ -27,9 +27,9 @@ enum Part {
     /// Every test but those above with containerd 2.
     #[value(name = "containerd-2")]
     ContainerdTwo,
-    /// Every suite with limpet's shim.
-    #[value(name = "shim-limpet")]
-    LimpetsShim,
+    /// Every suite with containerd's shim and loggers.
+    #[value(name = "shim-runc-v2")]
+    ContainerdsShim,
     /// A fault at every request.
     Faults,
     /// 500 pods and an hour of work leave nothing behind.
@@ -77,7 +77,7 @@ impl Part {
             Self::Machine => &["test-vm", "--all"],
             Self::ContainerdTwo => &["test", "--containerd", "2", "--workspace", "--tests", "--no-fail-fast"],
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
-            Self::LimpetsShim => &["test", "--shim", "limpet", "--workspace", "--tests", "--no-fail-fast"],
+            Self::ContainerdsShim => &["test", "--shim", "runc-v2", "--workspace", "--tests", "--no-fail-fast"],
             // One after the other: what is measured is an idle agent.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],

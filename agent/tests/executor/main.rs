@@ -8,7 +8,7 @@ mod node;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Failed, Trial};
 use limpet_core::adopt::STATUS_UNKNOWN;
 use limpet_core::outcome::Outcome;
@@ -130,8 +130,9 @@ async fn a_stopped_container_keeps_its_record(node: &Node) -> Result<()> {
     let before = pod.clone();
     node.act(&mut pod, Action::Reap(MAIN)).await?;
     let found = node.only().await?;
-    ensure!(found.task.is_none() && !found.has_snapshot, "{found:?}");
-    ensure!(found.recorded.state.exit.as_ref().is_some_and(|exit| exit.code == 143), "{:?}", found.recorded.state);
+    let exit = found.recorded.state.exit.clone().context("its exit is not recorded")?;
+    let task = node.shim_records_exits().then_some(Task::Stopped { code: 143, at: exit.finished_at });
+    ensure!(exit.code == 143 && found.task == task && !found.has_snapshot, "{found:?}");
     // Its answer may be lost.
     pod = before;
     node.act(&mut pod, Action::Reap(MAIN)).await?;
@@ -166,7 +167,8 @@ async fn a_stop_that_meets_no_process_answers_with_the_exit(node: &Node) -> Resu
     node.wait_exit(&mut pod).await?;
     node.act(&mut pod, Action::Reap(MAIN)).await?;
     let exit = node.stop(&mut unaware, StopPhase::Signal).await?;
-    ensure!(exit.as_ref().is_some_and(|exit| exit.code == 137 && exit.reason == STATUS_UNKNOWN), "{exit:?}");
+    let known = if node.shim_records_exits() { (3, "Error") } else { (137, STATUS_UNKNOWN) };
+    ensure!(exit.as_ref().is_some_and(|exit| (exit.code, exit.reason.as_str()) == known), "{exit:?}");
     node.tear_down(&mut pod).await
 }
 

@@ -378,6 +378,11 @@ impl Node {
         Ok(Some((first(["cpu.max", "cpu.cfs_quota_us"])?, first(["memory.max", "memory.limit_in_bytes"])?)))
     }
 
+    /// Whether the exit of a task that containerd has forgotten is known.
+    pub(crate) fn shim_records_exits(&self) -> bool {
+        matches!(self.ground, Ground::Real(_)) && limpet_tests::agent::has_limpets_shim()
+    }
+
     /// The log files of `instance` that are there; the simulated node has none.
     pub(crate) fn has_log(&self, instance: &Instance) -> Option<bool> {
         match self.ground {

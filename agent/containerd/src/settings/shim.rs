@@ -9,9 +9,9 @@ use crate::container::runtime::SHIM_PROGRAM;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Shim {
     /// `auto`: limpet's own where it is beside the agent's executable, else containerd's for runc.
+    #[default]
     Auto,
     /// `runc-v2`: containerd's shim for runc, with a logger process for each container.
-    #[default]
     RuncV2,
     /// `limpet`: limpet's own, beside the agent's executable; or the path of one.
     Limpet(Option<PathBuf>),
@@ -85,12 +85,11 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_limpets_where_it_is_installed() {
+    fn by_default_limpets_is_used_where_it_is_installed() {
         let directory = tempfile::tempdir().unwrap();
         let (agent, shim) = (directory.path().join("limpet"), directory.path().join(SHIM_PROGRAM));
-        assert_eq!(Shim::Auto.program(&agent), None);
-        std::fs::write(&shim, "").unwrap();
-        assert_eq!(Shim::Auto.program(&agent), Some(shim));
         assert_eq!(Shim::default().program(&agent), None);
+        std::fs::write(&shim, "").unwrap();
+        assert_eq!(Shim::default().program(&agent), Some(shim));
     }
 }
