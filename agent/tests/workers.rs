@@ -50,7 +50,7 @@ impl Node {
     }
 
     fn start_agent(&mut self) {
-        let network = network(NodeAddresses::one([10, 0, 0, 1].into()));
+        let network = network(NodeAddresses::single([10, 0, 0, 1].into()));
         self.agent = Some(Agent::start(&self.world, &mut self.view, network));
     }
 
@@ -375,7 +375,7 @@ async fn a_container_waits_for_the_address_that_its_environment_names() {
     node.write_with("web", "app:1", &env);
     node.pass(SECOND * 100).await;
     assert_eq!((node.starts(), node.waiting_reason("web").as_deref()), (0, Some("CreateContainerConfigError")));
-    node.agent.as_ref().unwrap().network.send_replace(network(NodeAddresses::one([10, 0, 0, 2].into())));
+    node.agent.as_ref().unwrap().network.send_replace(network(NodeAddresses::single([10, 0, 0, 2].into())));
     node.pass(SECOND).await;
     assert_eq!((node.starts(), node.waiting_reason("web")), (1, None));
     node.assert_no_violation();

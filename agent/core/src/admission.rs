@@ -1,9 +1,10 @@
-//! Whether the node takes a pod: kubelet's predicates of resources and node selection, in kubelet's words, which pods
-//! end so that a critical one can start, and which resizes wait (`pkg/kubelet/lifecycle/predicate.go`,
+//! Whether the node admits a pod: kubelet's predicates of resources and node selection, in kubelet's words. Also
+//! which pods end so that a critical one can start, and which resizes wait (`pkg/kubelet/lifecycle/predicate.go`,
 //! `pkg/kubelet/preemption`, `pkg/kubelet/allocation`). Pure.
 //!
-//! kubelet refuses a pod for good. Here that holds for the apiserver's pods, whose controller makes another one; a pod of the
-//! node's own sources waits and starts as soon as the reason is gone.
+//!
+//! kubelet refuses a pod for good. Here that holds only for the apiserver's pods, whose controller makes another one.
+//! A pod of the node's own sources waits, and starts as soon as the reason is gone.
 
 mod host;
 mod preemption;
@@ -27,11 +28,11 @@ use crate::taint::tolerates;
 pub use host::HostLack;
 pub use preemption::{Candidate, may_preempt, preempts, victims};
 
-/// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.
+/// The prefix of kubelet's reason for a pod that needs more of a resource than is left; the resource's name follows.
 pub const OUT_OF: &str = "OutOf";
 /// kubelet's reason for a pod beyond `maxPods`.
 pub const OUT_OF_PODS: &str = "OutOfpods";
-/// kubelet's reason for a pod that names other nodes.
+/// kubelet's reason for a pod that selects other nodes.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
 
 /// kubelet's reason for a pod that does not tolerate a taint of the node.
@@ -47,17 +48,17 @@ pub const OTHER_OS: &str = "PodOSNotSupported";
 /// kubelet's reason for a pod that cannot have what it needs, for a reason outside the predicates.
 pub const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
-/// Why the node does not take a pod now.
+/// Why the node does not admit a pod now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// kubelet's reason.
     pub reason: String,
-    /// kubelet's message, and what is in the way where that is known.
+    /// kubelet's message, and what is in the way if that is known.
     pub message: String,
 }
 
 impl Refusal {
-    /// What becomes of the pod: one of the apiserver's fails, any other waits.
+    /// What happens to the pod: one of the apiserver's fails, any other waits.
     pub fn verdict(self, source: SourceKind) -> PodVerdict {
         if source.traits().is_replaced { self.for_good() } else { self.waiting() }
     }
@@ -68,7 +69,7 @@ impl Refusal {
         PodVerdict::waiting(self.reason, message)
     }
 
-    /// The pod fails, whatever its source: nothing that changes on the node would help.
+    /// The pod fails, whatever its source, because nothing that changes on the node would help.
     pub fn for_good(self) -> PodVerdict {
         PodVerdict::rejected(self.reason, &self.message)
     }
@@ -81,8 +82,8 @@ pub struct Selectable {
     pub taints: Vec<Taint>,
 }
 
-/// Whether the pod tolerates the taints that a pod must tolerate to run at all: those of the effect `NoExecute`. As static
-/// pods with kubelet, the node's own pods tolerate all: a cluster taints a node that it does not reach.
+/// Whether the pod tolerates the taints with the effect `NoExecute`, which a pod must tolerate to run at all. The
+/// node's own pods tolerate all, like kubelet's static pods, because a cluster taints a node that it cannot reach.
 pub fn tolerates_node(record: &PodRecord, taints: &[Taint]) -> Result<(), Refusal> {
     let tolerations = || record.spec().tolerations.iter().flatten();
     let mut no_execute = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
@@ -108,7 +109,8 @@ pub fn selects_node(record: &PodRecord, node_name: &str, labels: &BTreeMap<Strin
     Err(Refusal { reason: NODE_AFFINITY.to_owned(), message: message.to_owned() })
 }
 
-/// Whether the pod's requests fit into what the others leave of `allocatable`. A resource that it does not request never lacks.
+/// Whether the pod's requests fit into what the others leave of `allocatable`. A resource that the pod does not
+/// request is never short.
 pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Result<(), Refusal> {
     let missing = preemption::missing(requested, used, allocatable);
     let Some(resource) = missing.resources().find(|resource| !missing[*resource].is_zero()) else {
@@ -130,7 +132,7 @@ pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Re
 pub struct PendingResize {
     /// The version with the resources that do not fit.
     pub desired: Arc<PodRecord>,
-    /// Its place among those that began to wait: the lowest first.
+    /// Its place in the order in which resizes began to wait; the lowest is first.
     pub since: u64,
 }
 
@@ -142,27 +144,27 @@ impl PendingResize {
     }
 }
 
-/// kubelet's message of a resize for which the node has no room (`PodResizePendingMsg`).
+/// kubelet's message about a resize for which the node has no room (`PodResizePendingMsg`).
 pub fn deferred_message(desired: &PodRecord, refusal: &Refusal) -> String {
     let spec = desired.spec();
     let list = |containers: &[Container]| -> Vec<Value> {
         let document = |container: &Container| json!({ "name": container.name, "resources": container.resources.clone().unwrap_or_default() });
         containers.iter().map(document).collect()
     };
-    // In kubelet's order, which a map would not keep.
+    // The parts are in kubelet's order, which a map would not keep.
     let mut parts = Vec::new();
     if let Some(inits) = spec.init_containers.as_ref().filter(|list| !list.is_empty()) {
         parts.push(format!("\"initContainers\":{}", Value::from(list(inits))));
     }
     parts.push(format!("\"containers\":{}", Value::from(list(&spec.containers))));
-    // A pod of a manifest has no generation.
+    // A manifest's pod has no generation.
     parts.push(format!("\"generation\":{}", desired.pod.metadata.generation.unwrap_or(0)));
     parts.push(format!("\"error\":{}", Value::from(refusal.message.as_str())));
     format!("Pod resize {}: {{{}}}", refusal.reason, parts.join(","))
 }
 
-/// Whether the resize of the pod `key` fits into what the pods leave of `allocatable`, and into what the pending ones before
-/// it leave: those that fit. `assigned` is what each pod has now.
+/// Whether the resize of the pod `key` fits into what the pods leave of `allocatable`, and what the pending resizes
+/// before it leave, if they fit themselves. `assigned` is what each pod has now.
 pub fn resize_fits(
     key: &PodKey,
     pending: &BTreeMap<PodKey, PendingResize>,
@@ -172,7 +174,7 @@ pub fn resize_fits(
     let mut ranked: Vec<(&PodKey, &PendingResize)> = pending.iter().collect();
     ranked.sort_by_cached_key(|(_, resize)| resize.rank());
     for (resizing, resize) in ranked {
-        let requested = Requests::of(resize.desired.spec());
+        let requested = Requests::from_spec(resize.desired.spec());
         let result = fits(&requested, &sum(assigned.iter().filter(|(other, _)| *other != resizing)), allocatable);
         if resizing == key {
             return result;
@@ -188,8 +190,8 @@ fn sum<'a>(assigned: impl Iterator<Item = (&'a PodKey, &'a Requests)>) -> Reques
     assigned.fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
 }
 
-/// Whether there are enough devices of the extended resource `name`: `offered` healthy ones, `None` where no plugin has
-/// registered it, of which others have `used`.
+/// Whether there are enough devices of the extended resource `name`. `offered` is the number of healthy ones, or
+/// `None` if no plugin has registered the resource; `used` is how many of them other pods have.
 pub fn has_devices(name: &str, wanted: usize, used: usize, offered: Option<usize>) -> Result<(), Refusal> {
     let Some(offered) = offered else {
         let message = format!(

@@ -1,7 +1,8 @@
 //! Adopts running containers: containerd's view of a pod's containers becomes, or corrects, the worker's state.
 //!
-//! Pure, except for the process lookups, which are passed in. A missed exit counts as 137, `ContainerStatusUnknown`; a
-//! container that was created and never started is created again.
+//!
+//! Pure, except for the process lookups, which are passed in. A missed exit counts as 137, `ContainerStatusUnknown`.
+//! A container that was created but never started is created again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,13 +26,13 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     let mut never_ran = Vec::new();
     pod.outlived_connection = true;
     mark_missing(pod, &found, processes, now);
-    let mut found: Vec<FoundContainer> =
+    let mut containers: Vec<FoundContainer> =
         found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
-    found.sort_by_key(|container| container.recorded.identity.attempt);
-    take_records(pod, &found);
-    take_ephemeral(pod, &found);
+    containers.sort_by_key(|container| container.recorded.identity.attempt);
+    take_records(pod, &containers);
+    take_ephemeral(pod, &containers);
     let record = Arc::clone(&pod.record);
-    for container in found {
+    for container in containers {
         let identity = &container.recorded.identity;
         let Some(slot) = pod
             .containers
@@ -50,12 +51,12 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             continue;
         }
         match instance(&container, processes, now) {
-            // The state was read before it was forgotten: a newer attempt was started meanwhile.
+            // A newer attempt was started after the state was read.
             Some(old) if !old.is_running() && slot.instance.as_ref().is_some_and(|one| one.attempt > old.attempt) => {
                 slot.stale.push(old);
             }
             Some(mut instance) => {
-                // This agent has started it, and the answer was lost: its hook has not run.
+                // This agent started it and lost the answer, so its hook has not run.
                 if slot.hooks.post_start && slot.possible_orphan.as_ref() == Some(&container.id) {
                     instance.post_start = PostStart::Due(now.mono);
                 }
@@ -79,8 +80,8 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     never_ran
 }
 
-/// Takes over what is recorded of the pod itself: when it started, why the node ended it, the addresses of its last
-/// sandbox.
+/// Takes over what is recorded about the pod itself: when it started, why the node ended it, and the addresses of its
+/// last sandbox.
 fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
     if let Some(start) = found.iter().filter_map(|container| container.recorded.identity.pod_start).min() {
         pod.start_time = pod.start_time.min(start);
@@ -96,7 +97,8 @@ fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
     }
 }
 
-/// Adds the ephemeral containers that are in no source: `limpet debug` has added them, and their own records contain them.
+/// Adds the ephemeral containers that no source has. `limpet debug` has added them, and their own records contain
+/// them.
 fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
     let identities = found.iter().map(|container| &container.recorded.identity);
     let unknown = identities.filter(|identity| pod.record.container(&identity.container).is_none());
@@ -111,7 +113,8 @@ fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
 fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Processes, now: Now) {
     let recorded = &pod.exits_being_recorded;
     for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
-        // One that was started after containerd's state was read is not in it: it lives, or its exit is known.
+        // An instance that was started after containerd's state was read is not in it: it is alive, or its exit is
+        // known.
         if instance.is_running()
             && !recorded.contains(&instance.id)
             && !lives(instance, processes)
@@ -122,7 +125,7 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Pr
     }
 }
 
-/// Corrects a known instance by containerd's current view.
+/// Corrects a known instance according to containerd's current view.
 fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Processes, now: Now) {
     if !known.is_running() {
         return;
@@ -130,7 +133,7 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
     match container.task {
         Some(Task::Stopped { code, at }) => known.end(observed_exit(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
-        // containerd does not know (yet): check the process itself.
+        // containerd does not know (yet), so the process itself is checked.
         Some(Task::Unknown { .. }) | None => {
             if !lives(known, processes) {
                 let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_exit(now));
@@ -140,7 +143,7 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
     }
 }
 
-/// The instance of a found container; `None` when it never ran.
+/// The instance of a container in containerd; `None` if it never ran.
 fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> Option<Instance> {
     let identity = &container.recorded.identity;
     let state = &container.recorded.state;
@@ -170,11 +173,12 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         (Some(Task::Stopped { code, at }), None) => instance.end(observed_exit(code, at), now),
         (Some(Task::Created), None) => return None,
         (None, None) => {
-            // One that is never restarted must not run twice: its start may have been cut off before it was recorded.
+            // An ephemeral container must not run twice, and its start may have been interrupted before it was
+            // recorded.
             if state.started_at.is_none() && identity.ephemeral.is_none() {
                 return None;
             }
-            // Its shim is gone, or containerd has not found it yet: a second instance must not run beside it.
+            // Its shim is gone, or containerd has not found it yet. A second instance must not run beside it.
             let uid = PodUid::parse(identity.uid.as_str()).ok();
             if let Some(pid) = uid.and_then(|uid| processes.in_container(&uid, &container.id)) {
                 instance.life = Life::Running { pid, process: processes.open(pid), stopping: None };
@@ -187,14 +191,14 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
     Some(instance)
 }
 
-/// The version of the pod that a found container has, as it is written on it.
+/// The version of the pod with which a container was started, as recorded on it.
 fn version(record: &PodRecord, container: &FoundContainer) -> Option<Arc<PodRecord>> {
     let identity = &container.recorded.identity;
     let node = record.spec().node_name.as_deref().unwrap_or_default();
     restore(&container.recorded.manifest, &identity.origin, identity.source(), node).ok().map(Arc::new)
 }
 
-/// The probes of a found container as they were recorded. Of one that has exited, only what it was ended for matters.
+/// The recorded probes of a container. If it has exited, only the probe for which it was ended matters.
 fn probes(record: &PodRecord, container: &FoundContainer, instance: &Instance, now: Now) -> Option<Box<Probes>> {
     let recorded = container.recorded.probes;
     if !instance.is_running() && recorded.failed.is_none() {
@@ -221,7 +225,8 @@ pub fn unknown_exit(now: Now) -> Exit {
     }
 }
 
-/// Whether the first process of a running instance is alive: without a handle, any process with its pid in its cgroup.
+/// Whether the first process of a running instance is alive. Without a handle, any process with its pid in its cgroup
+/// counts.
 fn lives(instance: &Instance, processes: &dyn Processes) -> bool {
     match &instance.life {
         Life::Running { process: Some(process), .. } => process.is_alive(),

@@ -1,7 +1,8 @@
 //! Pods of the apiserver: which status is reported, and when the node deletes one. Pure.
 //!
-//! Deletion takes two steps, as with kubelet: the apiserver marks the pod, the node ends it, and only when nothing of it
-//! runs any more does the node delete it. So a successor never runs beside its predecessor.
+//!
+//! Deletion takes two steps, as in kubelet: the apiserver marks the pod, the node ends it, and only when nothing of
+//! it runs any more does the node delete it. So a successor never runs beside its predecessor.
 
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use crate::status::observed::ObservedPod;
 use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
-/// Why a pod that uses what this node does not support is not run.
+/// The reason of a pod that is not run because it uses what this node does not support.
 pub const UNSUPPORTED: &str = "UnsupportedPodSpec";
 
-/// A Pod of the apiserver's own, as it has it.
+/// A Pod as the apiserver has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiPod {
     pub uid: String,
@@ -23,21 +24,21 @@ pub struct ApiPod {
     pub generation: Option<i64>,
     /// Whether its deletion was requested.
     pub deleting: bool,
-    /// Whether it has ended for good, as the node or another client has set it. Its phase and the reason for it stay, and
-    /// the node reports on its containers only until all of them have ended there.
+    /// Whether it has ended for good, as reported by the node or another client. Its phase and the reason for it
+    /// stay, and the node reports on its containers only until all of them have ended here.
     pub over: bool,
-    /// The status that it has.
+    /// The status it has there.
     status: StoredStatus,
-    /// Why it was refused, as it was reported last.
+    /// The refusal that was last reported.
     refusal: Option<String>,
 }
 
 impl ApiPod {
-    /// Reads one, with its key.
+    /// Reads a Pod, with its key.
     pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
         let (metadata, status) = (&pod["metadata"], &pod["status"]);
         let refused = status["reason"] == UNSUPPORTED;
-        let found = Self {
+        let api_pod = Self {
             uid: metadata["uid"].as_str()?.to_owned(),
             generation: metadata["generation"].as_i64(),
             deleting: metadata["deletionTimestamp"].is_string(),
@@ -45,10 +46,10 @@ impl ApiPod {
             status: StoredStatus::of_pod(pod),
             refusal: status["message"].as_str().filter(|_| refused).map(str::to_owned),
         };
-        Some((key_of(pod)?, found))
+        Some((key_of(pod)?, api_pod))
     }
 
-    /// The apiserver has accepted the refusal.
+    /// Records that the apiserver has accepted the refusal.
     pub fn refusal_reported(&mut self, faults: &[Fault]) {
         self.refusal = Some(message(faults));
     }
@@ -76,7 +77,8 @@ pub enum Ended {
     No,
 }
 
-/// The next step for one pod, if there is one. `acknowledged`: the status that the apiserver has taken. The last status is reported before the pod is deleted.
+/// The next step for one pod, if there is one. `acknowledged` is the status that the apiserver has accepted. The last
+/// status is reported before the pod is deleted.
 pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<Step> {
     let uid = found.uid.clone();
     match known {
@@ -85,7 +87,7 @@ pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>
         LocalPod::Refused(_) if found.deleting => Some(Step::Delete { uid }),
         LocalPod::Refused(faults) => (found.refusal != Some(message(faults))).then_some(Step::Report { uid }),
         LocalPod::Observed(pod, ended) => {
-            // A name may be used again at once.
+            // A name may be reused at once.
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
@@ -97,8 +99,8 @@ pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>
     }
 }
 
-/// The strategic merge patch that reports the pod's status. Of one that is `over` at the apiserver phase and reason stay: what
-/// has ended never runs again, whoever has set it.
+/// The strategic merge patch that reports the pod's status. If the pod is `over` at the apiserver, phase and reason
+/// stay, because what has ended never runs again, whoever has reported it.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>, over: bool) -> Value {
     let mut patch = reported_pod::status_patch(pod, uid, generation);
     if over && let Some(status) = patch["status"].as_object_mut() {
@@ -107,8 +109,8 @@ pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>, over:
     patch
 }
 
-/// The strategic merge patch for a pod that is refused. It stays pending: a controller would replace one that failed by
-/// another that is refused as well, without end.
+/// The strategic merge patch for a refused pod. It stays pending, because a controller would replace a failed one by
+/// another that is also refused, without end.
 pub fn refusal_patch(faults: &[Fault], uid: &str, generation: Option<i64>) -> Value {
     let mut status = Map::new();
     status.insert("phase".to_owned(), json!("Pending"));
@@ -129,7 +131,7 @@ mod tests {
     use crate::fixtures::observed;
     use crate::stored_status::Reported;
 
-    fn found(more: Value) -> ApiPod {
+    fn api_pod(more: Value) -> ApiPod {
         let mut pod = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "generation": 1}});
         for (name, value) in more.as_object().unwrap() {
             pod["metadata"][name] = value.clone();
@@ -141,7 +143,7 @@ mod tests {
         observed(json!({"metadata": {"name": "web", "uid": uid}}))
     }
 
-    /// The pod's empty status, taken in that version.
+    /// The pod's empty status, accepted in that version.
     fn reported(pod: &Arc<ObservedPod>, version: &str) -> Reported {
         let answer = json!({"metadata": {"resourceVersion": version}});
         let stored = StoredStatus::of_patch(&json!({"status": {}})).taken(&answer);
@@ -150,13 +152,13 @@ mod tests {
 
     #[test]
     fn a_status_that_another_client_changed_is_corrected_but_not_one_of_a_pod_that_has_ended() {
-        let own = pod("u-1");
-        let known = reported(&own, "17");
+        let pod = pod("u-1");
+        let known = reported(&pod, "17");
         let stored = |version: &str, status: Value| {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": version});
             ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1
         };
-        let step_of = |found: &ApiPod| step(found, LocalPod::Observed(&own, Ended::No), Some(&known));
+        let step_of = |api_pod: &ApiPod| step(api_pod, LocalPod::Observed(&pod, Ended::No), Some(&known));
         let not_ready = json!({"conditions": [{"type": "Ready", "status": "False"}]});
         assert_eq!(step_of(&stored("18", not_ready.clone())), Some(Step::Correct { uid: "u-1".to_owned() }));
         assert_eq!(step_of(&stored("16", not_ready)), None);
@@ -170,7 +172,7 @@ mod tests {
         let delete = Some(Step::Delete { uid: uid.clone() });
         let there = reported(&own, "17");
         let (nothing, known_there) = (None, Some(&there));
-        let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
+        let (stays, goes) = (api_pod(json!({})), api_pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
         let over = ApiPod { over: true, ..goes.clone() };
         let table = [
             (&stays, LocalPod::Nothing, nothing, None),
@@ -188,8 +190,8 @@ mod tests {
             (&goes, LocalPod::Observed(&other, Ended::Yes), known_there, None),
             (&stays, LocalPod::Observed(&own, Ended::Yes), known_there, None),
         ];
-        for (number, (found, known, acknowledged, expected)) in table.into_iter().enumerate() {
-            assert_eq!(step(found, known, acknowledged), expected, "row {number}");
+        for (number, (api_pod, known, acknowledged, expected)) in table.into_iter().enumerate() {
+            assert_eq!(step(api_pod, known, acknowledged), expected, "row {number}");
         }
     }
 
@@ -206,13 +208,13 @@ mod tests {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "18"});
             let state = json!({ state: {}, "waiting": null });
             let status = json!({"phase": "Failed", "containerStatuses": [{"name": "main", "state": state}]});
-            let found = ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1;
-            ApiPod { deleting, ..found }
+            let api_pod = ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1;
+            ApiPod { deleting, ..api_pod }
         };
         let uid = "u-1".to_owned();
         let (report, delete) = (Some(Step::Report { uid: uid.clone() }), Some(Step::Delete { uid }));
         let table = [
-            // What was reported last is still so.
+            // What was last reported is still true.
             (ended("running", false), &own, Ended::No, None),
             (ended("running", false), &later, Ended::No, report.clone()),
             (ended("running", true), &later, Ended::Yes, report),
@@ -220,8 +222,8 @@ mod tests {
             (ended("terminated", false), &later, Ended::No, None),
             (ended("terminated", true), &later, Ended::Yes, delete),
         ];
-        for (number, (found, pod, ended, expected)) in table.into_iter().enumerate() {
-            assert_eq!(step(&found, LocalPod::Observed(pod, ended), Some(&known)), expected, "row {number}");
+        for (number, (api_pod, pod, ended, expected)) in table.into_iter().enumerate() {
+            assert_eq!(step(&api_pod, LocalPod::Observed(pod, ended), Some(&known)), expected, "row {number}");
         }
         let fields = |over| {
             let patch = status_patch(&later, "u-1", None, over);
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!((&patch["status"]["phase"], &patch["metadata"]["uid"]), (&json!("Pending"), &json!("u-1")));
         assert!(patch["status"]["message"].as_str().unwrap().contains("spec.volumes[0].nfs"));
         let known = LocalPod::Refused(&faults);
-        let mut pod = found(json!({}));
+        let mut pod = api_pod(json!({}));
         assert_eq!(step(&pod, known, None), Some(Step::Report { uid: "u-1".to_owned() }));
         pod.refusal_reported(&faults);
         assert_eq!(step(&pod, known, None), None);

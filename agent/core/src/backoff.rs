@@ -6,7 +6,7 @@ use std::time::Duration;
 pub const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
 /// The longest back-off.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(300);
-/// A container that ran longer than this starts over without back-off: twice the longest back-off.
+/// A container that ran longer than this starts over without back-off. It is twice the longest back-off.
 pub const RESET_AFTER: Duration = Duration::from_secs(600);
 
 /// The back-off that follows `pause`; zero means there was none yet.

@@ -1,6 +1,7 @@
 //! Sizes for people to read.
 
-/// A size in the largest binary unit of which it has one, rounded to a decimal place, as kubelet shows it: `1.5 GiB`.
+/// A size in the largest binary unit of which it has at least one, rounded to one decimal place, as kubelet shows it:
+/// `1.5 GiB`.
 pub fn text(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let Some((bits, unit)) = units.into_iter().find(|(bits, _)| bytes >> bits > 0) else {

@@ -1,44 +1,44 @@
-//! When a certificate for this node is requested. Pure: time and chance are arguments.
+//! When the node requests certificates. Pure: time and a random number are arguments.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// When a certificate is valid: from the first to the last moment.
+/// When a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// The first moment.
     pub not_before: Timestamp,
-    /// The last one.
     pub not_after: Timestamp,
 }
 
-/// What the node names itself by.
+/// How the node identifies itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// Not at all: there is no kubeconfig yet.
+    /// There is no kubeconfig yet.
     None,
     /// By credentials that this agent does not renew: a token, or a program that prints one.
     Other,
-    /// By a certificate in a file: that of this agent, or one that the kubeconfig names.
+    /// By a certificate in a file, which is this agent's, or one that the kubeconfig names.
     Certificate(Validity),
-    /// By the certificate in the kubeconfig: renewed at once where certificates are, as by client-go.
+    /// By the certificate in the kubeconfig. As in client-go, it is replaced at once if certificates are renewed at
+    /// all.
     Embedded(Validity),
 }
 
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A certificate is requested with the bootstrap kubeconfig's credentials.
+    /// Request a certificate with the bootstrap kubeconfig's credentials.
     Bootstrap,
-    /// A certificate is requested with the current one.
+    /// Request a certificate with the current one.
     Renew,
-    /// Nothing until then, or until the clock is set. `None`: until the latter.
+    /// Do nothing until then, or until the clock is set. `None` if only the clock matters.
     Wait(Option<Timestamp>),
 }
 
 impl Validity {
-    /// When the next certificate is requested: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes.
-    /// One that was issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with
-    /// its authority, may be near its end then, and so may the next one.
+    /// When the next certificate is requested: after 70 to 90 % of the validity, as in kubelet. `chance` spreads
+    /// nodes. A certificate that was issued at `issued` is used for at least half of the time that was left then,
+    /// because one that is backdated, or ends together with its authority, may already be near its end, and so may
+    /// the next one.
     pub fn renewal(&self, chance: u64, issued: Option<Timestamp>) -> Timestamp {
         let total = self.not_after.duration_since(self.not_before).as_secs().max(0);
         let permille = 700 + i64::try_from(chance % 200).unwrap_or_default();
@@ -50,8 +50,8 @@ impl Validity {
     }
 }
 
-/// What comes next for the certificate by which the node names itself. `bootstrap`: there is a bootstrap kubeconfig;
-/// `rotate`: `rotateCertificates`; `issued`: when this agent got the certificate, if it did.
+/// What comes next for the certificate by which the node identifies itself. `bootstrap`: there is a bootstrap
+/// kubeconfig; `rotate`: `rotateCertificates`; `issued`: when this agent got the certificate, if it did.
 pub fn next(
     identity: Identity,
     bootstrap: bool,
@@ -82,8 +82,8 @@ pub fn next(
     }
 }
 
-/// What comes next for the certificate that the node shows to its clients. `held`: the one there is, if it names what the
-/// node is called now; `issued`: when this agent got it, if it did.
+/// What comes next for the certificate that the node shows to its clients. `held` is the current one, if it contains
+/// the node's current names; `issued`: when this agent got it, if it did.
 pub fn next_serving(held: Option<Validity>, chance: u64, issued: Option<Timestamp>, now: Timestamp) -> Step {
     match held {
         None => Step::Renew,
@@ -109,7 +109,7 @@ mod tests {
         let validity = Validity { not_before: at(1000), not_after: at(2000) };
         let (year, own) = (Identity::Certificate(validity), Identity::Embedded(validity));
         let table = [
-            // Nothing yet, or what is not renewed.
+            // There is none yet, or one that is not renewed.
             (Identity::None, true, true, 1500, Step::Bootstrap),
             (Identity::None, false, true, 1500, Step::Wait(None)),
             (Identity::Other, true, true, 1500, Step::Wait(None)),
@@ -119,17 +119,17 @@ mod tests {
             (year, true, true, 1500, Step::Wait(Some(at(1750)))),
             (year, false, true, 1750, Step::Renew),
             (year, false, true, 2000, Step::Renew),
-            // Expired: what was refused cannot renew itself.
+            // It has expired, so it cannot renew itself.
             (year, true, true, 2001, Step::Bootstrap),
             (year, true, false, 2001, Step::Bootstrap),
             (year, false, true, 2001, Step::Wait(None)),
-            // The kubeconfig's own, which was not asked for here.
+            // The kubeconfig's own certificate was not requested by this agent.
             (own, true, true, 500, Step::Wait(Some(at(1000)))),
             (own, false, true, 1000, Step::Renew),
             (own, true, true, 1500, Step::Renew),
             (own, true, true, 2001, Step::Bootstrap),
             (own, false, false, 1500, Step::Wait(None)),
-            // Not rotated.
+            // It is not rotated.
             (year, true, false, 1750, Step::Wait(Some(at(2000)))),
             (year, false, false, 1750, Step::Wait(None)),
         ];
@@ -158,7 +158,7 @@ mod tests {
     fn renewals_are_spread_over_a_fifth_of_the_time() {
         let validity = Validity { not_before: at(0), not_after: at(1_000_000) };
         assert_eq!((validity.renewal(0, None), validity.renewal(199, None)), (at(700_000), at(899_000)));
-        // A server whose certificates end before they begin.
+        // A server issues certificates that end before they begin.
         let reversed = Validity { not_before: at(10), not_after: at(0) };
         assert_eq!(reversed.renewal(7, None), at(10));
         assert_eq!(reversed.renewal(7, Some(at(10))), at(10));
@@ -170,13 +170,13 @@ mod tests {
         let backdated = Validity { not_before: at(0), not_after: at(340) };
         let table = [
             (Some(300), 320),
-            // It was there when the agent started.
+            // It existed before the agent started.
             (None, 255),
-            // By a clock that was wrong then.
+            // It was issued when the clock was wrong.
             (Some(-10_000), 255),
             (Some(340), 255),
             (Some(10_000), 255),
-            // Issued in time: the first rule holds.
+            // It was issued in time, so the first rule applies.
             (Some(0), 255),
         ];
         for (issued, expected) in table {

@@ -1,44 +1,45 @@
-//! Whether an apiserver continues the history of the one before it: a cluster may have been restored from a backup, or another
-//! may answer in its place. What such an apiserver does not have was not deleted.
+//! Whether an apiserver continues the history of the one before it. A cluster may have been restored from a backup,
+//! or another one may answer in its place. What is missing from such an apiserver was not deleted.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// By what a cluster is known again.
+/// What identifies a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterHistory {
-    /// The newest resource version that was seen. They rise by every change in the cluster.
+    /// The newest resource version that was seen. It rises with every change in the cluster.
     pub version: u64,
-    /// Digests of the certificates of the authorities that the server's certificate may be of.
+    /// Digests of the certificates of the authorities that may have issued the server's certificate.
     pub authorities: BTreeSet<String>,
-    /// The UID of the Service `default/kubernetes`, which every apiserver makes once and a node may read; empty: it is not
-    /// known.
+    /// The UID of the Service `default/kubernetes`, which every apiserver makes once and a node may read; empty if it
+    /// is not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub service_uid: String,
 }
 
-/// Why what the apiserver does not have counts as not deleted.
+/// Why what is missing from the apiserver does not count as deleted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HistoryBreak {
-    /// It has gone back: an older state was restored.
+    /// Its version has gone back, because an older state was restored.
     Restored {
-        /// The newest version from before.
+        /// The newest version before.
         before: u64,
-        /// The version it is at.
+        /// The version it has now.
         now: u64,
     },
-    /// The node's lease in it is older than a renewal that it has confirmed: an older state was restored.
+    /// The node's lease is older than a renewal that the apiserver has confirmed, because an older state was
+    /// restored.
     LeaseWentBack {
         /// The confirmed renewal.
         renewed: String,
-        /// The version in the lease.
+        /// The renewal in the lease.
         found: String,
     },
     /// Its certificate is from another authority, and it has none of the pods.
     Replaced,
-    /// Its Service `default/kubernetes` is another one, and it has none of the pods: the cluster was recreated with the
-    /// same certificates.
+    /// Its Service `default/kubernetes` is another one, and it has none of the pods: the cluster was recreated with
+    /// the same certificates.
     Recreated,
 }
 
@@ -62,23 +63,23 @@ impl std::fmt::Display for HistoryBreak {
     }
 }
 
-/// The resource version of an object; 0: it is not a number.
+/// The resource version of an object; 0 if it is not a number.
 pub fn version_of(object: &serde_json::Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
-/// The node's lease as a renewal left it.
+/// The node's lease after a renewal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Renewal {
-    /// Its `renewTime`, by the node's clock; empty: none is known.
+    /// Its `renewTime`, by the node's clock; empty if none is known.
     pub time: String,
-    /// Its resource version; 0: it is not known.
+    /// Its resource version; 0 if it is not known.
     pub version: u64,
 }
 
-/// How the lease that was found breaks with the last renewal that the apiserver has confirmed. Versions say it whatever
-/// the node's clock was set to meanwhile. Where one is not known times do: both have the form of a MicroTime, so their text
-/// is in the order of time.
+/// How the current lease contradicts the last renewal that the apiserver has confirmed. Versions tell, even if the
+/// node's clock was set in between. If one is not known, times do. Both have the form of a MicroTime, so the order of
+/// their texts is that of time.
 pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
     let is_older = match (renewed.version, found.version) {
         (0, _) | (_, 0) => found.time < renewed.time,
@@ -88,21 +89,21 @@ pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
     is_older.then(went_back)
 }
 
-/// Finds out that an apiserver has lost its last writes, as one whose etcd does not sync has after a power cut: then a
-/// renewal of the lease has an older version than what was seen of the pods before. The lease itself may not have gone
-/// back.
+/// Detects that an apiserver has lost its last writes, which happens after a power cut if its etcd does not sync. A
+/// renewal of the lease then has an older version than the pods seen before, although the lease itself may not have
+/// gone back.
 #[derive(Debug, Default)]
 pub struct LostWrites {
-    /// What was seen of the pods when it was found; 0: renewals have been newer than the pods since.
+    /// The newest version of the pods when the loss was detected; 0 if renewals have been newer than the pods since.
     found_at: u64,
-    /// Leases are kept in another etcd than pods; their versions cannot be compared.
+    /// Whether leases are kept in another etcd than pods, so that their versions cannot be compared.
     is_incomparable: bool,
 }
 
 impl LostWrites {
-    /// Whether a renewal shows it for the first time. `pods`: the newest version that was seen of the pods before the
-    /// renewal was sent. `renewal`: the version that it was answered with. 0 is unknown. If true, everything must be
-    /// listed again.
+    /// Whether a renewal shows a loss for the first time. `pods` is the newest version of the pods that was seen
+    /// before the renewal was sent, and `renewal` the version in its answer; 0 means unknown. If true, everything
+    /// must be listed again.
     pub fn is_found(&mut self, pods: u64, renewal: u64) -> bool {
         if self.is_incomparable || pods == 0 || renewal == 0 {
             return false;
@@ -111,7 +112,7 @@ impl LostWrites {
             self.found_at = 0;
             return false;
         }
-        // The pods were listed since, and are as far as before.
+        // The pods were listed since then, and their version is not older.
         self.is_incomparable = self.found_at != 0 && pods >= self.found_at;
         self.found_at = pods;
         !self.is_incomparable
@@ -119,7 +120,7 @@ impl LostWrites {
 }
 
 impl ClusterHistory {
-    /// Notes a version that was seen; one that is not a number is ignored.
+    /// Records a version; one that is not a number is ignored.
     pub fn saw(&mut self, version: &str) {
         self.version = self.version.max(version.parse().unwrap_or_default());
     }
@@ -134,23 +135,23 @@ impl ClusterHistory {
         !self.service_uid.is_empty() && self.service_uid == other.service_uid
     }
 
-    /// Whether both are known to have a Service of their own.
+    /// Whether both are known to have a Service, and these differ.
     fn has_other_service(&self, other: &Self) -> bool {
         let (one, other) = (&self.service_uid, &other.service_uid);
         !one.is_empty() && !other.is_empty() && one != other
     }
 
-    /// How `listed`, by which a list came, breaks with this one. `knows_pods`: the list has a pod that was known before;
-    /// then only the authority was renewed.
+    /// How the history of the server that sent a list contradicts this one. `knows_pods`: the list has a pod that was
+    /// known before, so only the authority was renewed.
     pub fn break_with(&self, listed: &Self, knows_pods: bool) -> Option<HistoryBreak> {
-        // One that names no authority any more is as foreign as one that names others.
+        // A server that no longer names its authority is as foreign as one that names another.
         if !self.authorities.is_empty() && !self.shares_authority(listed) && !knows_pods {
             return Some(HistoryBreak::Replaced);
         }
         if self.has_other_service(listed) && !knows_pods {
             return Some(HistoryBreak::Recreated);
         }
-        // Versions that are not numbers, as of servers other than Kubernetes, cannot be compared.
+        // Versions that are not numbers, as servers other than Kubernetes may have, cannot be compared.
         let restored = listed.version != 0 && listed.version < self.version;
         restored.then_some(HistoryBreak::Restored { before: self.version, now: listed.version })
     }
@@ -168,15 +169,15 @@ mod tests {
     #[test]
     fn a_renewal_that_is_older_than_the_pods_shows_lost_writes_unless_leases_have_an_etcd_of_their_own() {
         let mut lost = LostWrites::default();
-        let mut found = |pods, renewal| lost.is_found(pods, renewal);
-        assert!(!found(0, 5) && !found(7, 0) && !found(7, 8) && !found(8, 8));
-        assert!(found(20, 12));
-        // The pods are not listed yet, then they are.
-        assert!(!found(0, 13) && !found(13, 14));
+        let mut is_found = |pods, renewal| lost.is_found(pods, renewal);
+        assert!(!is_found(0, 5) && !is_found(7, 0) && !is_found(7, 8) && !is_found(8, 8));
+        assert!(is_found(20, 12));
+        // First the pods are not listed yet, then they are.
+        assert!(!is_found(0, 13) && !is_found(13, 14));
         // It happens again, to a cluster with later versions.
-        assert!(found(90, 80));
+        assert!(is_found(90, 80));
         // The pods were listed again, and the list is as new as before.
-        assert!(!found(0, 81) && !found(91, 82) && !found(100, 83));
+        assert!(!is_found(0, 81) && !is_found(91, 82) && !is_found(100, 83));
     }
 
     fn with_service(history: ClusterHistory, uid: &str) -> ClusterHistory {
@@ -192,11 +193,11 @@ mod tests {
             (history(901, &["a"]), false, None),
             (history(850, &["a"]), true, Some(back.clone())),
             (history(850, &["a"]), false, Some(back)),
-            // The authority is renewed: both for a time, or at once.
+            // The authority is renewed, with both in use for a time, or at once.
             (history(950, &["a", "b"]), false, None),
             (history(950, &["b"]), true, None),
             (history(950, &["b"]), false, Some(HistoryBreak::Replaced)),
-            // One that names neither a version nor an authority.
+            // This server names neither a version nor an authority.
             (history(0, &[]), true, None),
             (history(0, &[]), false, Some(HistoryBreak::Replaced)),
         ] {
@@ -227,9 +228,9 @@ mod tests {
             (at(later, 0), at(earlier, 7), true),
             (at(later, 9), at(earlier, 7), true),
             (at(later, 9), at(later, 9), false),
-            // The node's clock was ahead at the first renewal, and is right.
+            // The node's clock was ahead at the first renewal, and is right now.
             (at(later, 7), at(earlier, 9), false),
-            // It was behind, and is right; the backup is older.
+            // It was behind, and is right now; the backup is older.
             (at(earlier, 9), at(later, 7), true),
         ] {
             assert_eq!(lease_break(&renewed, &found).is_some(), breaks, "{renewed:?} {found:?}");

@@ -1,7 +1,9 @@
-//! Whether there is a connection to the apiserver, and why not; when to try again. Pure: time and chance are arguments.
+//! Whether there is a connection to the apiserver, and if not, why; and when to try again. Pure: time and random
+//! numbers are arguments.
 //!
-//! There are no keep-alive requests. The regular requests show the state of the connection: the watch of the node's own
-//! object, and the renewals of its lease.
+//!
+//! There are no keep-alive requests. The regular requests show the state of the connection: the watch of the node's
+//! own object, and the renewals of its lease.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,33 +17,35 @@ use crate::jitter;
 const INITIAL_DELAY: Duration = Duration::from_millis(500);
 /// The longest delay, unless the server requests a longer one.
 pub const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(10);
-/// The longest delay while nothing answers: how late a server is noticed that is back without a change of the node's links.
+/// The longest delay while nothing answers. It bounds how late the return of a server is noticed that comes without a
+/// change of the node's links.
 const MAX_DELAY_IF_UNREACHABLE: Duration = Duration::from_secs(2);
-/// After this number of failures, about an hour, attempts are less frequent. Not a time, since the clock may be set.
+/// After this number of failures, about an hour, attempts become less frequent. It is not a time, because the clock
+/// may be set.
 const LONG_OUTAGE_FAILURES: u32 = 2_400;
 /// The longest delay that a server can request.
 pub const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(300);
-/// The limit of doubling: far beyond every other limit.
+/// A bound on doubling, far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// Why the connection is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// No answer: no route, no name, a closed port, a link that swallows packets.
+    /// There is no answer: no route, no name, a closed port, or a link that drops packets.
     Unreachable,
     /// One side does not trust the other's certificate.
     Certificate,
     /// The node's certificate, or the server's, has expired.
     CertificateExpired,
-    /// By the node's clock, a certificate is not valid yet: the clock is behind.
+    /// By the node's clock, a certificate is not valid yet, so the clock is behind.
     ClockSkew,
     /// The server does not know the client.
     Unauthorized,
-    /// The server knows the client, and does not let this node read its own object.
+    /// The server knows the client, but does not let this node read its own object.
     Forbidden,
     /// The node's own credentials cannot be read.
     Credentials,
-    /// The server answers that it cannot work.
+    /// The server answers that it cannot serve.
     ServerError,
 }
 
@@ -62,8 +66,8 @@ impl Cause {
 }
 
 impl Cause {
-    /// The cause behind this one, where the node's own certificate explains it: a server that rejects an
-    /// expired one answers that the client is unknown. `own`: the validity of that certificate, if the node uses one.
+    /// The actual cause, if the node's own certificate explains it: a server that rejects an expired one answers that
+    /// the client is unknown. `own` is the validity of that certificate, if the node uses one.
     pub fn explained(self, own: Option<Validity>, now: Timestamp) -> Self {
         match (self, own) {
             (Self::Unauthorized | Self::Certificate, Some(own)) if now > own.not_after => Self::CertificateExpired,
@@ -79,22 +83,22 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The connection to the apiserver at one moment.
+/// The state of the connection to the apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Connectivity {
-    /// Nothing has been answered since the agent started, and nothing has failed.
+    /// The agent has started, and nothing has been answered or has failed yet.
     Connecting,
     /// The server answers.
     Online {
         /// Since when.
         since: Timestamp,
     },
-    /// It does not.
+    /// The server does not answer.
     Offline {
         /// Since when.
         since: Timestamp,
         cause: Cause,
-        /// The newest failure, for people.
+        /// The newest failure, as text.
         message: String,
     },
 }
@@ -105,7 +109,7 @@ impl Connectivity {
         matches!(self, Self::Online { .. })
     }
 
-    /// After an answer.
+    /// The state after an answer.
     pub fn succeeded(&self, now: Timestamp) -> Self {
         match self {
             Self::Online { since } => Self::Online { since: *since },
@@ -113,7 +117,7 @@ impl Connectivity {
         }
     }
 
-    /// After a failure. Another failure, of any cause, does not restart the time.
+    /// The state after a failure. Another failure, of any cause, does not restart the time.
     pub fn failed(&self, cause: Cause, message: String, now: Timestamp) -> Self {
         match self {
             Self::Offline { since, .. } => Self::Offline { since: *since, cause, message },
@@ -121,7 +125,8 @@ impl Connectivity {
         }
     }
 
-    /// The longest pause after the `failures`th failure in a row. `runs_program`: each try runs a program for the credentials.
+    /// The longest pause after the `failures`th failure in a row. `runs_program`: each attempt runs a program for the
+    /// credentials.
     pub fn longest_pause(&self, failures: u32, runs_program: bool) -> Duration {
         match self {
             Self::Offline { cause: Cause::Unreachable, .. } if failures < LONG_OUTAGE_FAILURES && !runs_program => {
@@ -131,7 +136,7 @@ impl Connectivity {
         }
     }
 
-    /// Whether the change from `before` is reported: another message alone is not.
+    /// Whether the change from `before` is reported. A different message alone is not.
     pub fn differs(&self, before: &Self) -> bool {
         match (self, before) {
             (Self::Offline { cause, .. }, Self::Offline { cause: known, .. }) => cause != known,
@@ -141,8 +146,8 @@ impl Connectivity {
     }
 }
 
-/// The pause after the `failures`th failure in a row: doubled each time up to `longest`, and spread over half of it, so
-/// that the nodes of a site do not come back at once. Never shorter than the server requested.
+/// The pause after the `failures`th failure in a row. It doubles each time up to `longest`, and is spread over half
+/// of it, so that the nodes of a site do not all come back at once. It is never shorter than the server requested.
 pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u64) -> Duration {
     let doubled = INITIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
     match asked.map(|asked| asked.min(MAX_REQUESTED_DELAY)) {
@@ -151,9 +156,10 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
     }
 }
 
-/// The rest of a pause after an attempt of the duration `took`. While nothing answers, attempts begin equally often
-/// whether each times out or fails at once: their duration is subtracted, down to a quarter of the pause, which keeps
-/// nodes spread. Other pauses are not shortened: a server that is slow, or that requests a pause, gets it.
+/// The rest of a pause after an attempt that lasted `took`. While nothing answers, attempts begin equally often
+/// whether they time out or fail at once: their duration is subtracted, down to a quarter of the pause, which keeps
+/// nodes spread. Other pauses are not shortened, because a server that is slow, or that requests a pause, must get
+/// it.
 pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>, took: Duration) -> Duration {
     if asked.is_some() || longest > MAX_DELAY_IF_UNREACHABLE {
         pause
@@ -162,8 +168,8 @@ pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>
     }
 }
 
-/// The pause after the `failures`th refusal in a row by the server's rules: only a change of them helps, or of the
-/// manifest, which ends the pause.
+/// The pause after the `failures`th refusal in a row by the server's rules. Only a change of the rules helps, or of
+/// the manifest, which ends the pause.
 pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     const INITIAL_PAUSE: Duration = Duration::from_secs(5);
     const MAX_PAUSE: Duration = Duration::from_secs(300);
@@ -171,8 +177,8 @@ pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     jitter::around(doubled, 100, dice)
 }
 
-/// The pause before a missing namespace is looked up again: short at first, when it is probably about to be created, and
-/// longer the longer it is missing. For ten minutes within 2 s, after an hour every 10.
+/// The pause before a missing namespace is looked up again. It is short at first, when the namespace is probably
+/// about to be created, and grows with time: at most 2 s for ten minutes, and 10 s after an hour.
 pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
     const MIN_PAUSE: Duration = Duration::from_millis(1_600);
     const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -209,17 +215,17 @@ mod tests {
     #[test]
     fn a_certificate_of_another_time_explains_why_the_node_is_not_known() {
         let at = |second| Timestamp::constant(second, 0);
-        let own = Some(Validity { not_before: at(10), not_after: at(20) });
+        let certificate = Some(Validity { not_before: at(10), not_after: at(20) });
         let table = [
-            (Cause::Unauthorized, own, 21, Cause::CertificateExpired),
-            (Cause::Unauthorized, own, 9, Cause::ClockSkew),
-            (Cause::Unauthorized, own, 15, Cause::Unauthorized),
+            (Cause::Unauthorized, certificate, 21, Cause::CertificateExpired),
+            (Cause::Unauthorized, certificate, 9, Cause::ClockSkew),
+            (Cause::Unauthorized, certificate, 15, Cause::Unauthorized),
             (Cause::Unauthorized, None, 21, Cause::Unauthorized),
-            (Cause::Certificate, own, 21, Cause::CertificateExpired),
-            (Cause::Unreachable, own, 21, Cause::Unreachable),
+            (Cause::Certificate, certificate, 21, Cause::CertificateExpired),
+            (Cause::Unreachable, certificate, 21, Cause::Unreachable),
         ];
-        for (cause, own, now, expected) in table {
-            assert_eq!(cause.explained(own, at(now)), expected, "{cause} {now}");
+        for (cause, certificate, now, expected) in table {
+            assert_eq!(cause.explained(certificate, at(now)), expected, "{cause} {now}");
         }
     }
 

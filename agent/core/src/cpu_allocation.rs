@@ -1,9 +1,10 @@
-//! Which processors a container has for itself: kubelet's CPU manager with the policy `static`
+//! Which processors a container has exclusively: kubelet's CPU manager with the policy `static`
 //! (`pkg/kubelet/cm/cpumanager/policy_static.go`). Pure.
 //!
-//! A container of a guaranteed pod that requests whole processors gets them exclusively. All others share the rest, of which
-//! the reserved ones are never exclusive. [`take`] says which processors of the machine are taken, [`checkpoint`] how kubelet
-//! keeps it on disk.
+//!
+//! A container of a guaranteed pod that requests whole processors gets them exclusively. All others share the rest.
+//! The reserved ones are part of the rest and never exclusive. [`take`] chooses the processors of the machine, and
+//! [`checkpoint`] is kubelet's format of the assignments on disk.
 
 pub mod checkpoint;
 mod take;
@@ -20,7 +21,7 @@ pub use take::NotEnough;
 
 /// The policy's name in the configuration and on disk.
 pub const STATIC: &str = "static";
-/// The policy of a node that gives no processor to a container alone.
+/// The policy of a node that gives no container exclusive processors.
 pub const NONE: &str = "none";
 /// kubelet's reason for a pod that cannot have whole cores.
 pub const SMT_ALIGNMENT: &str = "SMTAlignmentError";
@@ -43,12 +44,12 @@ impl CpuTopology {
         self.processors.values().map(key).collect::<BTreeSet<_>>().len()
     }
 
-    /// Threads of a core; kubelet's rounding where cores differ.
+    /// Threads of a core, with kubelet's rounding if cores differ.
     fn per_core(&self) -> usize {
         self.processors.len() / self.count_of(|processor| processor.core).max(1)
     }
 
-    /// The processors, and all others of their cores.
+    /// The processors, and all others of the same cores.
     fn with_siblings(&self, cpus: &CpuSet) -> CpuSet {
         let cores: BTreeSet<u32> = cpus.iter().filter_map(|cpu| Some(self.processors.get(&cpu)?.core)).collect();
         let siblings = self.processors.iter().filter(|(_, processor)| cores.contains(&processor.core));
@@ -66,9 +67,11 @@ pub struct CpuPolicyOptions {
 }
 
 impl CpuPolicyOptions {
-    /// Sets one, as it is written.
+    /// Sets the option `name`.
+    ///
     ///
     /// # Errors
+    ///
     /// There is no such option, or it has no such value.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let option = match name {
@@ -82,7 +85,7 @@ impl CpuPolicyOptions {
             }
             _ => return Err(format!("unknown CPU Manager Policy option: {name:?}")),
         };
-        // As Go's ParseBool.
+        // The values are those of Go's ParseBool.
         *option = match value {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => true,
             "0" | "f" | "F" | "false" | "FALSE" | "False" => false,
@@ -91,7 +94,7 @@ impl CpuPolicyOptions {
         Ok(())
     }
 
-    /// Those that are set, by their names.
+    /// The names of the options that are set.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let all = [("full-pcpus-only", self.full_cores_only), ("strict-cpu-reservation", self.strict_reservation)];
         all.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
@@ -137,18 +140,18 @@ pub enum AllocationError {
 }
 
 impl AllocationError {
-    /// Whether whole cores were wanted.
+    /// Whether whole cores were required.
     pub fn is_alignment(&self) -> bool {
         !matches!(self, Self::NotEnough(_))
     }
 }
 
-/// Which processors are whose.
+/// Which processors belong to whom.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuAssignments {
-    /// Those of all containers without exclusive ones.
+    /// The processors of all containers without exclusive ones.
     pub shared: CpuSet,
-    /// The exclusive ones, by pod UID and container.
+    /// The exclusive processors, by pod UID and container.
     pub exclusive: BTreeMap<String, BTreeMap<String, CpuSet>>,
 }
 
@@ -163,7 +166,7 @@ impl CpuAssignments {
         self.exclusive(uid, container).unwrap_or(&self.shared)
     }
 
-    /// Gives back what the pod has. Returns whether it had something.
+    /// Frees what the pod has. Returns whether it had something.
     pub fn release(&mut self, uid: &str) -> bool {
         let Some(containers) = self.exclusive.remove(uid) else { return false };
         self.shared = containers.values().fold(self.shared.clone(), |shared, cpus| shared.union(cpus));
@@ -190,6 +193,7 @@ pub struct StaticPolicy {
 
 impl StaticPolicy {
     /// # Errors
+    ///
     /// The reservation does not fit the machine.
     pub fn new(topology: CpuTopology, reserved: &ReservedCpus, options: CpuPolicyOptions) -> Result<Self, PolicyError> {
         let online = topology.all();
@@ -200,7 +204,7 @@ impl StaticPolicy {
             }
             ReservedCpus::These(cpus) => cpus.clone(),
             ReservedCpus::Amount(amount) => {
-                // A part of a processor cannot be kept from being exclusive.
+                // A processor of which a part is reserved must not be exclusive.
                 let wanted = usize::try_from(amount.milli()).unwrap_or(0).div_ceil(1_000);
                 if wanted == 0 {
                     return Err(PolicyError::NothingReserved);
@@ -216,7 +220,7 @@ impl StaticPolicy {
         &self.reserved
     }
 
-    /// Those that can be exclusive.
+    /// The processors that can be exclusive.
     pub fn allocatable(&self) -> CpuSet {
         self.topology.all().difference(&self.reserved)
     }
@@ -227,10 +231,12 @@ impl StaticPolicy {
         if self.options.strict_reservation { online.difference(&self.reserved) } else { online }
     }
 
-    /// What was kept, if it fits this policy and machine; from nothing kept all processors are shared.
+    /// Checks that the stored assignments fit this policy and machine. Without any, all processors are shared.
+    ///
     ///
     /// # Errors
-    /// It does not fit: processors went, or other ones are reserved.
+    ///
+    /// They do not fit, because processors are gone, or other ones are reserved.
     pub fn restore(&self, kept: Option<CpuAssignments>) -> Result<CpuAssignments, PolicyError> {
         let kept = kept.unwrap_or_default();
         let (usable, shared) = (self.usable(), &kept.shared);
@@ -265,11 +271,13 @@ impl StaticPolicy {
         Ok(kept)
     }
 
-    /// Gives the pod's containers the processors that they are to have, in the order in which they start: what an init
-    /// container has is passed on to those after it. What a container has it keeps.
+    /// Gives the pod's containers the processors that they need, in the order in which they start. Those of an init
+    /// container are passed on to the containers after it. A container keeps what it already has.
+    ///
     ///
     /// # Errors
-    /// There are too few; nothing was given then.
+    ///
+    /// There are too few, and nothing was given.
     pub fn allocate(
         &self,
         assignments: &CpuAssignments,
@@ -306,7 +314,7 @@ impl StaticPolicy {
             if !count.is_multiple_of(per_core) {
                 return Err(AllocationError::PartOfCore { requested: count, per_core });
             }
-            // A core with one reserved thread can only be given in parts.
+            // A core with a reserved thread cannot be given as a whole.
             let available = assignments.shared.difference(&self.topology.with_siblings(&self.reserved)).len();
             if count > available {
                 return Err(AllocationError::NoFreeCores { available, requested: count, per_core });
@@ -317,8 +325,8 @@ impl StaticPolicy {
     }
 }
 
-/// How many processors the container is to have for itself: as many as it requests, if that is a whole number and its pod is
-/// guaranteed. A pod with resources of its own has none, as in kubelet.
+/// How many exclusive processors the container gets: as many as it requests, if that is a whole number and its pod is
+/// guaranteed. As in kubelet, a pod with resources of its own gets none.
 pub fn exclusive_count(spec: &PodSpec, container: &Container) -> usize {
     let has_own = spec.resources.as_ref().is_some_and(names_any);
     if has_own || qos_class(spec) != QosClass::Guaranteed {

@@ -1,7 +1,9 @@
-//! What a node reports of its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
+//! What a node reports about its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
 //!
-//! As with kubelet a driver is added when it registers, and removed with its socket: one that was there before the agent
-//! started, and is not back yet, stays named, so that a restart of the agent takes no node from a scheduler's choice.
+//!
+//! As in kubelet, a driver is added when it registers, and removed when its socket goes. A driver that was there
+//! before the agent started, and is not back yet, stays listed, so that a restart of the agent does not remove the
+//! node from a scheduler's choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +12,7 @@ use serde_json::{Map, Value, json};
 /// The annotation of a Node with its name at each driver, as JSON.
 pub const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
-/// The annotation of a Node whose volumes a controller attaches: without it none does.
+/// The annotation of a Node whose volumes a controller attaches. Without it, none does.
 pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// What a driver reports of the node.
@@ -18,9 +20,9 @@ pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-
 pub struct DriverInfo {
     /// The node's name for the driver.
     pub node_id: String,
-    /// Where the node is, by label.
+    /// Where the node is, as labels.
     pub topology: BTreeMap<String, String>,
-    /// How many of its volumes the node can have; 0: unspecified.
+    /// How many of its volumes the node can have; 0 if unspecified.
     pub max_volumes: i64,
 }
 
@@ -29,7 +31,7 @@ pub struct DriverInfo {
 pub struct DriverReport {
     /// Those that are registered, by name.
     pub registered: BTreeMap<String, DriverInfo>,
-    /// Those that were, and have gone.
+    /// The drivers that were registered and have gone.
     pub gone: BTreeSet<String>,
 }
 
@@ -67,7 +69,7 @@ impl DriverReport {
         }
         let (mut metadata, mut annotations) = (Map::new(), Map::new());
         if ids != known {
-            // A null removes it.
+            // A null removes the annotation.
             let text = (!ids.is_empty()).then(|| json!(ids).to_string());
             annotations.insert(NODE_IDS.to_owned(), json!(text));
         }
@@ -87,18 +89,18 @@ impl DriverReport {
 /// The next change of the CSINode object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Nothing: it is as it should be.
+    /// Nothing has to change.
     Done,
-    /// Make this one.
+    /// Create this object.
     Create(Value),
     /// It belongs to an earlier Node of the same name.
     Delete,
-    /// Apply this merge patch, and look again.
+    /// Apply this merge patch, then check again.
     Patch(Value),
 }
 
-/// The next step towards the CSINode of the Node `name` with that UID. `found` is what there is; drivers in `hidden` are left
-/// out.
+/// The next step towards the CSINode of the Node `name` with that UID. `found` is the current one; drivers in
+/// `hidden` are left out.
 pub fn step(
     name: &str,
     node_uid: &str,
@@ -129,7 +131,7 @@ pub fn step(
         let now = report.registered.get(&name).filter(|_| !hidden.contains_key(&name));
         report.gone.contains(&name) && now.is_none() || now.is_some_and(|now| !says(driver, now))
     };
-    // An entry cannot be changed: it is removed first, then added again.
+    // An entry cannot be changed, so it is removed first and then added again.
     let kept: Vec<Value> = drivers.iter().filter(|driver| !outdated(driver)).cloned().collect();
     let all = match kept.len() < drivers.len() {
         true => kept,
@@ -142,12 +144,12 @@ pub fn step(
             kept.into_iter().chain(added).collect()
         }
     };
-    // Somebody else's change in between is not undone.
+    // Another client's change in between is not undone.
     let version = &found["metadata"]["resourceVersion"];
     Step::Patch(json!({ "metadata": { "resourceVersion": version }, "spec": { "drivers": all } }))
 }
 
-/// A driver as CSINode has it.
+/// A driver in the form of CSINode.
 fn entry(name: &str, driver: &DriverInfo) -> Value {
     let keys: Vec<&String> = driver.topology.keys().collect();
     let mut entry = json!({ "name": name, "nodeID": driver.node_id, "topologyKeys": keys });
@@ -157,7 +159,7 @@ fn entry(name: &str, driver: &DriverInfo) -> Value {
     entry
 }
 
-/// Whether an entry of a CSINode is what the driver reports; an apiserver shows an empty list as null.
+/// Whether an entry of a CSINode is what the driver reports. An apiserver shows an empty list as null.
 fn says(entry: &Value, driver: &DriverInfo) -> bool {
     let keys: BTreeSet<&str> =
         entry["topologyKeys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -201,7 +203,7 @@ mod tests {
         assert!(collisions["d"].ends_with(r#"existing label is "topology.d/zone":"b""#), "{collisions:?}");
         let (patch, _) = DriverReport::default().metadata_patch(None, false, &BTreeMap::new());
         assert_eq!(patch.unwrap()["metadata"]["annotations"], json!({CONTROLLER_ATTACHES: "true"}));
-        // Before it is back after a restart it stays named; once its socket has gone it does not.
+        // Until it is back after a restart it stays listed; once its socket has gone it does not.
         assert_eq!(DriverReport::default().metadata_patch(Some(r#"{"d":"n1"}"#), true, &BTreeMap::new()).0, None);
         let (patch, _) = gone().metadata_patch(Some(r#"{"d":"n1"}"#), true, &BTreeMap::new());
         assert_eq!(patch.unwrap()["metadata"]["annotations"], json!({NODE_IDS: null}));
@@ -219,13 +221,13 @@ mod tests {
             json!({"name": "d", "nodeID": "n1", "topologyKeys": ["topology.d/zone"], "allocatable": {"count": 7}});
         assert_eq!(made["spec"]["drivers"], json!([entry]));
         assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "u1");
-        let found = |drivers: Value| {
-            let mut found = made.clone();
-            found["metadata"]["resourceVersion"] = json!("5");
-            found["spec"]["drivers"] = drivers;
-            found
+        let current = |drivers: Value| {
+            let mut current = made.clone();
+            current["metadata"]["resourceVersion"] = json!("5");
+            current["spec"]["drivers"] = drivers;
+            current
         };
-        let next = |drivers: Value, report: &DriverReport| step("n", "u1", Some(&found(drivers)), report, &none);
+        let next = |drivers: Value, report: &DriverReport| step("n", "u1", Some(&current(drivers)), report, &none);
         let patch =
             |drivers: Value| Step::Patch(json!({"metadata": {"resourceVersion": "5"}, "spec": {"drivers": drivers}}));
         let other = json!({"name": "other", "nodeID": "x"});
@@ -233,7 +235,7 @@ mod tests {
         assert_eq!(next(json!([entry, other]), &DriverReport::default()), Step::Done);
         assert_eq!(next(json!([other]), &report("n1", Some("a"))), patch(json!([other, entry])));
         assert_eq!(next(json!([entry, other]), &gone()), patch(json!([other])));
-        // Its entry cannot change: it is removed, and the next step adds it.
+        // Its entry cannot change, so it is removed, and the next step adds it.
         assert_eq!(next(json!([entry]), &report("n2", None)), patch(json!([])));
         assert_eq!(
             next(json!([]), &report("n2", None)),
@@ -241,8 +243,8 @@ mod tests {
         );
         let shown = json!([{"name": "d", "nodeID": "n2", "topologyKeys": null, "allocatable": {"count": 7}}]);
         assert_eq!(next(shown, &report("n2", None)), Step::Done);
-        assert_eq!(step("n", "u2", Some(&found(json!([entry]))), &gone(), &none), Step::Delete);
+        assert_eq!(step("n", "u2", Some(&current(json!([entry]))), &gone(), &none), Step::Delete);
         let hidden = BTreeMap::from([("d".to_owned(), "collision".to_owned())]);
-        assert_eq!(step("n", "u1", Some(&found(json!([]))), &report("n1", None), &hidden), Step::Done);
+        assert_eq!(step("n", "u1", Some(&current(json!([]))), &report("n1", None), &hidden), Step::Done);
     }
 }

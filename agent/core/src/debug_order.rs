@@ -1,17 +1,17 @@
-//! Containers that `limpet debug` adds to pods that run: the order, on its way from the local socket to the pod's worker.
+//! Containers that `limpet debug` adds to running pods: the order, on its way from the local socket to the pod's
+//! worker.
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
 use limpet_model::pod::{Fault, PodKey};
 use tokio::sync::oneshot;
 
-/// A container is to be added to a pod.
+/// An order to add a container to a pod.
 #[derive(Debug)]
 pub struct DebugOrder {
-    /// The pod's name.
     pub key: PodKey,
     /// The container, with its defaults.
     pub container: Box<EphemeralContainer>,
-    /// Sent once the pod has it, or why it has not; dropped if the pod ended meanwhile.
+    /// Sent once the pod has it, or with the reason why not; dropped if the pod ended meanwhile.
     pub done: oneshot::Sender<Result<(), DebugError>>,
 }
 
@@ -21,10 +21,9 @@ pub enum DebugError {
     /// There is no such pod, or it has no worker.
     #[error("pod {0} does not run on this node")]
     NoPod(PodKey),
-    /// The pod ends, or has ended.
+    /// The pod is ending, or has ended.
     #[error("pod {0} has ended or is ending: nothing can be added to it")]
     Over(PodKey),
-    /// What is wrong with the container.
     #[error("{}", list(.0))]
     Invalid(Vec<Fault>),
 }

@@ -1,8 +1,9 @@
-//! The devices of the device plugins: which there are, which container has which. Pure: time is an argument.
+//! The devices of the device plugins: which exist, and which container has which. Pure: time is an argument.
 //!
-//! kubelet's rules (`pkg/kubelet/cm/devicemanager`): the devices of a plugin that is gone count as unhealthy, and after
-//! five minutes the node has none of them; a container's devices are its own until its pod ends; what an init container
-//! has is passed on to the containers after it.
+//!
+//! These are kubelet's rules (`pkg/kubelet/cm/devicemanager`): the devices of a plugin that is gone count as
+//! unhealthy, and after five minutes the node has none of them. A container keeps its devices until its pod ends.
+//! Those of an init container are passed on to the containers after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::{PodKey, PodRecord, PodUid, Role};
 
-/// How long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
+/// How long the node shows the resource of a plugin that is gone: kubelet's `endpointStopGracePeriod`.
 pub const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// One connection to a plugin.
@@ -22,7 +23,7 @@ pub type PluginId = u64;
 /// A device as its plugin lists it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PluginDevice {
-    /// It can be used.
+    /// Whether it can be used.
     pub healthy: bool,
     /// The NUMA nodes that it is near.
     pub numa_nodes: Vec<i64>,
@@ -31,9 +32,7 @@ pub struct PluginDevice {
 /// How many devices of a resource the node has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceCount {
-    /// All of them.
     pub capacity: usize,
-    /// The healthy ones.
     pub allocatable: usize,
 }
 
@@ -43,9 +42,9 @@ struct Resource {
     devices: BTreeMap<String, PluginDevice>,
     /// The connected plugins, the newest last.
     plugins: Vec<PluginId>,
-    /// Since when there is none.
+    /// Since when no plugin is connected.
     stopped: Option<Instant>,
-    /// That grace period has passed: the node has none of it.
+    /// Whether that grace period has passed, so that the node has none of it.
     gone: bool,
 }
 
@@ -60,7 +59,7 @@ struct PodDevices {
 /// What a container has of one resource.
 #[derive(Debug, Clone)]
 enum AssignedDevices {
-    /// These ids; the plugin has not answered yet.
+    /// These ids are reserved, but the plugin has not answered yet.
     Reserved(Vec<String>),
     Allocated(DeviceAllocation),
 }
@@ -74,7 +73,7 @@ impl AssignedDevices {
     }
 }
 
-/// Why a container cannot have its devices; kubelet's words.
+/// Why a container cannot have its devices, in kubelet's words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocationError {
     /// No plugin has registered the resource.
@@ -82,10 +81,10 @@ pub enum AllocationError {
     Unregistered(String),
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoneHealthy(String),
-    /// One that the container has is not healthy any more.
+    /// The container has a device that is not healthy any more.
     #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
     Unhealthy(String),
-    /// Others have them.
+    /// Other containers have them.
     #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
     Unavailable {
         resource: String,
@@ -96,10 +95,10 @@ pub enum AllocationError {
     },
 }
 
-/// What a container may choose among.
+/// What a container may choose from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// The ids it takes in any case: those of init containers before it.
+    /// The ids it takes in any case, because init containers before it have them.
     pub reused: Vec<String>,
     /// The free ids.
     pub free: BTreeSet<String>,
@@ -108,7 +107,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The ids it gets, of which the plugin prefers some: sorted.
+    /// The ids it gets, sorted; the plugin prefers `preferred`.
     pub fn pick(self, preferred: &[String]) -> Vec<String> {
         let wanted: Vec<&String> = preferred.iter().filter(|id| self.free.contains(*id)).collect();
         let others = self.free.iter().filter(|id| !wanted.contains(id));
@@ -127,16 +126,16 @@ impl Choice {
 /// All devices of all plugins.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    /// The resources that `devices` of the LimpetConfiguration names: no plugin may register them.
+    /// The resources of `devices` in the LimpetConfiguration, which no plugin may register.
     configured: BTreeSet<String>,
     resources: BTreeMap<String, Resource>,
     pods: BTreeMap<PodUid, PodDevices>,
-    /// What is recorded on containers that were found, until their pods claim it.
+    /// What is recorded on existing containers, until their pods claim it.
     recorded: BTreeMap<PodUid, Vec<(String, DeviceAllocation)>>,
 }
 
 impl Inventory {
-    /// No plugin is connected yet.
+    /// An inventory without a connected plugin.
     pub fn new(configured: BTreeSet<String>) -> Self {
         Self { configured, ..Self::default() }
     }
@@ -146,39 +145,40 @@ impl Inventory {
         self.configured.contains(resource)
     }
 
-    /// Whether it is for a plugin to give the pod this resource. A resource that another client has written into the
-    /// Node's status is counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
+    /// Whether a plugin has to give the pod this resource. A resource that another client has written into the Node's
+    /// status is counted only by the scheduler and is not a device, so pods of the apiserver run with it, as in
+    /// kubelet.
     pub fn serves(&self, record: &PodRecord, resource: &str) -> bool {
         let is_counted = || record.source.traits().is_scheduled && !self.resources.contains_key(resource);
         !self.is_configured(resource) && !is_counted()
     }
 
-    /// The plugins' resources that the pod needs at once, and how many of each.
+    /// The plugins' resources that the pod needs at the same time, and how many of each.
     pub fn pod_wants<'a>(&'a self, record: &'a PodRecord) -> impl Iterator<Item = (&'a str, usize)> {
         let all = pod_devices(record.spec()).into_iter().filter(|(name, _)| self.serves(record, name));
         all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
     }
 
-    /// The node has had this resource before the agent started; its plugin may come back.
+    /// Records that the node had this resource before the agent started, because its plugin may come back.
     pub fn remember(&mut self, resource: &str, now: Instant) {
         let known = Resource { stopped: Some(now), ..Resource::default() };
         self.resources.entry(resource.to_owned()).or_insert(known);
     }
 
-    /// A plugin has registered; what it has follows.
+    /// Records that a plugin has registered; its list of devices follows.
     pub fn connected(&mut self, resource: &str, plugin: PluginId) {
         let known = self.resources.entry(resource.to_owned()).or_default();
         known.plugins.push(plugin);
         (known.stopped, known.gone) = (None, false);
     }
 
-    /// A plugin lists all its devices. Returns whether that changes something.
+    /// Records all devices of a plugin. Returns whether that changes something.
     pub fn listed(&mut self, resource: &str, plugin: PluginId, devices: BTreeMap<String, PluginDevice>) -> bool {
         let known = self.resources.get_mut(resource).filter(|known| known.plugins.contains(&plugin));
         known.is_some_and(|known| std::mem::replace(&mut known.devices, devices) != known.devices)
     }
 
-    /// A plugin is gone. Returns whether it was connected.
+    /// Records that a plugin is gone. Returns whether it was connected.
     pub fn disconnected(&mut self, resource: &str, plugin: PluginId, now: Instant) -> bool {
         let Some(known) = self.resources.get_mut(resource) else { return false };
         let before = known.plugins.len();
@@ -205,7 +205,7 @@ impl Inventory {
         next
     }
 
-    /// How many devices there are, by resource. A resource that is gone is shown with none, as kubelet does.
+    /// How many devices there are, by resource. As in kubelet, a resource that is gone is shown with none.
     pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
         let count = |known: &Resource| DeviceCount {
             capacity: known.devices.len(),
@@ -232,7 +232,7 @@ impl Inventory {
         self.resources.get(resource)?.plugins.last().copied()
     }
 
-    /// Whether a plugin has registered the resource, now or a short time ago.
+    /// Whether a plugin has registered the resource, now or recently.
     pub fn is_known(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|known| !known.gone)
     }
@@ -250,7 +250,8 @@ impl Inventory {
         ids.into_iter().filter(|id| !self.device(resource, id).is_some_and(|device| device.healthy)).count()
     }
 
-    /// What is recorded on a container that was found when the agent started; the first record of a name counts.
+    /// Takes over what is recorded on a container that existed when the agent started. The first record of a name
+    /// counts.
     pub fn adopt(&mut self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
         for allocation in allocations {
             let resources = &mut self.resources;
@@ -263,12 +264,12 @@ impl Inventory {
         }
     }
 
-    /// Whether containers of the pod have had devices before the agent started.
+    /// Whether containers of the pod had devices before the agent started.
     pub fn has_had(&self, uid: &PodUid) -> bool {
         self.recorded.contains_key(uid)
     }
 
-    /// The pod has again what is recorded on its containers, unless another one has it now.
+    /// Gives the pod what is recorded on its containers, unless another one has it now.
     pub fn restore(&mut self, key: &PodKey, uid: &PodUid) {
         for (container, allocation) in self.recorded.remove(uid).unwrap_or_default() {
             let taken = self.taken_by_others(&allocation.resource, uid);
@@ -283,9 +284,11 @@ impl Inventory {
         self.pods.retain(|_, pod| pod.key != *key);
     }
 
-    /// What the container may choose among to have `count` devices; `None`: it has them.
+    /// What the container may choose from to have `count` devices; `None` if it has them.
+    ///
     ///
     /// # Errors
+    ///
     /// It cannot have so many.
     pub fn choose(
         &self,
@@ -309,7 +312,7 @@ impl Inventory {
             let healthy = has.ids.iter().all(|id| is_healthy(id));
             return if healthy { Ok(None) } else { Err(AllocationError::Unhealthy(resource.to_owned())) };
         }
-        // A container that requests another number since an edit keeps its devices.
+        // A container that requests another number after an edit keeps its devices.
         let kept: BTreeSet<String> = has.into_iter().flat_map(AssignedDevices::ids).cloned().collect();
         let mut reusable = pod.map(|pod| pod.reusable(spec, container, resource)).unwrap_or_default();
         reusable.retain(|id| !kept.contains(id));
@@ -318,7 +321,7 @@ impl Inventory {
         let healthy = listed.iter().filter(|(_, device)| device.healthy).map(|(id, _)| id);
         let mut free: BTreeSet<String> = healthy.filter(|id| !taken.contains(id.as_str())).cloned().collect();
         let needed = count - reused.len();
-        // What a pod had before the agent started is left to it as long as there is something else.
+        // What a pod had before the agent started is left to it as long as there are other devices.
         let awaited = self.recorded.iter().filter(|(other, _)| *other != uid).flat_map(|(_, recorded)| recorded);
         let awaited =
             awaited.filter(|(_, recorded)| recorded.resource == resource).flat_map(|(_, recorded)| &recorded.ids);
@@ -339,7 +342,7 @@ impl Inventory {
         self.assign(key, uid, container, resource, AssignedDevices::Reserved(ids));
     }
 
-    /// The plugin has given them.
+    /// Records that the plugin has allocated them.
     pub fn allocated(&mut self, key: &PodKey, uid: &PodUid, container: &str, allocation: DeviceAllocation) {
         let resource = allocation.resource.clone();
         self.assign(key, uid, container, &resource, AssignedDevices::Allocated(allocation));
@@ -354,7 +357,7 @@ impl Inventory {
         }
     }
 
-    /// What the container has.
+    /// The devices that the container has.
     pub fn of_container(&self, uid: &PodUid, container: &str) -> impl Iterator<Item = &DeviceAllocation> {
         let given = self.pods.get(uid).and_then(|pod| pod.containers.get(container));
         given.into_iter().flatten().filter_map(|(_, given)| match given {
@@ -384,7 +387,8 @@ impl PodDevices {
         self.containers.values().filter_map(move |given| given.get(resource)).flat_map(AssignedDevices::ids)
     }
 
-    /// What init containers before `container` have and no sidecar or regular container before it has taken over.
+    /// What init containers before `container` have, unless a sidecar or regular container before it has taken it
+    /// over.
     fn reusable(&self, spec: &PodSpec, container: &str, resource: &str) -> BTreeSet<String> {
         let mut reusable = BTreeSet::new();
         for (name, role) in Role::assign(spec).take_while(|(name, _)| *name != container) {

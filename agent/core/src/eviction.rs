@@ -1,8 +1,9 @@
-//! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to end
-//! for it. Pure: measurements and time are arguments.
+//! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to
+//! end for it. Pure: measurements and time are arguments.
 //!
-//! [`ThresholdTracker`] turns measurements into conditions and into the threshold to act on; [`rank`]
-//! chooses the pod that ends for it, [`admission`] which pods do not start meanwhile.
+//!
+//! [`ThresholdTracker`] turns measurements into conditions and into the threshold to act on. [`rank`] chooses the pod
+//! that ends for it, and [`admission`] the pods that do not start meanwhile.
 
 pub mod admission;
 pub mod alarm_pace;
@@ -14,24 +15,24 @@ use std::time::{Duration, Instant};
 use crate::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
-/// The shortest and the longest interval between two measurements; the former is kubelet's period.
+/// The shortest and the longest interval between two measurements. The shortest is kubelet's period.
 pub const CHECK_INTERVALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// How many times faster a resource may be used up once the kernel has reported heavy use.
+/// By which factor a resource may be used up faster once the kernel has reported heavy use.
 const BUSY_SPEEDUP: u64 = 20;
-/// The shortest interval then: the kernel's own interval of reports.
+/// The shortest interval in that case: the kernel's own interval of reports.
 const MIN_BUSY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What is measured, in the order in which kubelet reclaims: memory first.
+/// What is measured, in the order in which kubelet reclaims, memory first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
     MemoryAvailable,
-    /// `allocatableMemory.available`: of the memory that all pods may have together.
+    /// `allocatableMemory.available`: what is left of the memory that all pods may use together.
     AllocatableMemoryAvailable,
-    /// `nodefs.available`: bytes of the disk with the agent's root directory.
+    /// `nodefs.available`: free bytes of the disk with the agent's root directory.
     NodefsAvailable,
     /// `nodefs.inodesFree`.
     NodefsInodesFree,
-    /// `imagefs.available`: bytes of the disk with images and the writable layers of containers.
+    /// `imagefs.available`: free bytes of the disk with images and the writable layers of containers.
     ImagefsAvailable,
     /// `imagefs.inodesFree`.
     ImagefsInodesFree,
@@ -68,7 +69,7 @@ impl Signal {
         Self::ALL.into_iter().find(|signal| signal.as_str() == name)
     }
 
-    /// The condition of the node when there is too little of it.
+    /// The condition of the node if there is too little of it.
     pub fn pressure(self) -> Pressure {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => Pressure::Memory,
@@ -77,7 +78,7 @@ impl Signal {
         }
     }
 
-    /// The resource that is reclaimed, by the name that kubelet's messages have.
+    /// The resource that is reclaimed, as kubelet's messages name it.
     pub fn resource(self) -> &'static str {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => "memory",
@@ -87,7 +88,7 @@ impl Signal {
         }
     }
 
-    /// How much of it may be used up in a second, which gives the time until a threshold is met.
+    /// How much of it may be used up in a second, from which the time until a threshold is met follows.
     fn speed(self) -> u64 {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => 100 << 20,
@@ -98,7 +99,7 @@ impl Signal {
     }
 }
 
-/// A quantity, or a share of all there is.
+/// A quantity, or a share of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
     /// Bytes, inodes or process ids.
@@ -108,8 +109,8 @@ pub enum Amount {
 }
 
 impl Amount {
-    /// The quantity, where there is `capacity` in all.
-    pub fn of(self, capacity: u64) -> u64 {
+    /// The quantity, given the `capacity`.
+    pub fn resolve(self, capacity: u64) -> u64 {
         match self {
             Self::Absolute(amount) => amount,
             Self::Share(share) => (capacity as f64 * f64::from(share)) as u64,
@@ -122,11 +123,11 @@ impl Amount {
 pub struct Threshold {
     /// What it is about.
     pub signal: Signal,
-    /// It is met while less than this is there.
+    /// It is met if less than this is available.
     pub value: Amount,
-    /// How long it has to be met before pods end; zero for a hard one.
+    /// How long it has to be met before pods end; zero for a hard threshold.
     pub grace: Duration,
-    /// How much more than `value` has to be there before it counts as over, once pods had to end for it.
+    /// How much more than `value` must be available before the shortage is over, once pods had to end for it.
     pub min_reclaim: Option<Amount>,
 }
 
@@ -136,15 +137,15 @@ impl Threshold {
         self.grace.is_zero()
     }
 
-    /// How much more has to be left, once pods had to end for it.
+    /// How much more must become available, once pods had to end for it.
     pub fn missing(&self, seen: &Observation) -> u64 {
         self.least(seen, true).saturating_sub(seen.available)
     }
 
-    /// What is left above it; `None`: that was not measured.
+    /// What is available above it; `None` if that was not measured.
     fn left(&self, seen: &Observations) -> Option<u64> {
         let seen = seen.get(&self.signal)?;
-        Some(seen.available.saturating_sub(self.value.of(seen.capacity)))
+        Some(seen.available.saturating_sub(self.value.resolve(seen.capacity)))
     }
 
     fn is_met(&self, seen: &Observation, reclaims: bool) -> bool {
@@ -152,8 +153,8 @@ impl Threshold {
     }
 
     fn least(&self, seen: &Observation, reclaims: bool) -> u64 {
-        let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.of(seen.capacity));
-        self.value.of(seen.capacity).saturating_add(more)
+        let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.resolve(seen.capacity));
+        self.value.resolve(seen.capacity).saturating_add(more)
     }
 }
 
@@ -162,13 +163,13 @@ impl Threshold {
 pub struct EvictionPolicy {
     /// `evictionHard`, `evictionSoft` with `evictionSoftGracePeriod`, `evictionMinimumReclaim`.
     pub thresholds: Vec<Threshold>,
-    /// `evictionPressureTransitionPeriod`: how long a condition stays after the last time a threshold was met.
+    /// `evictionPressureTransitionPeriod`: how long a condition stays after a threshold was last met.
     pub transition: Duration,
-    /// `evictionMaxPodGracePeriod`: what pods get to end at most, for a soft threshold.
+    /// `evictionMaxPodGracePeriod`: the longest grace period of pods that end for a soft threshold.
     pub max_pod_grace: Duration,
 }
 
-/// kubelet's hard thresholds where `evictionHard` names none.
+/// kubelet's hard thresholds if `evictionHard` specifies none.
 pub const DEFAULT_HARD: [(Signal, Amount); 5] = [
     (Signal::MemoryAvailable, Amount::Absolute(100 << 20)),
     (Signal::NodefsAvailable, Amount::Share(0.1)),
@@ -189,13 +190,13 @@ impl Default for EvictionPolicy {
 }
 
 impl EvictionPolicy {
-    /// Whether a threshold is about this.
+    /// Whether a threshold is about this pressure.
     pub fn watches(&self, pressure: Pressure) -> bool {
         self.thresholds.iter().any(|threshold| threshold.signal.pressure() == pressure)
     }
 
-    /// The same where what all pods may have together is limited: a hard threshold for memory counts for that, too, beside
-    /// those that it has.
+    /// The same if the memory of all pods together is limited: a hard threshold for memory then also applies to that
+    /// limit.
     pub fn with_allocatable_memory(mut self) -> Self {
         let hard = self.thresholds.iter().find(|one| one.signal == Signal::MemoryAvailable && one.is_hard());
         let of_pods = hard.map(|hard| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*hard });
@@ -204,42 +205,43 @@ impl EvictionPolicy {
         self
     }
 
-    /// The grace period of a pod that is evicted, in seconds: kubelet's is never less than one.
+    /// The grace period of an evicted pod in seconds. kubelet's is never less than one.
     pub fn pod_grace(&self, threshold: &Threshold, own: u64) -> u64 {
         if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
     }
 
-    /// Whether more must be reclaimed: a threshold is met, or its `evictionMinimumReclaim` is not reached.
+    /// Whether more must be reclaimed, because a threshold is met or its `evictionMinimumReclaim` is not reached.
     pub fn needs_more(&self, seen: &Observations) -> bool {
         self.thresholds.iter().any(|one| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, true)))
     }
 
-    /// The signals of the thresholds that are met, with or without their minimum reclaim.
+    /// The signals of the thresholds that are met, including their minimum reclaim.
     pub fn met(&self, seen: &Observations) -> impl Iterator<Item = Signal> {
         let is_met = |one: &&Threshold| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, false));
         self.thresholds.iter().filter(is_met).map(|one| one.signal)
     }
 
-    /// When to look again although nothing happens: before what is left above a threshold can be used up, within
-    /// [`CHECK_INTERVALS`]. Nothing in the kernel reports that memory falls below a threshold, so memory is measured at
-    /// intervals as well.
+    /// How long to wait for the next measurement if nothing happens: until shortly before what is available above a
+    /// threshold can be used up, within [`CHECK_INTERVALS`]. Nothing in the kernel reports that memory falls below a
+    /// threshold, so memory is measured at intervals as well.
     pub fn pause(&self, seen: &Observations) -> Duration {
         self.lasts(seen, 1, |_| true).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1)
     }
 
-    /// The same once the kernel has reported that much is used of that: a GiB each second of a disk, two of memory.
+    /// The same once the kernel has reported heavy use: of a disk a GiB each second, of memory two.
     pub fn pause_of_busy(&self, pressure: Pressure, seen: &Observations) -> Duration {
         let is_of_it = |signal: Signal| signal.pressure() == pressure;
         self.lasts(seen, BUSY_SPEEDUP, is_of_it).clamp(MIN_BUSY_INTERVAL, CHECK_INTERVALS.1)
     }
 
-    /// The bytes of memory that are left above the first threshold; `None`: no threshold is configured.
+    /// The bytes of memory that are available above the first threshold; `None` if no threshold is configured.
     pub fn memory_left(&self, seen: &Observations) -> Option<u64> {
         let of_memory = self.thresholds.iter().filter(|threshold| threshold.signal.pressure() == Pressure::Memory);
         of_memory.filter_map(|threshold| threshold.left(seen)).min()
     }
 
-    /// How long what is left above the thresholds of such signals lasts, when it goes so many times as fast as usual.
+    /// How long what is available above the thresholds of the signals lasts, if it is used up `factor` times as fast
+    /// as usual.
     fn lasts(&self, seen: &Observations, factor: u64, counts: impl Fn(Signal) -> bool) -> Duration {
         let lasts = |threshold: &Threshold| {
             Some(Duration::from_secs(threshold.left(seen)? / (threshold.signal.speed() * factor)))
@@ -252,13 +254,13 @@ impl EvictionPolicy {
 /// One measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// How much is left.
+    /// How much is available.
     pub available: u64,
-    /// How much there is.
+    /// How much there is in total.
     pub capacity: u64,
 }
 
-/// What was measured at one moment. A signal that could not be measured is left out, and meets no threshold.
+/// The measurements at one moment. A signal that could not be measured is left out, and meets no threshold.
 pub type Observations = BTreeMap<Signal, Observation>;
 
 /// What follows from a measurement.
@@ -266,24 +268,24 @@ pub type Observations = BTreeMap<Signal, Observation>;
 pub struct Assessment {
     /// The node's conditions.
     pub pressure: NodePressure,
-    /// The threshold that something has to be reclaimed for now.
+    /// The threshold for which something has to be reclaimed now.
     pub starved: Option<Threshold>,
-    /// When the same measurement would lead to something else.
+    /// When the same measurement would lead to another result.
     pub next: Option<Instant>,
 }
 
 /// Remembers since when thresholds are met.
 #[derive(Debug, Clone, Default)]
 pub struct ThresholdTracker {
-    /// By the threshold's place in the policy.
+    /// By the threshold's index in the policy.
     met_since: BTreeMap<usize, Instant>,
-    /// Those whose grace period had passed at the last measurement.
+    /// The thresholds whose grace period had passed at the last measurement.
     acted_on: Vec<usize>,
     last_met: BTreeMap<Pressure, Instant>,
 }
 
 impl ThresholdTracker {
-    /// Takes in a measurement.
+    /// Evaluates a measurement.
     pub fn observe(&mut self, policy: &EvictionPolicy, seen: &Observations, now: Instant) -> Assessment {
         let met = |(index, one): &(usize, &Threshold)| {
             let reclaims = self.acted_on.contains(index);
@@ -295,7 +297,7 @@ impl ThresholdTracker {
             self.last_met.insert(threshold.signal.pressure(), now);
         }
         let met_now = |pressure: &Pressure| met.iter().any(|(_, one)| one.signal.pressure() == *pressure);
-        // One that is met holds at any transition period; kubelet's does not at zero.
+        // A condition that is met holds with any transition period; kubelet's does not if that is zero.
         self.last_met.retain(|pressure, last| met_now(pressure) || now.duration_since(*last) < policy.transition);
         let since = |index: &usize| now.duration_since(self.met_since[index]);
         let (acting, waiting): (Vec<_>, Vec<_>) = met.iter().partition(|(index, one)| since(index) >= one.grace);

@@ -1,4 +1,4 @@
-//! Attributes a container's exit: an OOM kill by the kernel, or a signal from another process. Pure.
+//! Finds the cause of a container's exit: an OOM kill by the kernel, or a signal from another process. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,10 @@ use limpet_model::process::{SIGKILL, Sender};
 /// An exit this soon after the OOM kill of another process of the container counts as its consequence.
 const OOM_CONSEQUENCE_WINDOW: Duration = Duration::from_secs(2);
 
-/// Sets the exit's reason by what killed `instance`; returns details for its message, if there are any.
-/// `counted`: the kernel OOM-killed a process in the container since the last OOM kill it survived. `None`: there is no count
-/// any more, because the container's cgroup went with its last process (cgroup v1 with systemd); containerd's report counts then.
+/// Sets the exit's reason by what killed `instance`, and returns details for its message, if there are any.
+/// `counted`: the kernel OOM-killed a process in the container since the last OOM kill that it survived. `None` if
+/// the count is gone, because the container's cgroup went with its last process (cgroup v1 with systemd);
+/// containerd's report counts then.
 pub fn judge(exit: &mut Exit, instance: &Instance, counted: Option<bool>, now: Instant) -> Option<String> {
     if exit.reason != "Error" || exit.code <= 128 {
         return None;
@@ -67,16 +68,22 @@ mod tests {
     #[test]
     fn only_exits_caused_by_an_oom_kill_have_the_reason_oom_killed() {
         let expected = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
-        let mut one = running();
-        assert_eq!(cause_of(&one, 137, true), expected("OOMKilled", ""));
-        assert_eq!(cause_of(&one, 137, false), expected("Error", ""));
-        assert_eq!(cause_of(&one, 1, true), expected("Error", ""), "it exited by itself");
-        one.oom_victim = Some((process(1), Instant::now()));
-        assert_eq!(cause_of(&one, 137, false), expected("OOMKilled", ""));
-        one.oom_victim = Some((process(7), Instant::now()));
-        assert_eq!(cause_of(&one, 137, true), expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
-        one.signalled_by = Some(Sender { signal: 9, process: Some(process(8)), uid: 1000 });
-        assert_eq!(cause_of(&one, 137, true), expected("Error", "killed by signal 9 from htop (pid 8), user id 1000"));
+        let mut instance = running();
+        assert_eq!(cause_of(&instance, 137, true), expected("OOMKilled", ""));
+        assert_eq!(cause_of(&instance, 137, false), expected("Error", ""));
+        assert_eq!(cause_of(&instance, 1, true), expected("Error", ""), "it exited by itself");
+        instance.oom_victim = Some((process(1), Instant::now()));
+        assert_eq!(cause_of(&instance, 137, false), expected("OOMKilled", ""));
+        instance.oom_victim = Some((process(7), Instant::now()));
+        assert_eq!(
+            cause_of(&instance, 137, true),
+            expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)")
+        );
+        instance.signalled_by = Some(Sender { signal: 9, process: Some(process(8)), uid: 1000 });
+        assert_eq!(
+            cause_of(&instance, 137, true),
+            expected("Error", "killed by signal 9 from htop (pid 8), user id 1000")
+        );
     }
 
     #[test]
@@ -98,13 +105,13 @@ mod tests {
 
     #[test]
     fn the_sender_of_a_signal_is_reported_unless_limpet_requested_the_stop() {
-        let mut one = running();
-        one.signalled_by = Some(Sender { signal: 15, process: Some(process(8)), uid: 0 });
-        assert_eq!(cause_of(&one, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
-        assert_eq!(cause_of(&one, 137, false).1, "", "another signal");
+        let mut instance = running();
+        instance.signalled_by = Some(Sender { signal: 15, process: Some(process(8)), uid: 0 });
+        assert_eq!(cause_of(&instance, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
+        assert_eq!(cause_of(&instance, 137, false).1, "", "another signal");
         let now = Instant::now();
         let stopping = Some(crate::state::Stopping::begin(Duration::ZERO, false, now));
-        one.life = Life::Running { pid: 1, process: None, stopping };
-        assert_eq!(cause_of(&one, 143, false).1, "");
+        instance.life = Life::Running { pid: 1, process: None, stopping };
+        assert_eq!(cause_of(&instance, 143, false).1, "");
     }
 }

@@ -30,7 +30,7 @@ use limpet_model::source::SourceKind;
 pub const READY: NodeState = NodeState {
     runtime_ready: true,
     network_ready: true,
-    network: NodeNetwork { addresses: NodeAddresses::one(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
+    network: NodeNetwork { addresses: NodeAddresses::single(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
     probe_grid: ProbeGrid { origin: None, slack_percent: 0 },
     pressure: NodePressure::UNKNOWN,
     shutting_down: false,
@@ -42,7 +42,7 @@ pub fn on_network(addresses: &[&str]) -> NodeState {
     NodeState { network: NodeNetwork { addresses, changes: 0 }, ..READY }
 }
 
-/// The Unix epoch on the wall clock, the present on the monotonic clock.
+/// The Unix epoch on the wall clock, and the present on the monotonic clock.
 pub fn now() -> Now {
     Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
 }
@@ -57,7 +57,7 @@ pub fn record_of(name: &str, source: SourceKind, spec: Value) -> Arc<PodRecord> 
     Arc::new(PodRecord { source, ..(*record).clone() })
 }
 
-/// These amounts of processors, memory and disk.
+/// An amount of processors, memory and disk.
 pub fn amounts(cpu: &str, memory: &str, disk: &str) -> Requests {
     let mut amounts = Requests::default();
     for (resource, text) in Resource::BASIC.into_iter().zip([cpu, memory, disk]) {
@@ -66,7 +66,7 @@ pub fn amounts(cpu: &str, memory: &str, disk: &str) -> Requests {
     amounts
 }
 
-/// A pod of these containers, all of one image.
+/// A pod with these containers, all of one image.
 pub fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
     let spec = PodSpec {
         restart_policy: Some(policy.into()),
@@ -106,7 +106,7 @@ pub fn sandbox(ips: &[&str]) -> Arc<PodSandbox> {
     Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses })
 }
 
-/// An image that is present, for the first attempt.
+/// A present image, for the first attempt.
 pub fn image() -> ImageState {
     let image = LocalImage {
         name: Arc::from("app:1"),

@@ -1,8 +1,9 @@
 //! Predicts what other manifests would change: which pods start, stop, are recreated or keep running, and which of
 //! their containers restart.
 //!
-//! Reuses the agent's own logic: the sources' view decides what is accepted, the merge which pods run, the worker's plan
-//! which containers restart. Pure.
+//!
+//! It reuses the agent's own logic: the sources' view decides what is accepted, the merge which pods run, and the
+//! worker's plan which containers restart. Pure.
 
 mod objects;
 pub mod replacement;
@@ -30,11 +31,11 @@ pub use objects::{ObjectForecast, ValueChange};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     Starts,
-    /// It is updated in place; the containers that restart or are resized are named, possibly none.
+    /// It is updated in place. The containers that restart or are resized are listed, possibly none.
     InPlace(Replacement),
     /// It is terminated and a new one starts.
     Recreates {
-        /// What cannot change in place, a phrase each.
+        /// What cannot change in place, as phrases.
         why: Vec<String>,
         /// The termination grace period of the old pod.
         grace: Duration,
@@ -56,14 +57,13 @@ pub struct PodForecast {
     pub new: Option<Arc<PodRecord>>,
     /// The fields that differ.
     pub edits: Vec<Edit>,
-    /// Their effect.
     pub effect: Effect,
-    /// Other claims to its name or its UID, a sentence each.
+    /// Other claims to its name or its UID, as sentences.
     pub remarks: Vec<String>,
 }
 
 impl PodForecast {
-    /// The version to identify it by.
+    /// The version that identifies it.
     pub fn record(&self) -> Option<&Arc<PodRecord>> {
         self.new.as_ref().or(self.old.as_ref())
     }
@@ -78,8 +78,8 @@ pub struct Forecast {
     pub objects: Vec<ObjectForecast>,
 }
 
-/// Compares what runs with what would run once the sources publish `after` instead of `before`. `all`: includes changes
-/// that are already in progress.
+/// Compares what runs with what would run if the sources published `after` instead of `before`. `all` includes
+/// changes that are already in progress.
 pub fn forecast(observed: &ObservedPods, before: &Snapshots, after: &Snapshots, all: bool, now: Instant) -> Forecast {
     let mut table = MergeTable::default();
     table.absorb(before.clone());
@@ -164,7 +164,7 @@ fn grace(record: &PodRecord) -> Duration {
     Duration::from_secs(asked.map_or_else(|| record.grace_seconds(), |seconds| seconds.max(1)))
 }
 
-/// New claims to the pod's name or UID, as the messages for this pod.
+/// New claims to the pod's name or UID, as messages for this pod.
 fn new_claims(key: &PodKey, was: &DesiredPods, will: &DesiredPods) -> Vec<String> {
     let messages = |desired: &DesiredPods| -> Vec<String> {
         let duplicates = desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter());
@@ -196,12 +196,12 @@ pub fn images(pod: &PodForecast) -> BTreeMap<String, (String, Option<String>)> {
         .collect()
 }
 
-/// The observed state if everything the sources publish ran: compares two sets of manifests without a node.
+/// The observed state if everything the sources publish ran, to compare two sets of manifests without a node.
 pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
     let mut table = MergeTable::default();
     table.absorb(snapshots.clone());
     let run = |(key, record): (&PodKey, &Arc<PodRecord>)| (key.clone(), Arc::new(running(record)));
-    ObservedPods::of(table.desired().pods.iter().map(run).collect())
+    ObservedPods::new(table.desired().pods.iter().map(run).collect())
 }
 
 /// The pod with its init containers completed and all others, sidecars included, running.

@@ -1,25 +1,26 @@
 //! Whether a pod may use an image that is on the node: kubelet's `KubeletEnsureSecretPulledImages`.
 //!
-//! An image that was pulled with credentials of a pod is for the pods that have them. Any other pod pulls it again first, which
-//! the registry permits or not. The rules are those of kubelet's `pkg/kubelet/images/pullmanager`.
+//!
+//! An image that was pulled with credentials of a pod is for the pods that have them. Any other pod has to pull it
+//! again first, which the registry permits or not. The rules are those of kubelet's `pkg/kubelet/images/pullmanager`.
 
 use limpet_model::image_name::without_tag;
 use limpet_model::pull_credential::{PullCredential, Salt};
 
-/// Credentials remembered for one name of an image, and its names: the oldest go.
+/// How many credentials are remembered for one name of an image, and how many names. The oldest are dropped.
 const MAX_REMEMBERED: usize = 100;
 
 /// kubelet's `imagePullCredentialsVerificationPolicy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum VerificationPolicy {
-    /// What is here is for all pods.
+    /// All pods may use images that are present.
     NeverVerify,
-    /// What the agent has not pulled is for all pods.
+    /// All pods may use images that the agent has not pulled.
     #[default]
     NeverVerifyPreloadedImages,
-    /// What is listed is for all pods.
+    /// All pods may use listed images.
     NeverVerifyAllowlistedImages(Allowlist),
-    /// Nothing is for all pods without a pull.
+    /// No pod may use an image without a pull.
     AlwaysVerify,
 }
 
@@ -42,7 +43,7 @@ impl VerificationPolicy {
         }
     }
 
-    /// Whether a pod's right to `image` is verified. `pulled`: by the agent.
+    /// Whether a pod's right to `image` is verified. `pulled`: the agent has pulled it.
     fn verifies(&self, image: &str, pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,
@@ -61,9 +62,11 @@ pub struct Allowlist {
 }
 
 impl Allowlist {
-    /// Adds an image without tag and digest, or the beginning of some that ends with `/*`.
+    /// Adds an image without tag and digest, or a prefix that ends with `/*`.
+    ///
     ///
     /// # Errors
+    ///
     /// What is wrong with it, in kubelet's words.
     pub fn add(&mut self, pattern: &str) -> Result<(), String> {
         let begin = pattern.strip_suffix("/*");
@@ -95,16 +98,16 @@ impl Allowlist {
     }
 }
 
-/// What is remembered of an image that the agent has pulled: the credentials by the image's name, without tag and digest.
-/// With none for a name nothing is known but that it was pulled.
+/// What is remembered about an image that the agent has pulled: its credentials by the image's name, without tag and
+/// digest. If a name has none, it is only known that the image was pulled.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PulledImage {
-    /// In the order in which they came.
+    /// In the order in which they were added.
     pub names: Vec<(String, Vec<PullCredential>)>,
 }
 
 impl PulledImage {
-    /// Remembers a successful pull of `image`, as a Pod names it. Returns whether that was new.
+    /// Records a successful pull of `image`, named as in a Pod. Returns whether that is new.
     pub fn add(&mut self, image: &str, credential: PullCredential) -> bool {
         let Ok(name) = without_tag(image) else { return false };
         let index = self.names.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
@@ -129,7 +132,7 @@ impl PulledImage {
         true
     }
 
-    /// Gives each hash without a salt one of its own. Returns whether there was any.
+    /// Gives each hash that has no salt its own. Returns whether there was any.
     pub fn salt(&mut self, mut salt: impl FnMut() -> Salt) -> bool {
         let mut changed = false;
         for credential in self.names.iter_mut().flat_map(|(_, credentials)| credentials) {
@@ -156,21 +159,21 @@ fn push<T>(all: &mut Vec<T>, new: T) {
     all.push(new);
 }
 
-/// A pull that was begun, and of which it is not known whether it brought the image.
+/// A pull that was begun. It is not known whether it completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullIntent;
 
-/// Who may use an image that is here.
+/// Who may use an image that is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageAccess {
     /// Every pod.
     All,
-    /// Pods with one of these credentials; every other pod is to pull it.
+    /// Pods with one of these credentials. Every other pod has to pull it.
     Holders(Vec<PullCredential>),
 }
 
-/// Who may use `image`, as a Pod names it. `record`: what is remembered of its content; `intended`: a pull was begun of
-/// which it is not known how it ended.
+/// Who may use `image`, named as in a Pod. `record` is what is remembered about its content; `intended`: a pull was
+/// begun of which the end is not known.
 pub fn access(policy: &VerificationPolicy, image: &str, record: Option<&PulledImage>, intended: bool) -> ImageAccess {
     if !policy.verifies(image, record.is_some() || intended) || record.is_some_and(PulledImage::is_for_all) {
         return ImageAccess::All;
@@ -181,7 +184,7 @@ pub fn access(policy: &VerificationPolicy, image: &str, record: Option<&PulledIm
     ImageAccess::Holders(holders.collect())
 }
 
-/// The credential of a pod that makes it one of the `holders`; `None`: it is not one. One that is not among them must be
+/// The credential that makes a pod one of the `holders`; `None` if it is not one. One that is not among them must be
 /// remembered: a Secret with a new password, or another Secret with a known one.
 pub fn holder<'a>(holders: &[PullCredential], pod: &'a [PullCredential]) -> Option<&'a PullCredential> {
     pod.iter().find(|own| {

@@ -1,7 +1,10 @@
-//! Garbage collection of images: which of the node's images may go, and in which order, as kubelet decides it.
+//! Garbage collection of images: which of the node's images may be removed, and in which order, as kubelet decides
+//! it.
 //!
-//! [`Ledger`] turns what is found in the image store into images with ages; the functions beside it pick from them. Space is
-//! measured by the caller after every removal, because images share layers: a size would promise too much.
+//!
+//! [`Ledger`] turns the contents of the image store into images with ages, and the functions beside it choose from
+//! them. The caller measures space after every removal, because images share layers and their sizes would promise too
+//! much.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,19 +16,20 @@ use crate::byte_size;
 use crate::state::Now;
 use limpet_model::image::StoredImage;
 
-/// Wall clocks before this moment (2024) are not set yet: no age is taken from them.
+/// A wall clock before this moment (2024) is not set yet, so no age is derived from it.
 const EARLIEST_VALID_TIME: Timestamp = Timestamp::constant(1_704_067_200, 0);
 
 /// kubelet's settings of image garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageGcPolicy {
-    /// `imageGCHighThresholdPercent`: a disk used this much is made room on; 100: never.
+    /// `imageGCHighThresholdPercent`: how full a disk is when room is made on it; 100 means never.
     pub high_percent: u8,
-    /// `imageGCLowThresholdPercent`: how far down.
+    /// `imageGCLowThresholdPercent`: how full it may be afterwards.
     pub low_percent: u8,
     /// `imageMinimumGCAge`: younger images are not removed.
     pub min_age: Duration,
-    /// `imageMaximumGCAge`: an image that was not used for longer is removed, however full the disk is; `None`: none is.
+    /// `imageMaximumGCAge`: an image that was not used for longer is removed, however full the disk is; `None` if
+    /// none is.
     pub max_age: Option<Duration>,
 }
 
@@ -41,7 +45,7 @@ impl ImageGcPolicy {
         self.high_percent >= 100 && self.max_age.is_none()
     }
 
-    /// How many bytes have to be available for the disk to be made room on no longer; `None`: there is room enough now.
+    /// How many bytes must be available before no more room has to be made; `None` if there is room enough now.
     pub fn goal(&self, disk: DiskSpace) -> Option<u64> {
         if self.high_percent >= 100 || disk.used_percent() < u64::from(self.high_percent) {
             return None;
@@ -61,14 +65,14 @@ pub struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// As kubelet rounds it: what is begun of a percent counts as used.
+    /// Rounds as kubelet does: a percent that is partly used counts as used.
     pub fn used_percent(self) -> u64 {
         let available = self.available.min(self.capacity);
         let share = u128::from(available) * 100 / u128::from(self.capacity.max(1));
         100 - u64::try_from(share).unwrap_or(100)
     }
 
-    /// kubelet's message when images that went, of so many bytes, were too few.
+    /// kubelet's message if the removed images, of so many bytes, were not enough.
     pub fn stays_short(self, freed: u64) -> String {
         format!(
             "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by \
@@ -87,20 +91,21 @@ pub struct Image {
     pub digest: Arc<str>,
     /// Its names, normalised.
     pub names: Vec<String>,
-    /// A known pod or a container needs it.
+    /// Whether a known pod or a container needs it.
     pub needed: bool,
-    /// It is protected from removal.
+    /// Whether it is protected from removal.
     pub pinned: bool,
-    /// When it was last used; now, while it is needed.
+    /// When it was last used; the current time while it is needed.
     pub last_used: Timestamp,
-    /// How long it was not used.
+    /// How long it has not been used.
     pub unused_for: Duration,
-    /// How long it is here, as far as this matters for its minimum age; the longest while it was here before the agent.
+    /// How long it has been present, as far as this matters for its minimum age; the maximum if it was present before
+    /// the agent started.
     pub known_for: Duration,
 }
 
 impl Image {
-    /// Whether it may go now.
+    /// Whether it may be removed now.
     fn is_free(&self, policy: &ImageGcPolicy) -> bool {
         !self.needed && !self.pinned && self.known_for >= policy.min_age
     }
@@ -112,7 +117,8 @@ pub fn too_old<'a>(images: &'a [Image], policy: &ImageGcPolicy) -> Vec<&'a Image
     in_order(images.iter().filter(|image| image.is_free(policy) && image.unused_for > max_age).collect())
 }
 
-/// Images that may go to make room, in kubelet's order: the least recently used first, of those the one that is here longest.
+/// Images that may be removed to make room, in kubelet's order: the least recently used first, and of those the
+/// oldest.
 pub fn to_make_room<'a>(images: &'a [Image], policy: &ImageGcPolicy) -> Vec<&'a Image> {
     in_order(images.iter().filter(|image| image.is_free(policy)).collect())
 }
@@ -125,15 +131,16 @@ fn in_order(mut images: Vec<&Image>) -> Vec<&Image> {
     images
 }
 
-/// How long from now the images alone, without an event, may give a reason to look again: one becomes too old, or, while the
-/// disk is `short` of room, old enough to go.
+/// After how long the images alone, without an event, may give a reason to check again: one becomes too old, or,
+/// while the disk is `short` of room, old enough to be removed.
 pub fn next_look(images: &[Image], policy: &ImageGcPolicy, short: bool) -> Option<Duration> {
     let unneeded = images.iter().filter(|image| !image.needed && !image.pinned);
     let looks = unneeded.filter_map(|image| {
         let grown = policy.min_age.saturating_sub(image.known_for);
-        // A moment more than the age: the limit itself is not beyond it.
+        // A moment more than the age, because the limit itself is not beyond it.
         let aged = policy.max_age.map(|age| age.saturating_sub(image.unused_for).max(grown));
-        // A moment more than the age: the limit itself is not beyond it. What is due already is not waited for.
+        // A moment more than the age, because the limit itself is not beyond it. What is already due is not waited
+        // for.
         let aged = aged.filter(|wait| !wait.is_zero()).map(|wait| wait + Duration::from_millis(1));
         let room = Some(grown).filter(|grown| short && !grown.is_zero());
         aged.into_iter().chain(room).min()
@@ -141,7 +148,7 @@ pub fn next_look(images: &[Image], policy: &ImageGcPolicy, short: bool) -> Optio
     looks.min()
 }
 
-/// What is remembered of the images between two looks at the store.
+/// What is remembered about the images between two checks of the store.
 #[derive(Debug, Default)]
 pub struct Ledger {
     images: HashMap<Arc<str>, Entry>,
@@ -150,18 +157,18 @@ pub struct Ledger {
 
 #[derive(Debug)]
 struct Entry {
-    /// `None`: it was here before the agent.
+    /// `None` if it was present before the agent started.
     first_seen: Option<Instant>,
-    /// `None`: it is needed.
+    /// `None` if it is needed.
     unused_since: Option<Unused>,
-    /// When it was last taken, as far as known at the last look.
+    /// When it was last taken, as known at the last check.
     taken: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Unused {
     at: Timestamp,
-    /// The start of the time on the monotonic clock, and the time that had passed before.
+    /// The monotonic time from which the unused time is counted, and the unused time before that.
     counted_from: Instant,
     before: Duration,
 }
@@ -169,21 +176,21 @@ struct Unused {
 /// The use of the images in the store, and those whose last use must be recorded now.
 #[derive(Debug)]
 pub struct ImageUsage {
-    /// Every image that was found.
+    /// Every image in the store.
     pub images: Vec<Image>,
-    /// Images that have just fallen out of use.
+    /// Images that are no longer in use since this check.
     pub fallen_out_of_use: Vec<Arc<str>>,
 }
 
 impl Ledger {
-    /// Takes in what was found. `needed`: a known pod or a container needs that image.
+    /// Evaluates the contents of the store. `needed`: a known pod or a container needs that image.
     pub fn update(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
         let mut look = ImageUsage { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
         let mut before = std::mem::take(&mut self.images);
         for image in found {
             let needed = needed(&image);
             let known = before.remove(&image.digest);
-            // What was taken since the last look was used, if only in between.
+            // What was taken since the last check was used, even if only in between.
             let was_needed = image.taken > known.as_ref().and_then(|known| known.taken)
                 || known.as_ref().is_some_and(|known| known.unused_since.is_none());
             if was_needed && !needed {
@@ -220,7 +227,7 @@ impl Unused {
         Self { at: now.wall, counted_from: now.mono, before: Duration::ZERO }
     }
 
-    /// Of an image that this agent has not seen in use: what was written down, else when it came.
+    /// For an image that this agent has not seen in use: the recorded use, or else when it was pulled.
     fn as_recorded(image: &StoredImage, now: Now) -> Self {
         let at = image.last_used.max(image.created).unwrap_or(now.wall);
         let is_set = at >= EARLIEST_VALID_TIME && now.wall >= EARLIEST_VALID_TIME;

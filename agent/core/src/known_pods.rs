@@ -1,4 +1,4 @@
-//! The images that pods need: of those that are wanted, that lose their name to another, and that run.
+//! The images that pods need: of desired pods, of pods that lose their name to another, and of running pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use limpet_model::pod::images::normalized_images;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// The pods that are known: those that are wanted, that lose their name to another, and that run.
+/// The known pods: those that are desired, those that lose their name to another, and those that run.
 #[derive(Debug)]
 pub struct KnownPods {
-    /// The pods of the sources, their last good versions included.
+    /// The pods of the sources, including their last good versions.
     pub desired: Desired,
     /// What the sources hold.
     pub slots: Arc<Slots>,
@@ -25,7 +25,7 @@ pub struct KnownPods {
 }
 
 impl KnownPods {
-    /// The normalized names of the images they need; `None` until every source has spoken.
+    /// The normalized names of the images they need; `None` until every source has reported.
     pub fn images(&self) -> Option<HashSet<String>> {
         let mut images = HashSet::new();
         self.every(|record| images.extend(normalized_images(record))).then_some(images)
@@ -42,7 +42,7 @@ impl KnownPods {
         users
     }
 
-    /// Calls `visit` for each, perhaps more than once. Returns whether every source has spoken.
+    /// Calls `visit` for each pod, perhaps more than once. Returns whether every source has reported.
     fn every(&self, mut visit: impl FnMut(&PodRecord)) -> bool {
         let desired = self.desired.load();
         desired.pods.values().for_each(|record| visit(record));
@@ -55,7 +55,7 @@ impl KnownPods {
     }
 }
 
-/// Whether one of `names` is of that image, or is its digest.
+/// Whether one of `names` is a name of the image, or its digest.
 pub fn is_named(image: &StoredImage, names: &HashSet<String>) -> bool {
     let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
     image.names.iter().any(|name| names.contains(name)) || names.iter().any(digest)

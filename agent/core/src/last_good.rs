@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-/// Manifests of one file or URL, canonical JSON, in order.
+/// The manifests of one file or URL in order, as canonical JSON.
 pub type Manifests = Vec<Arc<[u8]>>;
 
 /// The last good version of one file or URL.
@@ -23,7 +23,7 @@ impl LastGood {
         Self { manifests, mark: String::new(), accepted }
     }
 
-    /// Whether both hold the same, whenever they were accepted.
+    /// Whether both have the same manifests and mark, whenever they were accepted.
     pub fn same(&self, other: &Self) -> bool {
         self.manifests == other.manifests && self.mark == other.mark
     }

@@ -1,12 +1,13 @@
-//! limpet's decision logic: the desired pods, the next actions for each pod, the status to report.
+//! limpet's decision logic: the desired pods, the next actions for each pod, and the status to report.
+//!
 //!
 //! Pure functions of values and time; time is always an argument: no I/O, no clock, no runtime. [`source`] holds each
-//! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
-//! [`state`] and the node's [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a
-//! container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the reported status, and
-//! [`forecast`] predicts what other manifests would change; [`node_shutdown`] orders the pods' ends at a shutdown. Towards an
-//! apiserver, [`mirror`] decides about mirror pods, [`node_object`] about the Node and its lease, [`csi_node`] about its CSI
-//! drivers, [`connectivity`] about the connection.
+//! source's snapshot, and [`merge`] combines them into one desired state. [`plan`] decides a pod's next actions from
+//! its [`state`] and the node's [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a
+//! container's probes, and [`adopt`] applies what containerd already runs. [`status`] generates the reported status,
+//! [`forecast`] predicts what other manifests would change, and [`node_shutdown`] orders the pods' ends at a
+//! shutdown. For an apiserver, [`mirror`] decides about mirror pods, [`node_object`] about the Node and its lease,
+//! [`csi_node`] about its CSI drivers, and [`connectivity`] about the connection.
 
 pub mod admission;
 pub mod adopt;

@@ -1,7 +1,8 @@
-//! Merges the sources into one desired state: slots, the merge, the snapshots readers load.
+//! Merges the sources into one desired state: slots, the merge, and the snapshots that readers load.
 //!
-//! Each source publishes into its own [`slot::Slots`]; one task owns the [`table::MergeTable`] and turns the
-//! differences into [`PodChange`]s; all others load [`DesiredPods`]. Publishing and reading take no lock.
+//!
+//! Each source publishes into its own [`slot::Slots`]. One task owns the [`table::MergeTable`] and turns the
+//! differences into [`PodChange`]s. All others load [`DesiredPods`]. Publishing and reading take no lock.
 
 mod exchange;
 mod reference_index;
@@ -22,7 +23,7 @@ use limpet_model::object::{ObjectKey, ObjectRecord, ObjectState, PodObjects};
 use limpet_model::pod::{PodDiff, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// One difference between two desired states. Holds the records by `Arc`; nothing is copied.
+/// One difference between two desired states. It holds the records by `Arc`; nothing is copied.
 #[derive(Debug, Clone)]
 pub enum PodChange {
     /// The pod is no longer desired, or only as another incarnation.
@@ -31,23 +32,23 @@ pub enum PodChange {
     Added(Arc<PodRecord>),
     /// The same incarnation, changed in place.
     Updated {
-        /// As it was.
+        /// The version before.
         old: Arc<PodRecord>,
         /// The desired version.
         new: Arc<PodRecord>,
     },
     /// Its source requests its graceful deletion (`deletionTimestamp`), or changed that request.
     Deleting {
-        /// As it was.
+        /// The version before.
         old: Arc<PodRecord>,
         /// The version that is deleted.
         new: Arc<PodRecord>,
     },
     /// Only the status at its source has changed.
     Reconciled {
-        /// As it was.
+        /// The version before.
         old: Arc<PodRecord>,
-        /// With the new status.
+        /// The version with the new status.
         new: Arc<PodRecord>,
     },
 }
@@ -71,7 +72,7 @@ impl PodChange {
         }
     }
 
-    /// The verb kubelet's log uses for it.
+    /// The verb in kubelet's log.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Removed(_) => "REMOVE",
@@ -83,7 +84,7 @@ impl PodChange {
     }
 }
 
-/// Two pods that claim one key or one UID: the one that runs and the one that does not.
+/// Two pods that claim one key or one UID: the one that runs, and the one that does not.
 #[derive(Debug, Clone)]
 pub struct Duplicate {
     /// The pod with precedence.
@@ -126,13 +127,15 @@ impl Duplicate {
 /// The merged desired state at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct DesiredPods {
-    /// Every pod that is to run.
+    /// Every pod that should run.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
-    /// By key: the claims its pod won, and those it lost.
+    /// The claims that each key's pod won, and those it lost.
     pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
     /// The ConfigMaps and Secrets of each source, for its own pods, in the order of [`SourceKind::ALL`].
     pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
-    /// The objects that a source that fetches them knows not to exist ([`SourceSnapshot::absent`]), in the same order.
+    /// The objects that are known not to exist, for a source that fetches them ([`SourceSnapshot::absent`]), in the
+    /// same order.
+    ///
     ///
     /// [`SourceSnapshot::absent`]: crate::source::SourceSnapshot::absent
     pub absent: [Option<OrdSet<ObjectKey>>; SourceKind::ALL.len()],
@@ -143,14 +146,14 @@ pub struct DesiredPods {
 }
 
 impl DesiredPods {
-    /// Whether `source` has reported: only then may its pods that are not desired be terminated.
+    /// Whether `source` has reported. Only then may its pods that are not desired be terminated.
     pub fn is_ready(&self, source: SourceKind) -> bool {
         self.ready[source.index()]
     }
 
     /// The objects that `record` refers to, those of its own source.
     pub fn objects_of(&self, record: &PodRecord) -> PodObjects {
-        PodObjects::of(record, |key| self.object(record.source, key))
+        PodObjects::collect(record, |key| self.object(record.source, key))
     }
 
     /// What `source` has of that object.
@@ -163,8 +166,8 @@ impl DesiredPods {
         }
     }
 
-    /// The objects of `source` that its pods refer to, existing or not, each with these pods: what the source has to
-    /// provide. Equal snapshots share the map.
+    /// The objects of `source` that its pods refer to, existing or not, each with these pods. The source has to
+    /// provide them. Equal snapshots share the map.
     pub fn demand(&self, source: SourceKind) -> &OrdMap<ObjectKey, OrdSet<PodKey>> {
         self.references.of_source(source)
     }
@@ -175,7 +178,7 @@ impl DesiredPods {
     }
 }
 
-/// The changes of one merge for the supervisor, in the order to act on them.
+/// The changes of one merge for the supervisor, in the order in which to act on them.
 #[derive(Debug)]
 pub struct Merged {
     /// Removed, Added, Updated, Deleting, Reconciled.
@@ -212,7 +215,7 @@ impl Desired {
         self.0.version.send_modify(|version| *version = version.wrapping_add(1));
     }
 
-    /// Changes with every snapshot from now on; several may be seen as one.
+    /// Notifies of every snapshot from now on; several may be seen as one.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }

@@ -1,8 +1,10 @@
-//! Mirror pods: what the apiserver is to show of the pods that other sources define, and the next step towards it. Pure.
+//! Mirror pods: how the apiserver should show the pods that other sources define, and the next step towards that.
+//! Pure.
 //!
-//! Level triggered: [`step`] compares what is wanted with what the apiserver has and with what it has acknowledged. So
-//! nothing is queued without a connection, and one comparison later finds all differences. A step never
-//! concerns the pod itself.
+//!
+//! It is level triggered: [`step`] compares what is wanted with what the apiserver has and with what it has
+//! acknowledged. So nothing is queued without a connection, and one comparison later finds all differences. A step
+//! never concerns the pod itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +18,15 @@ use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// kubelet's annotation that makes a Pod a mirror: the UID of the pod that it shows, by which events refer to it as well.
+/// kubelet's annotation that makes a Pod a mirror: the UID of the pod that it shows, by which events refer to the pod
+/// as well.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// kubelet's annotation with the time at which the pod was first seen.
 const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
-/// The pod that its mirror shows.
+/// The pod that a mirror should show.
 #[derive(Debug, Clone)]
 pub struct DesiredMirror {
-    /// The version of the pod that its worker has, or else the desired one.
+    /// The version that the pod's worker has, or else the desired one.
     pub record: Arc<PodRecord>,
     /// What its worker reports; `None` before there is one.
     pub observed: Option<Arc<ObservedPod>>,
@@ -44,17 +47,18 @@ impl DesiredMirror {
         self.observed.as_ref().is_some_and(|pod| pod.terminating_since.is_some())
     }
 
-    /// The labels and annotations by which an edit is found.
+    /// The labels and annotations by which an edit is detected.
     fn marks(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         let metadata = &self.record.pod.metadata;
         let mut annotations = metadata.annotations.clone().unwrap_or_default();
-        let own = [
+        let annotations_of_mirror = [
             (MIRROR_ANNOTATION, self.record.uid.to_string()),
-            // Of the content, as kubelet's: an edit in place keeps the UID, and `kubeadm upgrade` waits for another hash.
+            // It is a hash of the content, like kubelet's: an edit in place keeps the UID, and `kubeadm upgrade`
+            // waits for another hash.
             (HASH_ANNOTATION, self.record.fingerprint.to_string()),
             (SOURCE_ANNOTATION, self.record.source.to_string()),
         ];
-        annotations.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        annotations.extend(annotations_of_mirror.map(|(name, value)| (name.to_owned(), value)));
         // A manifest may have its own.
         annotations.remove(SEEN_ANNOTATION);
         (metadata.labels.clone().unwrap_or_default(), annotations)
@@ -65,7 +69,8 @@ impl DesiredMirror {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pub uid: String,
-    /// Whether its deletion was requested. It gets no new mirrors, as under kubelet: they would go with it.
+    /// Whether its deletion was requested. As in kubelet, it then gets no new mirrors, because they would be deleted
+    /// with it.
     pub deleting: bool,
 }
 
@@ -74,7 +79,7 @@ pub struct Owner {
 pub struct Mirror {
     /// The UID that the apiserver gave it.
     pub uid: String,
-    /// The number of its spec's version; an edit raises it.
+    /// The number of its spec's version, which an edit raises.
     pub generation: Option<i64>,
     /// Whether its deletion was requested.
     pub deleting: bool,
@@ -87,7 +92,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// A Pod of the apiserver, with its key; `None` when it is not a mirror.
+    /// Reads a Pod of the apiserver, with its key; `None` if it is not a mirror.
     pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
         let metadata = &pod["metadata"];
         let texts = |field: &str| -> BTreeMap<String, String> {
@@ -113,8 +118,8 @@ impl Mirror {
         self.annotations.get(SOURCE_ANNOTATION).and_then(|name| SourceKind::from_name(name))
     }
 
-    /// What is wrong with it as a picture of the pod, if anything is. Labels and annotations of others are left alone. What
-    /// admission made of ours when it was made counts as right: `admitted`.
+    /// What is wrong with it as a picture of the pod, if anything. Labels and annotations of other clients are
+    /// ignored. What admission changed when it was created (`admitted`) counts as right.
     fn fault(&self, wanted: &DesiredMirror, admitted: Option<&Self>, node_uid: &str) -> Option<&'static str> {
         let (labels, annotations) = wanted.marks();
         let admitted = admitted.filter(|admitted| admitted.uid == self.uid);
@@ -151,16 +156,16 @@ impl Mirror {
 /// What the apiserver has acknowledged about one pod and its mirror.
 #[derive(Debug, Clone, Default)]
 pub struct Acknowledged {
-    /// The mirror as it was admitted when this agent made it.
+    /// The mirror as it was admitted when this agent created it.
     pub admitted: Option<Mirror>,
-    /// The status that was reported last.
+    /// The status that was last reported.
     pub status: Option<Reported>,
-    /// The UID of the mirror that was deleted last: later events of a watch about it are outdated.
+    /// The UID of the mirror that was last deleted. Later events of a watch about it are outdated.
     pub deleted: Option<String>,
 }
 
-/// The next step for one pod, if there is one. `found`: the mirror of its key. `all_sources_read`: every source has
-/// been read, so that a pod that is in none of them is gone.
+/// The next step for one pod, if there is one. `found` is the mirror of its key. `all_sources_read`: every source has
+/// been read, so that a pod that none of them has is gone.
 pub fn step(
     wanted: Option<&DesiredMirror>,
     found: Option<&Mirror>,
@@ -184,7 +189,7 @@ pub fn step(
     Step::for_status(compare_status(known.status.as_ref(), &uid, mirror.status, observed), uid)
 }
 
-/// The mirror pod to create. `seen`: since when the pod is known, as text.
+/// The mirror pod to create. `seen` is the time since when the pod is known, as text.
 pub fn document(wanted: &DesiredMirror, node_name: &str, node_uid: &str, seen: &str) -> Value {
     let record = &wanted.record;
     let (labels, mut annotations) = wanted.marks();
@@ -201,7 +206,7 @@ pub fn document(wanted: &DesiredMirror, node_name: &str, node_uid: &str, seen: &
                 { "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": true },
             ],
         },
-        // The apiserver takes no mirror with what `limpet debug` has added.
+        // The apiserver refuses a mirror with what `limpet debug` has added.
         "spec": Arc::clone(record).without_added().spec(),
     })
 }

@@ -1,4 +1,4 @@
-//! Which images a Node's status names, as kubelet has it: the largest first, a few names of each. Pure.
+//! Which images a Node's status lists, as in kubelet: the largest first, each with a few names. Pure.
 
 use limpet_model::image::StoredImage;
 
@@ -8,20 +8,20 @@ const MAX_NAMES: usize = 5;
 /// An image in the status of a Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeImage {
-    /// Its repositories with its digest, then its names.
+    /// Its repositories with its digest, then its tags.
     pub names: Vec<String>,
-    /// Bytes of its packed layers and documents.
+    /// Bytes of its compressed layers and its documents.
     pub size: u64,
 }
 
-/// The images with their sizes as they are shown: at most so many; `None`: all.
+/// The images with their sizes as they are shown, at most `most`; `None` for all.
 pub fn node_images(images: impl IntoIterator<Item = (StoredImage, u64)>, most: Option<usize>) -> Vec<NodeImage> {
     let image = |(image, size): (StoredImage, u64)| {
         let names = image.repo_digests().into_iter().chain(image.repo_tags().cloned());
         NodeImage { names: names.take(MAX_NAMES).collect(), size }
     };
     let mut all: Vec<NodeImage> = images.into_iter().map(image).filter(|image| !image.names.is_empty()).collect();
-    // Those of one size in one order, so that nothing seems to change.
+    // Images of one size have a fixed order, so that nothing seems to change.
     all.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.names.cmp(&b.names)));
     all.truncate(most.unwrap_or(usize::MAX));
     all

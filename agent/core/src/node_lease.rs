@@ -37,15 +37,15 @@ fn renew_time(now: Timestamp) -> String {
     now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
 
-/// What a renewal may rely on.
+/// What is known about the lease for a renewal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KnownLease {
-    /// The version that is required; 0: any.
+    /// The version that is required; 0 for any.
     pub version: u64,
-    /// This version is one that a renewal has led to, so the lease has all but the new time.
+    /// Whether this version is the result of a renewal, so that the lease has everything but the new time.
     pub is_own: bool,
-    /// The apiserver keeps a list of who set which field. It is longer than the rest and comes back with every answer; an emptied one
-    /// stays empty.
+    /// Whether the apiserver keeps a list of who set which field. It is longer than the rest and comes back with
+    /// every answer; once emptied, it stays empty.
     pub is_tracked: bool,
 }
 
@@ -64,7 +64,7 @@ pub fn renewal(name: &str, duration: Duration, now: Timestamp, known: KnownLease
     renewal
 }
 
-/// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as kubelet has it.
+/// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as in kubelet.
 pub fn renew_after(duration: Duration, dice: u64) -> Duration {
     jitter::above(duration / RENEWALS_PER_DURATION, 40, dice)
 }

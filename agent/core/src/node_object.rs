@@ -21,29 +21,30 @@ mod seen;
 pub use self::runtime_absence::RuntimeAbsence;
 pub use self::seen::{LabelCorrection, SeenNode};
 
-/// The node supports WebSocket for `exec`: with a node that does not declare it, an apiserver uses SPDY.
+/// The feature by which the node declares WebSocket for `exec`. Without it, an apiserver uses SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// Features that an apiserver 1.37 requires of a node before it lets a pod on it be changed so, or binds the pod.
+/// Features that an apiserver 1.37 requires of a node before it allows the changes of pods that they stand for, or
+/// binds such a pod.
 const FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 ];
 
-/// The taint with which a node is registered that a cloud controller has to complete.
+/// The taint of a newly registered node that a cloud controller has to complete.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-/// The annotation by which such a node names the address that it was given.
+/// The annotation by which such a node reports the address that it was given.
 const PROVIDED_ADDRESS: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// `--cloud-provider=external`: a cloud controller of the cluster decides the node's addresses and its provider's id.
+/// `--cloud-provider=external`: a cloud controller of the cluster decides the node's addresses and its provider id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExternalCloud {
-    /// `--node-ip`: the node's addresses until the controller has decided, and which ones it is to choose.
+    /// `--node-ip`: the node's addresses until the controller has decided, and those that it should choose.
     pub given_addresses: NodeAddresses,
 }
 
-/// A taint that the node is registered with.
+/// A taint with which the node is registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeTaint {
     pub key: String,
@@ -58,32 +59,32 @@ impl NodeTaint {
     pub const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 }
 
-/// What of the node does not change while the agent runs.
+/// The facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeDescription {
     /// The node's name.
     pub name: String,
-    /// The labels it is registered with beside those of every node.
+    /// The labels with which it is registered, besides those of every node.
     pub labels: BTreeMap<String, String>,
-    /// What names the machine at its provider.
+    /// The id of the machine at its provider.
     pub provider_id: Option<String>,
-    /// The taints it is registered with.
+    /// The taints with which it is registered.
     pub taints: Vec<NodeTaint>,
-    /// What is left to a cloud controller; `None`: nothing.
+    /// What is left to a cloud controller; `None` for nothing.
     pub external_cloud: Option<ExternalCloud>,
     /// Go's name of the architecture: `amd64`, `arm64`, `arm`, `riscv64`.
     pub architecture: &'static str,
     /// Its processors, memory and disk.
     pub capacity: Requests,
-    /// What of it is for pods.
+    /// What of it is available to pods.
     pub allocatable: Requests,
     /// How many pods it may have.
     pub max_pods: u32,
-    /// Where kubelet's API is served; `None`: nowhere.
+    /// The port of kubelet's API; `None` if it is not served.
     pub api_port: Option<u16>,
-    /// The runtimes by the names that a RuntimeClass may have for them; the empty one is for pods without a class.
+    /// The runtimes by the names that a RuntimeClass may use; the empty one is for pods without a class.
     pub runtime_handlers: Vec<String>,
-    /// Those of them whose pods can have user namespaces; the empty name: pods without a class.
+    /// The runtimes whose pods can have user namespaces; the empty name is for pods without a class.
     pub user_namespaces: BTreeSet<String>,
     /// Its swap space, in bytes.
     pub swap: u64,
@@ -91,32 +92,33 @@ pub struct NodeDescription {
     pub info: BTreeMap<&'static str, String>,
 }
 
-/// What of the node changes.
+/// The facts of the node that change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeReport {
-    /// containerd, the network, the addresses, what it is short of.
+    /// containerd, the network, the addresses, and what it is short of.
     pub state: NodeState,
-    /// Why pods cannot be attached to a network, where they cannot.
+    /// Why pods cannot be attached to a network, if they cannot.
     pub network_problem: Option<String>,
     /// Name and version of the runtime, `containerd://2.1.9`, once it has answered.
     pub runtime_version: String,
     /// The devices of plugins, by resource.
     pub devices: BTreeMap<String, DeviceCount>,
-    /// The images that it shows.
+    /// The images to list.
     pub images: Vec<NodeImage>,
     /// The volumes that a controller must not detach, by their names in the status.
     pub volumes_in_use: BTreeSet<String>,
 }
 
 impl NodeDescription {
-    /// The address that it is to name to a cloud controller.
+    /// The address that it reports to a cloud controller.
     fn provided_address(&self) -> Option<String> {
         let given = self.external_cloud.as_ref()?.given_addresses;
         (!given.is_empty()).then(|| given.to_string())
     }
 }
 
-/// The labels that every node has; `given` ones of the same names count before limpet's own values, as for kubelet.
+/// The labels that every node has. As in kubelet, `given` ones of the same names take precedence over limpet's own
+/// values.
 fn own_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<&'static str, String> {
     let mut labels = BTreeMap::from([
         ("beta.kubernetes.io/arch", architecture.to_owned()),
@@ -133,10 +135,11 @@ fn own_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) 
     labels
 }
 
-/// The labels of a node without a known Node object: those it is registered with, and those of every node.
+/// The labels of a node whose Node object is not known: those with which it is registered, and those of every node.
 pub fn initial_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let own = own_labels(name, architecture, given).into_iter().map(|(label, value)| (label.to_owned(), value));
-    given.clone().into_iter().chain(own).collect()
+    let of_every_node =
+        own_labels(name, architecture, given).into_iter().map(|(label, value)| (label.to_owned(), value));
+    given.clone().into_iter().chain(of_every_node).collect()
 }
 
 /// The Node to create.
@@ -160,8 +163,8 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
     document
 }
 
-/// A heartbeat, the report of an idle node: a patch of the times of its conditions alone. `None`: the Node does not have all that was `sent`, or
-/// there is something new.
+/// A heartbeat, which an idle node sends: a patch that has only the times of its conditions. `None` if the Node does
+/// not have all that was `sent`, or there is something new.
 pub fn heartbeat_patch(
     node: &NodeDescription,
     report: &NodeReport,
@@ -180,7 +183,8 @@ pub fn heartbeat_patch(
     Some(json!({ "status": { "conditions": conditions.map(time).collect::<Vec<_>>() } }))
 }
 
-/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay.
+/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of other clients
+/// stay.
 pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
     let mut status = status(node, report, seen, now);
     if seen.has_images(&status)
@@ -188,12 +192,12 @@ pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode
     {
         status.remove("images");
     }
-    // A size that the kernel had before its last boot.
+    // A page size that the kernel had before its last boot.
     for name in seen.sizes_of_huge_pages().filter(|name| status["capacity"].get(name).is_none()).collect::<Vec<_>>() {
         (status["capacity"][name], status["allocatable"][name]) = (Value::Null, Value::Null);
     }
     if let Some(addresses) = status.get_mut("addresses").and_then(Value::as_array_mut) {
-        // They are merged by type otherwise, of which a node with two families has two.
+        // Otherwise they are merged by type, of which a node with two families has two addresses.
         addresses.insert(0, json!({ "$patch": "replace" }));
     }
     json!({ "status": status })
@@ -229,7 +233,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         info["swap"] = json!({ "capacity": node.swap });
     }
     let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
-    // An apiserver takes port 0 for none.
+    // To an apiserver, port 0 means none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
     // limpet makes these mounts itself, whatever the runtime and the kernel.
     let features =
@@ -247,7 +251,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "images": report.images.iter().map(image).collect::<Vec<_>>(),
         "nodeInfo": info,
     });
-    // A list without keys: it replaces the one before.
+    // The list has no keys, so it replaces the one before.
     if !report.volumes_in_use.is_empty() || !seen.volumes_in_use.is_empty() {
         status["volumesInUse"] = json!(report.volumes_in_use);
     }
@@ -257,14 +261,14 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     status
 }
 
-/// The node's addresses; `None`: a cloud controller has decided them.
+/// The node's addresses; `None` if a cloud controller has decided them.
 fn addresses(node: &NodeDescription, report: &NodeReport, seen: &SeenNode) -> Option<Vec<Value>> {
-    let own: Vec<IpAddr> = match &node.external_cloud {
+    let addresses: Vec<IpAddr> = match &node.external_cloud {
         Some(_) if !seen.addresses.is_empty() => return None,
         Some(cloud) => cloud.given_addresses.iter().collect(),
         None => report.state.network.addresses.iter().collect(),
     };
-    let internal = own.iter().map(|address| json!({ "type": "InternalIP", "address": address.to_string() }));
+    let internal = addresses.iter().map(|address| json!({ "type": "InternalIP", "address": address.to_string() }));
     Some(internal.chain([json!({ "type": "Hostname", "address": node.name })]).collect())
 }
 
@@ -313,7 +317,7 @@ fn not_ready(report: &NodeReport) -> Option<String> {
     };
     let of_shutdown = shutting_down.then(|| "node is shutting down".to_owned());
     match (of_runtime, of_shutdown) {
-        // As Go shows a list of errors.
+        // This is how Go shows a list of errors.
         (Some(runtime), Some(shutdown)) => Some(format!("[{runtime}, {shutdown}]")),
         (one, other) => one.or(other),
     }
@@ -326,12 +330,12 @@ pub struct NodeEvent {
     pub reason: &'static str,
     /// kubelet's message.
     pub message: String,
-    /// It needs attention.
+    /// Whether it needs attention.
     pub is_warning: bool,
 }
 
-/// kubelet's events when it reports its status: the node was booted since it was seen last, or its condition `Ready` changes.
-/// `sent`: what this agent sent before; without it the Node counts as it was `seen`.
+/// kubelet's events when it reports its status: the node was booted since it was last seen, or its condition `Ready`
+/// changed. `sent` is what this agent sent before; without it, the Node's state is as it was `seen`.
 pub fn events(
     node: &NodeDescription,
     sent: Option<&SentReport>,
@@ -366,37 +370,38 @@ fn whole_seconds(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
 }
 
-/// Whether pods may be scheduled to the node, after that has changed: kubelet's event of `kubectl cordon` and `uncordon`.
+/// Whether pods may be scheduled to the node, after that has changed: kubelet's event for `kubectl cordon` and
+/// `uncordon`.
 pub fn cordon_event(name: &str, unschedulable: bool) -> NodeEvent {
     let reason = if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };
     NodeEvent { reason, message: format!("Node {name} status is now: {reason}"), is_warning: false }
 }
 
-/// What was sent last.
+/// The report that was last sent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SentReport {
     /// The UID of the Node it was sent for.
     pub uid: String,
     /// Its contents.
     pub report: NodeReport,
-    /// When.
+    /// When it was sent.
     pub at: Instant,
-    /// After this time it is sent again, if nothing has changed.
+    /// After this time it is sent again if nothing has changed.
     pub interval: Duration,
 }
 
 /// How often the status is sent while it has not changed here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frequencies {
-    /// `nodeStatusReportFrequency`: an unchanged one.
+    /// `nodeStatusReportFrequency`, for an unchanged status.
     pub report: Duration,
-    /// `nodeStatusUpdateFrequency`: after a change by another client. Two agents with one name would otherwise answer one
-    /// another without a pause.
+    /// `nodeStatusUpdateFrequency`, after a change by another client. Otherwise two agents with one name would answer
+    /// each other without a pause.
     pub correction: Duration,
 }
 
-/// When the status is sent: at once (`None`) if it differs or the Node is another one, soon when
-/// another client has changed it, as a cluster does that has lost the node's lease or that was restored.
+/// When the status is sent: at once (`None`) if it differs or the Node is another one, and soon if another client has
+/// changed it, for example a cluster that has lost the node's lease or was restored.
 pub fn report_due(
     node: &NodeDescription,
     sent: Option<&SentReport>,
@@ -409,10 +414,10 @@ pub fn report_due(
     Some(sent.at + if as_sent { sent.interval } else { sent.interval.min(every.correction) })
 }
 
-/// After what time a report is sent again, if nothing changes. `late`: how long after it was due this one was sent; `None`: it
-/// was sent for a change, or is the first. One that is not sent in time may have a cause that many nodes share, as the
-/// return of their apiserver: the next one is spread over half of `nodeStatusReportFrequency` before and after it, once
-/// (kubelet's `calculateDelay`).
+/// After what time a report is sent again if nothing changes. `late` is how long after it was due this one was sent;
+/// `None` if it was sent for a change, or is the first. A report that is late may have a cause that many nodes share,
+/// such as the return of their apiserver. The next one is therefore spread, once, over half of
+/// `nodeStatusReportFrequency` before and after its time (kubelet's `calculateDelay`).
 pub fn report_interval(every: Frequencies, late: Option<Duration>, dice: u64) -> Duration {
     if late.is_some_and(|late| late <= every.correction) {
         return every.report;
@@ -420,7 +425,7 @@ pub fn report_interval(every: Frequencies, late: Option<Duration>, dice: u64) ->
     jitter::around(every.report, 500, dice)
 }
 
-/// Whether the two make the same status: a link that came and went does not show.
+/// Whether both make the same status. A link that came and went does not show.
 fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
     let shown = |report: &NodeReport| {
         let NodeState { runtime_ready, network_ready, network, pressure, shutting_down, .. } = report.state;

@@ -1,6 +1,7 @@
-//! The shutdown of the node: which pods end when, and how long each has (kubelet's `nodeshutdown`). Pure.
+//! The shutdown of the node: when each pod ends, and how long it has (kubelet's `nodeshutdown`). Pure.
 //!
-//! Pods end in groups by their priority, the lowest first; the next group begins when all pods of the one before have
+//!
+//! Pods end in groups by their priority, the lowest first. The next group begins when all pods of the one before have
 //! ended, or its time is over.
 
 use std::sync::Arc;
@@ -12,19 +13,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::priority::{CRITICAL, priority};
 
-/// How many requests may wait for the task that performs the shutdown; then those who make them do.
+/// How many requests may wait for the task that performs the shutdown. Beyond that, their senders wait.
 const REQUEST_QUEUE_LEN: usize = 4;
 
-/// Pods from this priority on, up to the next group, and the time they have together.
+/// Pods from this priority up to that of the next group, and the time they have together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShutdownGroup {
-    /// The lowest priority in it; the first group has those of lower ones, too.
+    /// The lowest priority in it. The first group also has the pods of lower priorities.
     pub priority: i32,
-    /// The most time that a pod of it has to end; `None`: what its own spec says.
+    /// The longest time that one of its pods has to end; `None` if the pod's own spec decides.
     pub grace: Option<Duration>,
 }
 
-/// In which order pods end.
+/// The order in which pods end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShutdownPolicy {
     /// By priority, the lowest first; not empty.
@@ -32,7 +33,7 @@ pub struct ShutdownPolicy {
 }
 
 impl Default for ShutdownPolicy {
-    /// Critical pods after all others, each within its own grace period.
+    /// Critical pods end after all others, each within its own grace period.
     fn default() -> Self {
         let group = |priority| ShutdownGroup { priority, grace: None };
         Self { groups: vec![group(0), group(CRITICAL)] }
@@ -46,8 +47,8 @@ impl ShutdownPolicy {
         (!groups.is_empty()).then_some(Self { groups })
     }
 
-    /// `shutdownGracePeriod`, of which the last part, `shutdownGracePeriodCriticalPods`, is for critical pods alone. In whole
-    /// seconds, as grace periods are.
+    /// `shutdownGracePeriod`, whose last part, `shutdownGracePeriodCriticalPods`, is only for critical pods. In whole
+    /// seconds, like grace periods.
     pub fn of_periods(total: Duration, critical: Duration) -> Self {
         let seconds = |time: Duration| Some(Duration::from_secs(time.as_secs()));
         let rest = total.saturating_sub(critical);
@@ -55,7 +56,7 @@ impl ShutdownPolicy {
         Self { groups: groups.map(|(priority, grace)| ShutdownGroup { priority, grace }).to_vec() }
     }
 
-    /// The two periods that make the same policy, the whole one and that of critical pods; `None`: none do.
+    /// The two periods that make the same policy, the total and that of critical pods; `None` if there are none.
     pub fn periods(&self) -> Option<(Duration, Duration)> {
         let &[first, ShutdownGroup { priority: CRITICAL, grace: Some(critical) }] = &self.groups[..] else {
             return None;
@@ -63,58 +64,57 @@ impl ShutdownPolicy {
         first.grace.filter(|_| first.priority == 0).map(|rest| (rest + critical, critical))
     }
 
-    /// The groups, the first to end first.
+    /// The groups, in the order in which they end.
     pub fn groups(&self) -> &[ShutdownGroup] {
         &self.groups
     }
 
-    /// The time that all groups have together: how long the shutdown has to be delayed. Groups without a limit do not count.
+    /// The time that all groups have together, by which the shutdown has to be delayed. Groups without a limit do not
+    /// count.
     pub fn period(&self) -> Duration {
         self.groups.iter().filter_map(|group| group.grace).sum()
     }
 
-    /// The group of a pod of that priority: the last one that begins at or below it, or the first one.
+    /// The group of a pod of that priority: the last one that begins at or below it, or else the first one.
     fn group_of(&self, priority: i32) -> usize {
         self.groups.iter().rposition(|group| group.priority <= priority).unwrap_or(0)
     }
 }
 
-/// Pods that end side by side.
+/// Pods that end at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShutdownStep {
     /// Each pod, and how long it has.
     pub pods: Vec<(Arc<PodRecord>, Duration)>,
-    /// When the next step begins at the latest; `None`: once all have ended.
+    /// When the next step begins at the latest; `None` if it begins once all have ended.
     pub limit: Option<Duration>,
 }
 
-/// In which steps `pods` end.
+/// The steps in which `pods` end.
 pub fn steps(policy: &ShutdownPolicy, pods: impl IntoIterator<Item = Arc<PodRecord>>) -> Vec<ShutdownStep> {
     let step = |group: &ShutdownGroup| ShutdownStep { pods: Vec::new(), limit: group.grace };
     let mut steps: Vec<ShutdownStep> = policy.groups.iter().map(step).collect();
     for record in pods {
         let step = &mut steps[policy.group_of(priority(&record))];
-        let own = Duration::from_secs(record.grace_seconds());
-        step.pods.push((record, step.limit.map_or(own, |limit| own.min(limit))));
+        let own_grace = Duration::from_secs(record.grace_seconds());
+        step.pods.push((record, step.limit.map_or(own_grace, |limit| own_grace.min(limit))));
     }
     steps.retain(|step| !step.pods.is_empty());
     steps
 }
 
-/// A pod is to end for the shutdown.
+/// An order to end a pod for the shutdown.
 #[derive(Debug)]
 pub struct ShutdownOrder {
-    /// The pod's name.
     pub key: PodKey,
-    /// Of that incarnation.
     pub uid: PodUid,
-    /// How long its containers have at most.
+    /// The longest grace period of its containers.
     pub grace: Duration,
-    /// Sent, or dropped, once nothing of it runs.
+    /// Sent or dropped once nothing of it runs.
     pub done: oneshot::Sender<()>,
 }
 
-/// What the supervisor learns of a shutdown.
+/// What the supervisor is told about a shutdown.
 #[derive(Debug)]
 pub struct ShutdownIntake {
     /// Whether the node is shutting down.
@@ -124,22 +124,22 @@ pub struct ShutdownIntake {
 }
 
 impl Default for ShutdownIntake {
-    /// That of a node that never shuts down.
+    /// The channels of a node that never shuts down.
     fn default() -> Self {
         Self { shutting_down: watch::channel(false).1, orders: mpsc::channel(1).1 }
     }
 }
 
-/// What an operator asks for.
+/// An operator's request.
 #[derive(Debug)]
 pub enum ShutdownRequest {
     /// End the pods, and start none. Answered once that has begun.
     Begin(oneshot::Sender<()>),
-    /// Run pods again. The answer: what it was taken for.
+    /// Run pods again. Answered with how the request was understood.
     Cancel(oneshot::Sender<Cancelled>),
 }
 
-/// What became of a request to cancel.
+/// The result of a request to cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancelled {
     /// Pods run again.
@@ -155,7 +155,7 @@ pub fn channel() -> (mpsc::Sender<ShutdownRequest>, mpsc::Receiver<ShutdownReque
     mpsc::channel(REQUEST_QUEUE_LEN)
 }
 
-/// How far a pod is.
+/// A pod's state during a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodEndState {
@@ -165,7 +165,7 @@ pub enum PodEndState {
     Ending,
     /// Nothing of it runs any more.
     Ended,
-    /// Its time was over before that, and the shutdown has gone on.
+    /// Its time was over before that, and the shutdown has continued.
     Overdue,
 }
 
@@ -173,11 +173,9 @@ pub enum PodEndState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEndProgress {
-    /// Namespace and name.
     pub pod: String,
     /// How long it has, in seconds.
     pub grace_seconds: u64,
-    /// How far it is.
     pub state: PodEndState,
 }
 
@@ -185,9 +183,9 @@ pub struct PodEndProgress {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShutdownProgress {
-    /// The node is shutting down: no pod starts.
+    /// Whether the node is shutting down, so that no pod starts.
     pub shutting_down: bool,
-    /// All pods have ended, or their time is over.
+    /// Whether all pods have ended, or their time is over.
     pub done: bool,
     /// The pods, in the order in which they end.
     pub pods: Vec<PodEndProgress>,

@@ -1,29 +1,31 @@
-//! The state of the node that decisions depend on, as it is at one moment. One task publishes it; every worker watches it.
+//! The state of the node on which decisions depend, at one moment. One task publishes it, and every worker watches
+//! it.
 //!
-//! A field is here only if something measures it. A new one needs only a field and its writer: the component that watches
-//! is woken by any change.
+//!
+//! A field is here only if something measures it. A new field needs nothing else but its writer, because the
+//! components that watch are woken by any change.
 
 use crate::probe::ProbeGrid;
 use limpet_model::node::{NodeAddresses, Pressure};
 
-/// What of the node may change at any time.
+/// The state of the node that may change at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// containerd responds.
+    /// Whether containerd responds.
     pub runtime_ready: bool,
-    /// There is a CNI configuration.
+    /// Whether there is a CNI configuration.
     pub network_ready: bool,
     /// The node's network.
     pub network: NodeNetwork,
-    /// The moments at which probes run; settled when the agent starts.
+    /// The moments at which probes run, determined when the agent starts.
     pub probe_grid: ProbeGrid,
     /// What the node is short of.
     pub pressure: NodePressure,
-    /// It is shutting down: no pod starts.
+    /// Whether it is shutting down, so that no pod starts.
     pub shutting_down: bool,
 }
 
-/// The conditions of the node that show which resources are low. Not known before the first measurement.
+/// The conditions of the node that show which resources are low. They are unknown before the first measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodePressure {
     known: bool,
@@ -51,7 +53,7 @@ impl NodePressure {
 }
 
 impl FromIterator<Pressure> for NodePressure {
-    /// A measurement after which these hold, and no others.
+    /// A measurement after which only these conditions hold.
     fn from_iter<I: IntoIterator<Item = Pressure>>(conditions: I) -> Self {
         let conditions: Vec<Pressure> = conditions.into_iter().collect();
         Self { known: true, under: Pressure::ALL.map(|pressure| conditions.contains(&pressure)) }
@@ -63,7 +65,7 @@ impl FromIterator<Pressure> for NodePressure {
 pub struct NodeNetwork {
     /// The node's addresses: `status.hostIPs`, and `status.podIPs` of `hostNetwork` pods.
     pub addresses: NodeAddresses,
-    /// Counts the changes of links, addresses and the CNI configuration: after each one, a pod that could not be attached
-    /// to its network may be.
+    /// Counts the changes of links, addresses and the CNI configuration. After each, a pod that could not be attached
+    /// to its network may be attachable.
     pub changes: u64,
 }

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! A pod and its node: addresses that come later, networks that are configured later.
+//! A pod and its node: addresses that come later, and networks that are configured later.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ fn pod(host_network: bool, fields: &[&str]) -> PodState {
 
 #[test]
 fn a_container_waits_for_the_address_it_refers_to_and_says_so() {
-    // On the host's network or not, the field, whether it waits.
+    // Whether on the host's network, the field, whether it waits.
     let cases = [
         (false, "status.hostIP", true),
         (false, "status.hostIPs", true),
@@ -74,23 +74,23 @@ fn addresses_in_the_status_are_those_of_the_moment() {
         let status = generate(pod, node, "BestEffort", now(), None);
         let list = |ips: Option<Vec<String>>| ips.unwrap_or_default().join(",");
         let host = status.host_ips.map(|ips| ips.into_iter().map(|ip| ip.ip).collect());
-        let own = status.pod_ips.map(|ips| ips.into_iter().map(|ip| ip.ip).collect());
-        (list(host), status.host_ip.unwrap_or_default(), list(own), status.pod_ip.unwrap_or_default())
+        let of_pod = status.pod_ips.map(|ips| ips.into_iter().map(|ip| ip.ip).collect());
+        (list(host), status.host_ip.unwrap_or_default(), list(of_pod), status.pod_ip.unwrap_or_default())
     };
     let texts = |texts: [&str; 4]| -> (String, String, String, String) { texts.map(str::to_owned).into() };
     let on_host = ready(pod(true, &[]));
-    let mut own = pod(false, &[]);
-    own.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
+    let mut pod_network = pod(false, &[]);
+    pod_network.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
     let (none, both) = (on_network(&[]), on_network(&["192.0.2.7", "2001:db8::7"]));
     assert_eq!(addresses(&on_host, none), texts(["", "", "", ""]));
-    assert_eq!(addresses(&own, none), texts(["", "", "10.0.0.2", "10.0.0.2"]));
+    assert_eq!(addresses(&pod_network, none), texts(["", "", "10.0.0.2", "10.0.0.2"]));
     let all = "192.0.2.7,2001:db8::7";
     assert_eq!(addresses(&on_host, both), texts([all, "192.0.2.7", all, "192.0.2.7"]));
-    assert_eq!(addresses(&own, both), texts([all, "192.0.2.7", "10.0.0.2", "10.0.0.2"]));
+    assert_eq!(addresses(&pod_network, both), texts([all, "192.0.2.7", "10.0.0.2", "10.0.0.2"]));
     // The family of the node's primary address comes first.
-    own.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2", "2001:db8::2"]));
+    pod_network.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2", "2001:db8::2"]));
     let v6_first = on_network(&["2001:db8::7", "192.0.2.7"]);
-    let own_ips = |node| addresses(&own, node).2;
+    let own_ips = |node| addresses(&pod_network, node).2;
     assert_eq!((&*own_ips(both), &*own_ips(v6_first)), ("10.0.0.2,2001:db8::2", "2001:db8::2,10.0.0.2"));
     assert_eq!(own_ips(none), "10.0.0.2,2001:db8::2");
 }

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! A pod and its objects: what waits for them, what an edit triggers, what is retried at once.
+//! A pod and its objects: what waits for them, what an edit triggers, and what is retried at once.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn pod() -> PodState {
 fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
     let map: Value = json!({"metadata": {"name": "m"}, "data": {"k": value}});
     let map = Arc::new(limpet_model::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
-    Arc::new(PodObjects::of(&pod.record, |key| (*key == map.key).then(|| Arc::clone(&map))))
+    Arc::new(PodObjects::collect(&pod.record, |key| (*key == map.key).then(|| Arc::clone(&map))))
 }
 
 fn failure(reason: &'static str) -> Failure {
@@ -55,7 +55,8 @@ fn nothing_starts_before_the_source_has_reported_its_objects() {
     assert_eq!(planned(&pod, now), [Action::PrepareSandbox, Action::EnsureImage(0)]);
 }
 
-/// A pod of a source that has not reported: `map` has a ConfigMap in its environment, `key` a Secret, `plain` none.
+/// A pod of a source that has not reported. `map` has a ConfigMap in its environment, `key` a Secret, and `plain`
+/// none.
 fn unreported(more: Value) -> PodState {
     let environment = |kind: &str, name: &str| json!([{"name": "V", "valueFrom": {kind: {"name": name, "key": "k", "optional": true}}}]);
     let mut spec = json!({"containers": [
@@ -73,8 +74,8 @@ fn unreported(more: Value) -> PodState {
 fn message(pod: &PodState, index: usize) -> String {
     let status = generate(pod, READY, "BestEffort", fixtures_now(), None);
     let slot = &pod.containers[index].name;
-    let found = status.container_statuses.unwrap().into_iter().find(|status| status.name == *slot).unwrap();
-    let waiting = found.state.unwrap().waiting.unwrap();
+    let container_status = status.container_statuses.unwrap().into_iter().find(|status| status.name == *slot).unwrap();
+    let waiting = container_status.state.unwrap().waiting.unwrap();
     format!("{} {}", waiting.reason.unwrap(), waiting.message.unwrap_or_default())
 }
 
@@ -85,12 +86,12 @@ fn each_part_of_a_pod_waits_for_its_own_objects_alone() {
     assert_eq!(planned(&in_environment, now), [Action::Start(2)]);
     let output = "ContainerCreating waits for ConfigMap default/m: the source http has not reported it yet";
     assert_eq!(message(&in_environment, 0), output);
-    // One object is known not to exist: an optional reference waits for nothing any more.
+    // One object is known not to exist, so an optional reference no longer waits for anything.
     let state = |key: &ObjectKey| match key.kind {
         ObjectKind::ConfigMap => ObjectState::Absent,
         _ => ObjectState::Unknown,
     };
-    in_environment.take_objects(Arc::new(PodObjects::of(&in_environment.record, state)));
+    in_environment.take_objects(Arc::new(PodObjects::collect(&in_environment.record, state)));
     assert_eq!(planned(&in_environment, now), [Action::Start(0), Action::Start(2)]);
     assert!(message(&in_environment, 1).contains("waits for Secret default/s"));
 
@@ -99,7 +100,7 @@ fn each_part_of_a_pod_waits_for_its_own_objects_alone() {
     assert_eq!(planned(&with_volume, now), [0, 1, 2].map(Action::EnsureImage), "no sandbox, but the images");
     assert!(message(&with_volume, 2).contains("waits for ConfigMap default/v"));
     assert_eq!(with_volume.volumes_version(), None);
-    with_volume.take_objects(Arc::new(PodObjects::of(&with_volume.record, |key| match &*key.name {
+    with_volume.take_objects(Arc::new(PodObjects::collect(&with_volume.record, |key| match &*key.name {
         "v" => ObjectState::Absent,
         _ => ObjectState::Unknown,
     })));
@@ -176,7 +177,7 @@ fn a_failure_for_a_missing_object_is_retried_at_once_when_it_appears() {
     assert_eq!(planned(&pod, now), []);
     pod.take_objects(objects(&pod, "1"));
     assert_eq!(planned(&pod, now), [Action::PrepareSandbox]);
-    // The object appeared during the attempt without it.
+    // The object appeared during the attempt that lacked it.
     outcome::begin(&mut pod, &Action::PrepareSandbox);
     pod.take_objects(objects(&pod, "2"));
     outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure(FAILED_MOUNT))), now);

@@ -1,4 +1,4 @@
-//! The outcomes of actions, and how they change the pod's state. Pure: the executor reports, this module applies.
+//! The outcomes of actions, and how they change the pod's state. Pure: the executor reports, and this module applies.
 
 mod container;
 mod pod;
@@ -34,14 +34,15 @@ use pod::{
 pub struct Failure {
     /// kubelet's reason.
     pub reason: &'static str,
-    /// The sentence people read.
+    /// The sentence that people read.
     pub message: String,
-    /// It is expected to pass by itself (containerd unreachable, a hung call): retried soon, without back-off.
+    /// Whether it is expected to pass by itself (containerd unreachable, a hung call), so that it is retried soon,
+    /// without back-off.
     pub transient: bool,
 }
 
 impl Failure {
-    /// The retry state that follows from it: the back-off doubles to `max`.
+    /// The resulting retry state, whose back-off doubles up to `max`.
     fn retry_state(self, previous: Option<&RetryState>, max: Duration, now: Instant) -> RetryState {
         if self.transient {
             return RetryState::transient(self.reason, self.message, now);
@@ -55,17 +56,17 @@ impl Failure {
 /// The outcome of an action.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Of [`Action::ExamineSandbox`]; `None`: it is not there. An error: that is unknown.
+    /// Of [`Action::ExamineSandbox`]: `None` if it does not exist, and an error if that is unknown.
     SandboxExamined(Result<Option<Arc<PodSandbox>>, Failure>),
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
-    /// Of [`Action::PrepareSandbox`], when the host does not have what the pod names.
+    /// Of [`Action::PrepareSandbox`], if the host does not have what the pod names.
     HostLacks(HostLack),
     /// Of [`Action::UpdateVolumes`].
     VolumesUpdated(Result<(), Failure>),
     /// Of [`Action::MeasureStorage`].
     StorageMeasured {
-        /// What the pod takes.
+        /// How much the pod uses.
         usage: StorageUsage,
         /// The time until the next measurement.
         again: Duration,
@@ -76,7 +77,6 @@ pub enum Outcome {
     SandboxReleased(Result<(), Failure>),
     /// Of [`Action::EnsureImage`].
     ImageEnsured {
-        /// The container.
         index: usize,
         /// Hash of the image and resources it was requested for.
         fingerprint: String,
@@ -86,108 +86,88 @@ pub enum Outcome {
     },
     /// Of [`Action::Resize`].
     Resized {
-        /// The container.
         index: usize,
-        /// The instance.
         id: ContainerId,
         /// Whether it has the resources now.
         result: Result<(), Failure>,
     },
     /// Of [`Action::Start`]. An instance whose process could not be started is reported as exited.
     Started {
-        /// The container.
         index: usize,
         /// The new instance.
         result: Result<Box<Instance>, Failure>,
     },
-    /// Of [`Action::Start`], when containerd reserves the container's id without a container, and does not release it.
+    /// Of [`Action::Start`], if containerd reserves the container's id without a container, and does not release it.
     IdTaken {
-        /// The container.
         index: usize,
         /// containerd's error.
         failure: Failure,
     },
-    /// Of [`Action::Start`], when the pins that the container was to join are gone.
+    /// Of [`Action::Start`], if the pins that the container was to join are gone.
     SandboxLost {
-        /// The container.
         index: usize,
         /// The sandbox that is broken.
         sandbox: Arc<PodSandbox>,
     },
     /// A container's process has exited, and the details of its exit have been collected.
-    Ended {
-        /// The instance.
-        id: ContainerId,
-        exit: Exit,
-    },
+    Ended { id: ContainerId, exit: Exit },
     /// Of [`Action::PostStart`].
     PostStarted {
-        /// The container.
         index: usize,
-        /// The instance whose hook it was; `None`: there was none.
+        /// The instance whose hook it was; `None` if there was none.
         id: Option<ContainerId>,
-        /// Whether it has succeeded. After a transient failure the hook is run again.
+        /// Whether it succeeded. After a transient failure the hook is run again.
         result: Result<(), Failure>,
     },
     /// Of [`Action::Stop`].
     Stopped {
-        /// The container.
         index: usize,
-        /// The instance; `None`: there was none.
+        /// The instance; `None` if there was none.
         id: Option<ContainerId>,
         /// The phase whose action was performed.
         phase: StopPhase,
-        /// Whether it was done. An exit: the process was gone already, a missed exit.
+        /// Whether it was done. An exit means that the process was already gone, a missed exit.
         result: Result<Option<Exit>, Failure>,
     },
     /// Of [`Action::Probe`].
     Probed {
-        /// The container.
         index: usize,
-        /// The instance.
         id: ContainerId,
-        /// Which of its probes.
+        /// Which of its probes ran.
         kind: ProbeKind,
-        /// Whether it has succeeded; `None`: the probe itself failed.
+        /// Whether it succeeded; `None` if the probe itself failed.
         passed: Option<bool>,
     },
     /// Of [`Action::RecordProbes`].
     ProbesRecorded {
-        /// The container.
         index: usize,
-        /// The instance.
         id: ContainerId,
         /// Whether it was recorded.
         done: bool,
     },
     /// Of [`Action::Reap`] and [`Action::ReapPrevious`].
     Reaped {
-        /// The container.
         index: usize,
-        /// The instance.
         id: ContainerId,
         /// Its exit as recorded.
         result: Result<Exit, Failure>,
     },
     /// Of removing a container that was created and never started.
     Discarded {
-        /// The container.
         index: usize,
         /// The container to remove.
         id: ContainerId,
-        /// Whether it is gone; otherwise the next start, or the pod's teardown, removes it.
+        /// Whether it is gone. Otherwise the next start, or the pod's teardown, removes it.
         gone: bool,
     },
     /// Of [`Action::Discard`].
     OrphanRemoved {
-        /// The container.
         index: usize,
         /// Whether nothing of the failed start is left.
         result: Result<(), Failure>,
     },
     /// Of [`Action::Forget`].
     Forgotten {
-        /// The container.
         index: usize,
         /// The removed instances.
         ids: Vec<ContainerId>,
@@ -267,8 +247,8 @@ fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &Kill
     }
 }
 
-/// Applies an outcome. Returns the exit of a container that was reported before its start, or in answer to a signal: its
-/// details are still to be collected and recorded, as for every other exit.
+/// Applies an outcome. Returns the exit of a container that was reported before its start, or in answer to a signal.
+/// Its details are still to be collected and recorded, as for every other exit.
 pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
         Outcome::SandboxExamined(result) => sandbox_examined(pod, result, now),
@@ -300,7 +280,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::Discarded { index, id, gone } => discarded(&mut pod.containers[index], id, gone),
         Outcome::OrphanRemoved { index, result } => orphan_removed(&mut pod.containers[index], result, now.mono),
         Outcome::Ended { id, exit } => {
-            // It may be recorded twice at once, and the other recording continues.
+            // It may be recorded twice at the same time, and the other recording continues.
             if let Some(done) = pod.exits_being_recorded.iter().position(|recorded| *recorded == id) {
                 pod.exits_being_recorded.swap_remove(done);
             }
@@ -310,7 +290,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);
         }
         Outcome::Stopped { index, id, phase, result } => {
-            // A hook is not a signal, and a hook that is interrupted has no answer.
+            // A hook is not a signal, and an interrupted hook has no answer.
             let signals = u32::from(phase != StopPhase::PreStop);
             pod.signals_being_sent = pod.signals_being_sent.saturating_sub(signals);
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);

@@ -1,8 +1,9 @@
-//! Decides the next actions of one pod: the whole policy, a pure function of the pod's state and the time.
+//! Decides the next actions of one pod: the whole policy, as a pure function of the pod's state and the time.
 //!
-//! kubelet's decisions (docs/kubelet.md) as far as limpet acts on them. One call returns the actions
-//! that may run concurrently now; actions in progress are marked busy in the state and are not planned again, so a
-//! crash between two actions is an ordinary case.
+//!
+//! These are kubelet's decisions (docs/kubelet.md) as far as limpet acts on them. One call returns the actions that
+//! may now run concurrently. Actions in progress are marked busy in the state and are not planned again, so a crash
+//! between two actions is an ordinary case.
 
 pub mod awaits;
 mod container;
@@ -29,14 +30,14 @@ pub use restart::wants_restart;
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
 
-/// Why a container is stopped; determines the event's message.
+/// Why a container is stopped, which determines the event's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillCause {
     /// The pod is being terminated.
     PodEnds,
     /// Image or resources of this container were edited.
     DefinitionChanged,
-    /// The pod's sandbox is gone; its containers cannot keep running in it.
+    /// The pod's sandbox is gone, so its containers cannot keep running in it.
     SandboxLost,
     /// Its `postStart` hook has failed.
     PostStartFailed,
@@ -51,27 +52,27 @@ pub enum KillCause {
 /// One action. Containers are identified by their index in [`PodState::containers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Find out whether the sandbox of containers that were found running is there.
+    /// Find out whether the sandbox of containers that were found running exists.
     ExamineSandbox,
     /// Set up cgroup, namespaces, network and volumes.
     PrepareSandbox,
     /// Rewrite the volumes whose files come from objects or from the pod itself.
     UpdateVolumes,
-    /// Measure what the pod takes on disk.
+    /// Measure how much disk space the pod uses.
     MeasureStorage,
     /// Set the limits of the pod's cgroup.
     UpdateCgroup(CgroupLimits),
-    /// Find the image, or pull it, by the pull policy.
+    /// Find the image, or pull it, according to the pull policy.
     EnsureImage(usize),
-    /// Give the running instance the resources of the pod's present version.
+    /// Give the running instance the resources of the pod's current version.
     Resize(usize),
     /// Start the container's next attempt.
     Start(usize),
     /// Run the `postStart` hook of the container's newest instance.
     PostStart(usize),
-    /// The action of the phase that the container's stop enters, or repeats.
+    /// Perform the action of the phase that the container's stop enters, or repeat it.
     Stop(usize, Stopping, KillCause),
-    /// Run a probe of the running instance; it is due again at that time.
+    /// Run a probe of the running instance, which is due again at that time.
     Probe(usize, ProbeKind, Instant),
     /// Record the results of the running instance's probes.
     RecordProbes(usize, ProbeRecord),
@@ -81,9 +82,9 @@ pub enum Action {
     ReapPrevious(usize),
     /// Remove the records and logs of older instances.
     Forget(usize),
-    /// Remove what a failed start has left, a process included.
+    /// Remove what a failed start has left, including a process.
     Discard(usize),
-    /// Tear down the sandbox, keep records, logs and volumes: the pod has finished.
+    /// Tear down the sandbox, but keep records, logs and volumes, because the pod has finished.
     ReleaseSandbox,
     /// Remove everything of the pod.
     TearDown,
@@ -96,7 +97,7 @@ pub enum Step {
     Do(Vec<Action>),
     /// Nothing to do before an event, or before that time.
     Wait(Option<Instant>),
-    /// Nothing left to do: the pod is gone.
+    /// Nothing left to do, because the pod is gone.
     Finished,
 }
 
@@ -134,20 +135,21 @@ pub fn plan(pod: &PodState, node: NodeState, now: Instant) -> Step {
     }
 }
 
-/// The verdict that is due on a pod that has none: its deadline has passed. `None` while containerd is away, whose state
-/// may say that the pod has finished in time.
+/// The verdict for a pod that has none and whose deadline has passed. `None` while containerd is away, because its
+/// state may say that the pod has finished in time.
 pub fn verdict(pod: &PodState, node: NodeState, now: Instant) -> Option<PodVerdict> {
     let counts = node.runtime_ready && pod.ending.is_none() && !pod.is_failed() && !is_finished(pod);
     (counts && pod.deadline().is_some_and(|deadline| deadline <= now)).then(PodVerdict::deadline_exceeded)
 }
 
-/// Whether all running containers of the pod must stop now: it is terminated, has finished, or the node has ended it.
+/// Whether all running containers of the pod must stop now, because it is terminated, has finished, or was ended by
+/// the node.
 pub fn stops_all(pod: &PodState, node: NodeState) -> bool {
     node.runtime_ready && (pod.ending.is_some() || pod.is_failed() || is_finished(pod))
 }
 
-/// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none or the node has
-/// ended it.
+/// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none or the
+/// node has ended it.
 pub fn is_finished(pod: &PodState) -> bool {
     let mut awaited = pod.containers.iter().filter(|slot| holds_back_completion(slot.role));
     if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(OngoingAction::Starting(_)))) {
@@ -190,25 +192,25 @@ fn mains(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
     pod.containers.iter().filter(|slot| slot.role == Role::Main)
 }
 
-/// Whether a regular container was started in the present sandbox and after the last restart of all containers:
-/// initialisation counts as complete then.
+/// Whether a regular container was started in the current sandbox and after the last restart of all containers, in
+/// which case initialisation is complete.
 fn mains_began(pod: &PodState) -> bool {
     mains(pod).any(|slot| is_of_present_run(pod, slot) || restart_all::is_starting(pod, slot))
 }
 
-/// Whether the container's newest instance was started in the pod's present sandbox and after the last restart of all
+/// Whether the container's newest instance was started in the pod's current sandbox and after the last restart of all
 /// containers.
 fn is_of_present_run(pod: &PodState, slot: &ContainerSlot) -> bool {
     let in_sandbox = match (&pod.sandbox, &slot.instance) {
         (SandboxState::Ready(present), Some(instance)) => instance.sandbox == present.sandbox.id,
-        // Until the opposite is known, nothing of it starts over.
+        // Unless the opposite is known, nothing of it starts over.
         (SandboxState::Unknown | SandboxState::Examining, Some(_)) => true,
         _ => false,
     };
     in_sandbox && !restart_all::is_superseded(pod, slot)
 }
 
-/// Whether initialisation is complete in the present sandbox. In a new one it starts over.
+/// Whether initialisation is complete in the current sandbox. In a new one it starts over.
 pub fn is_initialized(pod: &PodState) -> bool {
     mains_began(pod) || pod.containers.iter().all(|slot| !holds_back_next(pod, slot))
 }
@@ -218,8 +220,8 @@ pub fn was_initialized(pod: &PodState) -> bool {
     mains(pod).any(|slot| slot.instance.is_some()) || is_initialized(pod)
 }
 
-/// Whether the containers after it in the order of initialisation have to wait for it: for an init container's success, for
-/// a sidecar to have started, by its startup probe if it has one.
+/// Whether the containers after it in the order of initialisation have to wait for it. An init container must
+/// succeed, and a sidecar must have started, according to its startup probe if it has one.
 pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
         Role::Init => !slot.has_completed() || !is_of_present_run(pod, slot),
@@ -228,7 +230,7 @@ pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     }
 }
 
-/// The pod is to run.
+/// Plans a pod that should run.
 fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
     if let Some(deadline) = pod.deadline() {
@@ -238,7 +240,7 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
         return plan.step();
     }
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
-        // The namespaces' pins are gone while containers still run in them: no container could join them.
+        // The namespaces' pins are gone while containers still run in them, so no container could join them.
         for (index, slot) in pod.containers.iter().enumerate() {
             stop(&mut plan, index, slot, grace(pod), KillCause::SandboxLost, now);
         }
@@ -278,8 +280,8 @@ fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
     }
 }
 
-/// A killed shim leaves its socket behind. Two concurrent starts that find it dead would each launch a new shim, and one
-/// of them would never serve a task: the first start runs alone.
+/// A killed shim leaves its socket behind. Two concurrent starts that find it dead would each launch a new shim, and
+/// one of them would never serve a task. So the first start runs alone.
 fn may_have_lost_shim(pod: &PodState) -> bool {
     let killed =
         |slot: &ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 137);
@@ -288,8 +290,8 @@ fn may_have_lost_shim(pod: &PodState) -> bool {
         && (pod.outlived_connection || pod.containers.iter().any(disturbed))
 }
 
-/// The containers that should have a running instance now: an init container in its turn, sidecars from theirs on, regular
-/// containers once the pod is initialised.
+/// The containers that should have a running instance now: an init container when it is its turn, sidecars from their
+/// turn on, and regular containers once the pod is initialised.
 fn containers_to_run(pod: &PodState) -> Vec<usize> {
     let turn = match is_initialized(pod) {
         true => None,
@@ -312,7 +314,7 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     containers_to_run(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
 }
 
-/// Plans another look at a sandbox of which nothing is known.
+/// Plans to examine a sandbox about which nothing is known again.
 fn examine(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Unknown) {
         return;
@@ -323,7 +325,7 @@ fn examine(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// Plans a sandbox when the pod has none and nothing prevents it.
+/// Plans a sandbox if the pod has none and nothing prevents it.
 fn prepare(plan: &mut Plan, pod: &PodState, node: NodeState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
@@ -347,7 +349,8 @@ fn cgroup(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// Plans an update of the volume files made from edited objects, and of what drivers publish again. Containers keep running.
+/// Plans an update of the volume files made from edited objects, and of what drivers publish periodically. Containers
+/// keep running.
 fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Ready(_)) {
         return;
@@ -360,7 +363,7 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// Plans the next measurement of a pod that may take so much on disk and no more, while something of it runs.
+/// Plans the next measurement of a pod with limited disk space, while something of it runs.
 fn storage(plan: &mut Plan, pod: &PodState, now: Instant) {
     let Some(watch) = pod.storage.as_deref().filter(|watch| !watch.measuring) else { return };
     if !pod.containers.iter().any(ContainerSlot::is_running) {
@@ -374,9 +377,9 @@ fn storage(plan: &mut Plan, pod: &PodState, now: Instant) {
 
 /// The pod's own grace period, or a shorter one that the node gives it.
 fn grace(pod: &PodState) -> Duration {
-    let own = Duration::from_secs(pod.record.grace_seconds());
+    let own_grace = Duration::from_secs(pod.record.grace_seconds());
     let of_verdict = pod.verdict.as_ref().and_then(PodVerdict::grace);
-    of_verdict.into_iter().chain(pod.shutdown_grace).fold(own, Duration::min)
+    of_verdict.into_iter().chain(pod.shutdown_grace).fold(own_grace, Duration::min)
 }
 
 #[cfg(test)]

@@ -1,31 +1,31 @@
-//! What users ask of pods that run, by the local socket, on its way to the pod's worker: a container more, or a restart.
+//! What users order for running pods through the local socket, on its way to the pod's worker: another container, or
+//! a restart.
 
 use limpet_model::pod::PodKey;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::debug_order::DebugOrder;
 
-/// How many orders may wait for the supervisor; then those who give them do.
+/// How many orders may wait for the supervisor. Beyond that, their senders wait.
 const REQUEST_QUEUE_LEN: usize = 16;
 
 /// An order for one pod.
 #[derive(Debug)]
 pub enum PodOrder {
-    /// A container is to be added.
+    /// Add a container.
     Debug(DebugOrder),
-    /// Containers are to be restarted.
+    /// Restart containers.
     Restart(RestartOrder),
 }
 
-/// Containers of a pod are to be restarted, within their grace period and in their sandbox.
+/// An order to restart containers of a pod, within their grace period and in their sandbox.
 #[derive(Debug)]
 pub struct RestartOrder {
-    /// The pod's name.
     pub key: PodKey,
-    /// The container; `None`: all that run, and all that wait for their next start.
+    /// The container; `None` for all that run or wait for their next start.
     pub container: Option<String>,
-    /// Sent with the names of the containers once their restart is decided, or why it is not; dropped if the pod ended
-    /// meanwhile.
+    /// Sent with the names of the containers once their restart is decided, or with the reason why it is not; dropped
+    /// if the pod ended meanwhile.
     pub done: oneshot::Sender<Result<Vec<String>, RestartError>>,
 }
 
@@ -35,7 +35,7 @@ pub enum RestartError {
     /// There is no such pod, or it has no worker.
     #[error("pod {0} does not run on this node")]
     NoPod(PodKey),
-    /// The pod ends, or has ended.
+    /// The pod is ending, or has ended.
     #[error("pod {0} has ended or is ending: nothing of it can be restarted")]
     Over(PodKey),
     /// The pod has no such container.

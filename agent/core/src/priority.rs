@@ -1,8 +1,9 @@
-//! The priority of a pod: which are ended first, and which never (`pkg/kubelet/types/pod_update.go`, `IsCriticalPod`).
+//! The priority of a pod, which decides what is ended first, and what never (`pkg/kubelet/types/pod_update.go`,
+//! `IsCriticalPod`).
 
 use limpet_model::pod::PodRecord;
 
-/// From this priority on a pod is critical (`system-cluster-critical` and above).
+/// The lowest priority of critical pods (that of `system-cluster-critical`).
 pub(crate) const CRITICAL: i32 = 2_000_000_000;
 
 /// Whether its priority keeps the pod from being ended or refused.
@@ -10,7 +11,7 @@ pub fn is_critical(record: &PodRecord) -> bool {
     priority(record) >= CRITICAL
 }
 
-/// The pod's priority. Of the classes, without an apiserver, only Kubernetes' own two are known.
+/// The pod's priority. Without an apiserver, only Kubernetes' own two classes are known.
 pub fn priority(record: &PodRecord) -> i32 {
     known_priority(record).unwrap_or(0)
 }

@@ -1,31 +1,32 @@
-//! The probes of one running container: when each is due, and the outcome of its results.
+//! The probes of one running container: when each is due, and what its results mean.
 //!
-//! kubelet's rules (docs/kubelet.md). A new instance starts without results. A result counts once it occurred as often
-//! in a row as its threshold requires; an error of the probe itself is not a result. Due times are put on a grid, so
-//! that the timers of many probes fire together: [`ProbeGrid`].
+//!
+//! These are kubelet's rules (docs/kubelet.md). A new instance starts without results. A result counts once it has
+//! occurred as often in a row as its threshold requires; an error of the probe itself is not a result. Due times are
+//! put on a grid, so that the timers of many probes fire together: [`ProbeGrid`].
 
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{self, Container};
 use limpet_model::probe::{ProbeKind, ProbeRecord};
 
-/// The steps that due times are rounded up to, in milliseconds.
+/// The steps to which due times are rounded up, in milliseconds.
 const TIME_STEPS: [u64; 9] = [60_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100];
 /// The delay after a failure before the results are recorded again.
 const RECORD_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// The moments at which probes run: whole steps since `origin`, one for all pods.
+/// The moments at which probes run: whole steps since `origin`, the same for all pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProbeGrid {
-    /// Any moment, the same for all probes; `None`: due times are not rounded.
+    /// Any moment, the same for all probes; `None` if due times are not rounded.
     pub origin: Option<Instant>,
     /// How much later than its period a probe may run, in percent of the period.
     pub slack_percent: u32,
 }
 
 impl ProbeGrid {
-    /// When a probe that was due at `due` is due again: the first time after `now` that is whole periods later, rounded up
-    /// to a step that is no longer than the slack and that divides the period, so that it is rounded once.
+    /// When a probe that was due at `due` is due again: the first time after `now` that is whole periods later,
+    /// rounded up to a step that is no longer than the slack and divides the period, so that it is rounded only once.
     fn next(self, due: Instant, period: Duration, now: Instant) -> Instant {
         let missed = now.saturating_duration_since(due).as_millis() / period.as_millis().max(1);
         let exact = due + period * u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1);
@@ -40,22 +41,22 @@ impl ProbeGrid {
     }
 }
 
-/// The outcome of a probe's results.
+/// What a probe's results mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// Nothing yet.
+    /// There are not enough results yet.
     Unknown,
     Success,
     Failure,
 }
 
-/// What is recorded on the container of its probes.
+/// What of its probes is recorded on the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RecordState {
     As(ProbeRecord),
-    /// This, as soon as that is done.
+    /// This, once the write succeeds.
     Writing(ProbeRecord),
-    /// Unknown: the last write failed, and is repeated at this time.
+    /// Unknown, because the last write failed; it is repeated at this time.
     Unknown(Instant),
 }
 
@@ -68,7 +69,7 @@ struct Probe {
     /// The grace period of a container that it ends, instead of the pod's.
     grace: Option<Duration>,
     verdict: Verdict,
-    /// The last result, and how often it came in a row.
+    /// The last result, and how often it occurred in a row.
     last: Option<bool>,
     run: u32,
     due: Instant,
@@ -98,7 +99,7 @@ impl Probe {
         }
     }
 
-    /// Takes a result into account; `None`: the probe itself failed.
+    /// Applies a result; `None` if the probe itself failed.
     fn apply_result(&mut self, passed: Option<bool>) {
         self.in_progress = false;
         let Some(passed) = passed else { return };
@@ -124,10 +125,10 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// The probes of an instance that was started `since` ago; `None`: the container has none.
+    /// The probes of an instance that was started `since` ago; `None` if the container has none.
     pub fn begin(container: &Container, since: Duration, now: Instant) -> Option<Box<Self>> {
         let probe = |kind: ProbeKind| {
-            let spec = kind.of(container)?;
+            let spec = kind.probe_of(container)?;
             let delay = spec.initial_delay_seconds.and_then(|value| value.try_into().ok()).unwrap_or_default();
             Some(Probe::new(kind, spec, now + Duration::from_secs(delay).saturating_sub(since)))
         };
@@ -136,8 +137,8 @@ impl Probes {
         any.then(|| Box::new(Self { liveness, readiness, startup, recorded: RecordState::As(ProbeRecord::default()) }))
     }
 
-    /// The probes of an instance that an earlier agent has probed. What succeeds stays so until it fails; the probes of many
-    /// containers that are found at once are spread over their periods, by `place`.
+    /// The probes of an instance that an earlier agent has probed. A success counts until the probe fails. The probes
+    /// of many containers that are found at the same time are spread over their periods, by `place`.
     pub fn resume(
         container: &Container,
         record: ProbeRecord,
@@ -164,7 +165,7 @@ impl Probes {
         Some(probes)
     }
 
-    /// Whether the container has started: its startup probe, if there is one, has succeeded.
+    /// Whether the container has started, and its startup probe, if there is one, has succeeded.
     pub fn is_started(&self) -> bool {
         self.startup.as_ref().is_none_or(|probe| probe.verdict == Verdict::Success)
     }
@@ -174,7 +175,7 @@ impl Probes {
         self.is_started() && self.readiness.as_ref().is_none_or(|probe| probe.verdict == Verdict::Success)
     }
 
-    /// The probe that has failed so often that the container has to be ended, and the grace period it has for that.
+    /// The probe because of whose failures the container has to be ended, and the grace period for that.
     pub fn failed(&self) -> Option<(ProbeKind, Option<Duration>)> {
         [ProbeKind::Liveness, ProbeKind::Startup].into_iter().find_map(|kind| {
             let probe = self.get(kind).filter(|probe| probe.verdict == Verdict::Failure)?;
@@ -182,8 +183,8 @@ impl Probes {
         })
     }
 
-    /// The probes that are under way at some time, each with its next due time. While the container is being stopped,
-    /// readiness alone; after a verdict on its life, neither.
+    /// The probes that currently apply, each with its next due time. While the container is being stopped, only
+    /// readiness does; after a verdict on its life, none does.
     pub fn due(&self, stops: bool) -> impl Iterator<Item = (ProbeKind, Instant)> {
         let on_hold = stops || self.failed().is_some();
         let runs = move |kind: &ProbeKind| match kind {
@@ -203,21 +204,21 @@ impl Probes {
         self.get(kind).map_or(now, |probe| grid.next(probe.due, probe.period, now))
     }
 
-    /// `kind` runs; it is due again at `next`.
+    /// Records that `kind` runs; it is due again at `next`.
     pub fn run(&mut self, kind: ProbeKind, next: Instant) {
         if let Some(probe) = self.get_mut(kind) {
             (probe.in_progress, probe.due) = (true, next);
         }
     }
 
-    /// The result of `kind`; `None`: the probe itself failed.
+    /// Applies the result of `kind`; `None` if the probe itself failed.
     pub fn apply_result(&mut self, kind: ProbeKind, passed: Option<bool>) {
         if let Some(probe) = self.get_mut(kind) {
             probe.apply_result(passed);
         }
     }
 
-    /// The record to write, and not before which time; `None`: it is written, or being written.
+    /// The record to write, and the earliest time for it; `None` if it is written, or being written.
     pub fn unrecorded(&self) -> Option<(ProbeRecord, Option<Instant>)> {
         let succeeds = |probe: &Option<Probe>| probe.as_ref().is_some_and(|probe| probe.verdict == Verdict::Success);
         let record = ProbeRecord {
@@ -232,12 +233,12 @@ impl Probes {
         }
     }
 
-    /// `record` is being recorded.
+    /// Notes that `record` is being written.
     pub fn record(&mut self, record: ProbeRecord) {
         self.recorded = RecordState::Writing(record);
     }
 
-    /// Whether the recording was done.
+    /// Notes whether the write was done.
     pub fn recorded(&mut self, done: bool, now: Instant) {
         if let RecordState::Writing(record) = self.recorded {
             self.recorded = if done { RecordState::As(record) } else { RecordState::Unknown(now + RECORD_RETRY_DELAY) };

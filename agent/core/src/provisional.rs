@@ -1,4 +1,4 @@
-//! Pods that were found running before their source reported: they keep running until it has. Pure.
+//! Pods that were found running before their source reported. They keep running until it has. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::merge::DesiredPods;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// The pods found running whose source has not reported, by key, and the sources this node has.
+/// The pods that were found running and whose source has not reported, by key, and the sources of this node.
 #[derive(Debug)]
 pub struct Provisional {
     sources: Vec<SourceKind>,
@@ -29,7 +29,7 @@ impl Provisional {
         self.sources.iter().all(|source| desired.is_ready(*source))
     }
 
-    /// Notes a running pod of `source`. False: the desired pod of its key takes over at once.
+    /// Records a running pod of `source`. Returns false if the desired pod of its key takes over at once.
     pub fn add(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
         let waits = desired.pods.get(key).is_none_or(|wanted| self.may_claim(source, wanted.source, desired));
         if waits {
@@ -38,11 +38,11 @@ impl Provisional {
         waits
     }
 
-    /// Whether `wanted` has to wait, because the pod that runs under its key is of a source with precedence that has not
-    /// reported. If not, the pod is no longer provisional.
+    /// Whether `wanted` has to wait, because the pod that runs under its key is of a source with precedence that has
+    /// not reported. If not, the pod is no longer provisional.
     pub fn holds_back(&mut self, wanted: &PodRecord, desired: &DesiredPods) -> bool {
-        let found = self.found.get(&wanted.key).copied();
-        let waits = found.is_some_and(|found| self.may_claim(found, wanted.source, desired));
+        let running = self.found.get(&wanted.key).copied();
+        let waits = running.is_some_and(|running| self.may_claim(running, wanted.source, desired));
         if !waits {
             self.found.remove(&wanted.key);
         }
@@ -54,19 +54,19 @@ impl Provisional {
         self.found.contains_key(key)
     }
 
-    /// Removes and returns the pods whose source has reported: they are no longer provisional.
+    /// Removes and returns the pods whose source has reported, so that they are no longer provisional.
     pub fn remove_resolved(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
         let ready = SourceKind::ALL.map(|source| self.is_ready(source, desired));
         self.found.extract_if(.., |_, source| ready[source.index()]).map(|(key, _)| key).collect()
     }
 
-    /// Whether `found` may yet claim a key before `wanting`.
+    /// Whether `found` may still claim a key before `wanting`.
     fn may_claim(&self, found: SourceKind, wanting: SourceKind, desired: &DesiredPods) -> bool {
         found < wanting && self.sources.contains(&found) && !desired.is_ready(found)
     }
 
-    /// A source that is no longer configured counts as reported once all others have; an agent without any source leaves
-    /// running pods alone.
+    /// Whether the source counts as reported. One that is no longer configured does once all others have. An agent
+    /// without any source leaves running pods alone.
     fn is_ready(&self, source: SourceKind, desired: &DesiredPods) -> bool {
         if self.sources.contains(&source) {
             return desired.is_ready(source);
@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn a_running_pod_is_terminated_only_after_its_own_source_has_reported() {
         let key = PodKey::new("default", "web");
-        // Its source, the ready sources, the source that claims the key: provisional at first, still provisional afterwards?
+        // Its source, the ready sources, the source that claims the key; whether it is provisional at first, and
+        // still afterwards.
         type Case<'a> = (SourceKind, &'a [SourceKind], Option<SourceKind>, bool, bool);
         let cases: &[Case<'_>] = &[
             (File, &[], None, true, true),
@@ -108,9 +109,9 @@ mod tests {
             (File, &[Http], Some(Http), true, true),
             (File, &[File, Http], Some(Http), false, false),
             (File, &[File], Some(File), false, false),
-            // The wanting source has precedence: the other one does not matter.
+            // The wanting source has precedence, so the other one does not matter.
             (Http, &[File], Some(File), false, false),
-            // No longer configured.
+            // The source is no longer configured.
             (Push, &[File], None, true, true),
             (Push, &[File, Http], None, true, false),
             (Push, &[Http], Some(Http), false, false),

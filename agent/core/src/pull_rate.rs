@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 /// How often pulls may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullRate {
-    /// In a second, on average; more than 0.
+    /// Pulls per second on average; more than 0.
     pub per_second: u32,
-    /// At once, after a while without any; more than 0.
+    /// Pulls at once after a while without any; more than 0.
     pub burst: u32,
 }
 
@@ -16,14 +16,14 @@ impl PullRate {
     pub const DEFAULT: Self = Self { per_second: 5, burst: 10 };
 }
 
-/// Gives each pull the moment at which it may begin.
+/// Gives each pull the time at which it may begin.
 #[derive(Debug)]
 pub struct PullPace {
     /// The time of one pull at that rate.
     interval: Duration,
     /// How far ahead of the rate pulls may be.
     ahead: Duration,
-    /// When as many pulls as have begun would have begun, one after another.
+    /// The time at which as many pulls as have begun would have begun at the rate, one after another.
     due: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl PullPace {
         Self { interval, ahead: interval.saturating_mul(rate.burst.saturating_sub(1)), due: None }
     }
 
-    /// When the next pull may begin, which it then does: `now`, or later.
+    /// When the next pull may begin: `now`, or later. It is assumed to begin then.
     pub fn next(&mut self, now: Instant) -> Instant {
         let due = self.due.map_or(now, |due| due.max(now));
         self.due = due.checked_add(self.interval);
@@ -56,7 +56,7 @@ mod tests {
         };
         let begun: Vec<u64> = [0, 0, 0, 0, 0].into_iter().map(&mut after).collect();
         assert_eq!(begun, [0, 0, 0, 200, 400]);
-        // Two intervals without a pull are two pulls at once; more than the burst is not saved up.
+        // Two intervals without a pull allow two pulls at once; more than the burst is not saved up.
         assert_eq!([1_000, 1_000, 1_000].map(&mut after), [1_000, 1_000, 1_000]);
         assert_eq!(after(1_000), 1_200);
         assert_eq!([100_000; 4].map(&mut after), [100_000, 100_000, 100_000, 100_200]);

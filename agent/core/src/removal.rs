@@ -1,30 +1,31 @@
-//! Which resources of a pod go when it has run to its end, when it is deleted, and when nothing else is left of it; and what
-//! is kept when one of them cannot be removed.
+//! Which resources of a pod are removed when it has finished, when it is deleted, and when nothing else is left of
+//! it; and what is kept if one of them cannot be removed.
 //!
-//! One list for the three: a resource that cannot be removed keeps only those that must not go before it. The executor
-//! removes them, and is asked again later for what is left.
+//!
+//! There is one list for all three: a resource that cannot be removed keeps only those that must not go before it.
+//! The executor removes them, and is asked again later for what is left.
 
 use crate::outcome::Failure;
 
 /// What a pod has on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// Its containers, those of starts that failed among them.
+    /// Its containers, including those of failed starts.
     Containers,
-    /// Shims that containerd has lost.
+    /// Shims that containerd no longer knows.
     Shims,
     /// Its attachment to the pod network.
     Network,
     /// Its pinned namespaces and `/dev/shm`.
     Namespaces,
     Cgroup,
-    /// Disks of targets that it has attached.
+    /// Disks of iSCSI targets that are attached for it.
     Disks,
     /// Volumes that CSI drivers have mounted.
     DriverVolumes,
     /// Everything else that is mounted for it.
     Mounts,
-    /// The images that are volumes of it.
+    /// The images that it uses as volumes.
     ImageVolumes,
     Logs,
     /// Its directory, with the other volumes.
@@ -35,10 +36,10 @@ use Resource::{
     Cgroup, Containers, Directory, Disks, DriverVolumes, ImageVolumes, Logs, Mounts, Namespaces, Network, Shims,
 };
 
-/// How much of a pod goes.
+/// How much of a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// It has run to its end: what others may need goes; records, logs and its own volumes stay.
+    /// It has finished: what others may need is removed; records, logs and its own volumes stay.
     Sandbox,
     /// It is deleted.
     Pod,
@@ -60,32 +61,32 @@ const POD_STAGES: &[&[Resource]] = &[
 ];
 
 impl Extent {
-    /// The resources in the order of their removal. Those of one stage are removed side by side: none waits for the deadline of
-    /// another.
+    /// The resources in the order of their removal. Those of one stage are removed at the same time, so that none
+    /// waits for the deadline of another.
     pub fn stages(self) -> &'static [&'static [Resource]] {
         match self {
             Self::Sandbox => &[&[Network], &[Namespaces], &[Cgroup], &[DriverVolumes, Disks]],
             Self::Pod => POD_STAGES,
-            // Its containers are gone already.
+            // Its containers are already gone.
             Self::Orphan => &POD_STAGES[1..],
         }
     }
 }
 
 impl Resource {
-    /// What must be gone before.
+    /// What must be gone before it.
     fn requires(self) -> &'static [Self] {
         match self {
             // A process that is left of a failed start may still write to them.
             Mounts | ImageVolumes | DriverVolumes | Disks | Logs | Shims => &[Containers],
-            // It names what is still mounted, and says that the logs are limpet's.
+            // The directory tells what is still mounted, and that the logs are limpet's.
             Directory => &[Mounts, ImageVolumes, DriverVolumes, Logs],
             Containers | Network | Namespaces | Cgroup => &[],
         }
     }
 }
 
-/// What is left of a removal.
+/// What is left after a removal.
 #[derive(Debug, Default)]
 pub struct Remains {
     kept: Vec<Resource>,
@@ -101,15 +102,18 @@ impl Remains {
         removable
     }
 
-    /// A resource could not be removed.
+    /// Records that a resource could not be removed.
     pub fn add(&mut self, resource: Resource, failure: Failure) {
         self.kept.push(resource);
         self.failures.push(failure);
     }
 
-    /// Whether all is gone: the first reason and all messages otherwise. It passes soon only if each of them does.
+    /// Whether all is gone. Otherwise the failure has the first reason and all messages, and is transient only if
+    /// each of them is.
+    ///
     ///
     /// # Errors
+    ///
     /// Something is left.
     pub fn result(self) -> Result<(), Failure> {
         let Some(first) = self.failures.first() else { return Ok(()) };
@@ -129,7 +133,7 @@ mod tests {
         Failure { reason: "FailedKillPod", message: message.to_owned(), transient }
     }
 
-    /// What is removed when `failing` cannot be.
+    /// What is removed if `failing` cannot be.
     fn removed(extent: Extent, failing: &[Resource]) -> Vec<Resource> {
         let (mut remains, mut removed) = (Remains::default(), Vec::new());
         for stage in extent.stages() {

@@ -12,27 +12,27 @@ use crate::status::observed::ObservedPod;
 use crate::stored_status::StatusComparison;
 use limpet_model::pod::PodKey;
 
-/// Conditions that a pod has at times: those that are gone must be removed by name.
+/// Conditions that a pod has only at times. Those that are gone must be removed by name.
 const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"];
-/// Those of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
+/// The conditions among them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
 const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
 /// The next thing to do about a pod at the apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// A mirror that does not exist is made.
+    /// Create a mirror that does not exist.
     Create,
-    /// A mirror that is not what it should be, this very one, is deleted at once; then another is made.
+    /// Delete this mirror at once, because it is not what it should be; another one is created afterwards.
     Replace {
         uid: String,
-        /// Why, for people.
+        /// The reason, as text.
         why: &'static str,
     },
-    /// Its pod is gone here, so it is deleted at once.
+    /// Delete it at once, because its pod is gone here.
     Delete { uid: String },
-    /// Its status is not the newest.
+    /// Report the status, because its status is not the newest.
     Report { uid: String },
-    /// Somebody else has written over its status.
+    /// Correct the status, because another client has overwritten it.
     Correct { uid: String },
 }
 
@@ -47,21 +47,21 @@ impl Step {
     }
 }
 
-/// The key of a Pod of the apiserver's; `None`: its names are none.
+/// The key of a Pod of the apiserver; `None` if its names are not valid.
 pub fn key_of(pod: &Value) -> Option<PodKey> {
     let metadata = &pod["metadata"];
     PodKey::parse(metadata["namespace"].as_str()?, metadata["name"].as_str()?).ok()
 }
 
-/// The strategic merge patch that gives the Pod of that UID the pod's status; that of another is refused.
+/// The strategic merge patch that gives the Pod of that UID the pod's status. It is refused for another Pod.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
     let is_stored = pod.record.source.traits().is_stored;
     let passing: &[&str] = if is_stored { &RESIZE_CONDITIONS } else { &PASSING_CONDITIONS };
-    // A pod of a manifest has no generation, so its mirror has no observed one, as with kubelet.
+    // A manifest's pod has no generation, so its mirror has no observed one, as in kubelet.
     let generation = generation.filter(|_| is_stored);
     let mut shown = pod.status_with_resources();
     if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
-        // Of those that the apiserver's Pod has.
+        // Only those that the apiserver's Pod has.
         let authored = pod.record.authored_ephemeral();
         let known: Vec<_> = ephemeral.into_iter().filter(|status| authored.contains(&status.name)).collect();
         shown.ephemeral_container_statuses = (!known.is_empty()).then_some(known);
@@ -69,7 +69,7 @@ pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Va
     json!({ "metadata": { "uid": uid }, "status": status(&shown, generation, passing) })
 }
 
-/// Every field the node owns, also those that are empty now. Conditions of others stay.
+/// Every field that the node owns, including those that are empty now. Conditions of other clients stay.
 fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Value {
     let mut patch = Map::new();
     let texts = [
@@ -88,7 +88,7 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
         ("ephemeralContainerStatuses", &status.ephemeral_container_statuses),
     ];
     patch.extend(lists.map(|(name, value)| (name.to_owned(), json!(value))));
-    // Maps are merged: cpu and memory are what a pod may have had and has no more.
+    // Maps are merged, so cpu and memory are named in case the pod had them before and no longer does.
     let amounts = |list: &Option<BTreeMap<String, Quantity>>| {
         let mut all = json!({ "cpu": null, "memory": null });
         list.iter().flatten().for_each(|(name, amount)| all[name] = json!(amount));

@@ -1,4 +1,5 @@
-//! The state of each source as one immutable snapshot: its pods and objects, what changed, what was rejected.
+//! The state of each source as one immutable snapshot: its pods and objects, what changed, and what was rejected.
+//!
 //!
 //! The sources themselves (directory, URL, push) do the I/O; this module decides what their input means.
 
@@ -39,7 +40,6 @@ pub fn first_claim<'a>(snapshots: &'a Snapshots, key: &PodKey) -> Option<&'a Arc
 /// A rejected manifest, and what keeps running in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejection {
-    /// The file or URL.
     pub origin: Arc<str>,
     /// Why it was rejected; at least one is an error.
     pub faults: Vec<Fault>,
@@ -55,10 +55,10 @@ pub enum Health {
     Starting,
     /// Its snapshot matches the directory or URL.
     Good,
-    /// Its snapshot was current at the last scan, but there are no change events: it rescans periodically. The text gives
-    /// the interval and the reason.
+    /// Its snapshot was current at the last scan, but there are no change events, so it rescans periodically. The
+    /// text has the interval and the reason.
     Blind(Arc<str>),
-    /// It cannot read at present; its last snapshot stays in effect. The text gives the reason and what is kept.
+    /// It cannot be read at present, so its last snapshot stays in effect. The text has the reason and what is kept.
     Unavailable(Arc<str>),
 }
 
@@ -72,23 +72,23 @@ impl Health {
 /// One source's complete state at one time.
 #[derive(Debug, Clone, Default)]
 pub struct SourceSnapshot {
-    /// Every pod of the source, last good versions included.
+    /// Every pod of the source, including last good versions.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
     /// Pods that claim a key of `pods` but lose it to another file of the same source.
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
     /// The source's ConfigMaps and Secrets, for its own pods.
     pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
-    /// `None`: the source defines its objects itself, so one that is not in `objects` does not exist. Otherwise it fetches
-    /// what its pods refer to, and only these are known not to exist.
+    /// `None` if the source defines its objects itself, so that one that is not in `objects` does not exist.
+    /// Otherwise it fetches what its pods refer to, and only these are known not to exist.
     pub absent: Option<OrdSet<ObjectKey>>,
-    /// True once the source completed its first read: from then on, a missing pod counts as removed.
+    /// Whether the source has completed its first read. From then on, a missing pod counts as removed.
     pub ready: bool,
     pub health: Health,
     /// Rejected manifests, by file or URL.
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
     /// Changes since the previous snapshot, for logs, events and history; the merge ignores them.
     pub changes: Arc<[Arc<ManifestChange>]>,
-    /// Its place in the source's sequence; `None` for a snapshot that was made otherwise. See [`delta`].
+    /// Its place in the source's sequence; `None` for a snapshot that was made in another way. See [`delta`].
     pub revision: Option<Revision>,
 }
 
@@ -98,11 +98,11 @@ pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<Restored, Vec<Fau
 /// Reads a file, an HTTP response or a push as authored.
 pub type Read = fn(&[u8], &str, SourceKind, &str) -> Manifest;
 
-/// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
+/// The two ways in which bytes become pods. Arguments: bytes, origin, source, node name.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
     read: Read,
-    /// The same for sources with `fieldValidation: warn`.
+    /// Like `read`, for sources with `fieldValidation: warn`.
     read_leniently: Read,
     /// Reads a canonical manifest that was accepted before.
     pub restore: Restore,
@@ -112,7 +112,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Pods are not restricted, and every source's fields are validated strictly.
+    /// A decoder that does not restrict pods, and validates every source's fields strictly.
     pub const fn new(read: Read, restore: Restore) -> Self {
         let (security, fields) = (SecurityLevels::PRIVILEGED, FieldValidations::STRICT);
         Self { read, read_leniently: read, restore, security, fields }
@@ -130,12 +130,12 @@ impl Decoder {
 
     /// Reads a file, an HTTP response or a push as authored, and refuses pods that may not run.
     pub fn read(self, bytes: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
-        let read = match self.fields.of(source) {
+        let read = match self.fields.for_source(source) {
             FieldValidation::Strict => self.read,
             FieldValidation::Warn => self.read_leniently,
         };
         let mut manifest = read(bytes, origin, source, node);
-        manifest.enforce(self.security.of(source), source);
+        manifest.enforce(self.security.for_source(source), source);
         manifest
     }
 

@@ -1,6 +1,7 @@
 //! The state of one pod: the desired record, the sandbox, and each container's instances.
 //!
-//! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
+//!
+//! It is owned by the pod's worker and read by `plan` and by `status`. Everything here is plain data.
 
 mod cgroup;
 mod ephemeral;
@@ -49,12 +50,13 @@ pub const FAILED_UNMOUNT: &str = "FailedUnMount";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// The longest back-off after a failure to make, start or remove something, in which nothing has exited: as kubelet, which
-/// syncs a pod 10 to 15 seconds after a sync that failed.
+/// The longest back-off after a failure to make, start or remove something, if nothing has exited. kubelet syncs a
+/// pod 10 to 15 seconds after a failed sync.
 pub const MAX_SYNC_BACKOFF: Duration = Duration::from_secs(15);
-/// The longest back-off before volumes are written again: kubelet's for an operation on a volume.
+/// The longest back-off before volumes are written again, which is kubelet's for an operation on a volume.
 pub const MAX_VOLUME_BACKOFF: Duration = Duration::from_secs(122);
-/// The interval at which drivers with `requiresRepublish` publish volumes again: kubelet's shortest time between two syncs.
+/// The interval at which drivers with `requiresRepublish` publish volumes again, which is kubelet's shortest time
+/// between two syncs.
 pub const REPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest back-off once the node's network has changed.
 pub const MAX_BACKOFF_AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
@@ -76,9 +78,9 @@ pub enum SandboxState {
         /// Orphans may have to be removed.
         dirty: bool,
     },
-    /// Containers exist, and whether their sandbox does is unknown: it is examined again.
+    /// Containers exist, but it is not known whether their sandbox does, so it is examined again.
     Unknown,
-    /// Being examined again.
+    /// It is being examined again.
     Examining,
     /// Being prepared.
     Preparing,
@@ -91,13 +93,13 @@ pub enum SandboxState {
 }
 
 impl SandboxState {
-    /// Whether there is a sandbox that containers may run in, as far as is known.
+    /// Whether containers may run in a sandbox, as far as is known.
     pub fn may_exist(&self) -> bool {
         matches!(self, Self::Ready(_) | Self::Unknown | Self::Examining)
     }
 }
 
-/// Hash of the container's fields that can change in place: a change restarts that container alone.
+/// Hash of the container's fields that can change in place. Its change restarts only that container.
 fn fingerprint(authored: &Authored<'_>, name: &str) -> String {
     authored.container(name).map(AuthoredContainer::fingerprint).unwrap_or_default()
 }
@@ -111,43 +113,45 @@ pub struct Ending {
     pub grace: Duration,
 }
 
-/// Everything known of one incarnation of one pod.
+/// Everything known about one incarnation of a pod.
 #[derive(Debug, Clone)]
 pub struct PodState {
-    /// The newest accepted version of it, with the resources that the node has allocated.
+    /// The newest accepted version, with the resources that the node has allocated.
     pub record: Arc<PodRecord>,
-    /// What the ids of its containers have that those of no other incarnation have, on this node or another one.
+    /// A seed that makes the ids of its containers differ from those of all other incarnations, on this node or
+    /// another one.
     pub id_seed: u64,
-    /// The resources of a newer version wait for room.
+    /// A newer version whose resources wait for room.
     pub deferred: Option<Box<Deferred>>,
     /// When limpet first saw it, or when its first container started.
     pub start_time: Timestamp,
-    /// Its start on the monotonic clock: what its deadline counts from. Set when its worker begins.
+    /// Its start on the monotonic clock, from which its deadline counts. Set when its worker begins.
     pub active_since: Option<Instant>,
     pub sandbox: SandboxState,
     /// The addresses of its last sandbox, primary first.
     pub last_addresses: Vec<IpAddr>,
     /// Why the sandbox is missing, or is not removed yet.
     pub retry: Option<RetryState>,
-    /// What has changed since the sandbox began to be prepared or given back.
+    /// What has changed since the sandbox began to be prepared or released.
     pub changed_meanwhile: Changes,
-    /// The call that an action has been waiting for too long.
+    /// The call for which an action has been waiting too long.
     pub hanging: Option<String>,
     /// Init containers and sidecars in order, then the others in order.
     pub containers: ContainerSlots,
-    /// It outlived a connection to containerd, or an agent: a forgotten shim may be running.
+    /// Whether it outlived a connection to containerd, or an agent, so that a forgotten shim may be running.
     pub outlived_connection: bool,
     /// Why the node refuses or ends it.
     pub verdict: Option<PodVerdict>,
-    /// The node was not short of what it needs when it came.
+    /// Whether it was admitted: the node was not short of what it needs when it arrived.
     pub admitted: bool,
-    /// It ended before this agent started, which gives back what is left of it. Its status stays as it was reported.
+    /// Whether it ended before this agent started, which only releases what is left of it. Its status stays as it was
+    /// reported.
     pub is_remains: bool,
-    /// What its containers get to end at most, because the node is shutting down.
+    /// The longest grace period of its containers, because the node is shutting down.
     pub shutdown_grace: Option<Duration>,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
-    /// When the stop of its containers began because the pod ends: what the grace of its sidecars counts from.
+    /// When the stop of its containers began because the pod ends. The grace period of its sidecars counts from then.
     pub ends_since: Option<Instant>,
     /// The ConfigMaps and Secrets it refers to.
     pub objects: Arc<PodObjects>,
@@ -159,14 +163,14 @@ pub struct PodState {
     pub exits_being_recorded: Vec<ContainerId>,
     /// Signals that have not been answered.
     pub signals_being_sent: u32,
-    /// When its use of the disk is measured; `None`: it has no limit there.
+    /// When its use of the disk is measured; `None` if it has no limit there.
     pub storage: Option<Box<StorageWatch>>,
 }
 
 impl PodState {
     /// A pod of which nothing runs.
     pub fn new(record: Arc<PodRecord>, now: Timestamp) -> Self {
-        let authored = Authored::of(&record.manifest);
+        let authored = Authored::parse(&record.manifest);
         let containers = Role::assign(record.spec())
             .map(|(name, role)| ContainerSlot::new(name, role, fingerprint(&authored, name)))
             .collect();
@@ -198,30 +202,30 @@ impl PodState {
         };
         for index in 0..pod.containers.len() {
             pod.containers[index].hooks =
-                pod.container_spec(&pod.containers[index].name).map(Hooks::of).unwrap_or_default();
+                pod.container_spec(&pod.containers[index].name).map(Hooks::from_container).unwrap_or_default();
         }
         pod
     }
 
-    /// What an agent before this one may have left of a pod that is being deleted, and of which no container is there any more.
+    /// A pod that is being deleted, of which an earlier agent may have left something, but no container.
     pub fn remains(record: Arc<PodRecord>, now: Timestamp) -> Self {
         Self { is_remains: true, ..Self::new(record, now) }
     }
 
-    /// Whether the node has refused or ended it for good: nothing of it may run.
+    /// Whether the node has refused or ended it for good, so that nothing of it may run.
     pub fn is_failed(&self) -> bool {
         self.verdict.as_ref().is_some_and(PodVerdict::is_final)
     }
 
-    /// Whether the node has ended it for a time: because a resource was low, or to make room for a critical pod.
+    /// Whether the node has ended it for a time, because a resource was low, or to make room for a critical pod.
     pub fn is_under_eviction(&self) -> bool {
         let runs_again = !self.record.source.traits().is_replaced;
         let until = |verdict: &PodVerdict| verdict.eviction.is_some() || runs_again && verdict.is_preemption();
         self.exceeded_limit() || self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
     }
 
-    /// Whether it has exceeded a limit of its own and is to run again: not one of the apiserver's, whose controller
-    /// makes another, nor one that is never restarted.
+    /// Whether it has exceeded its own limit and should run again. A pod of the apiserver does not, because its
+    /// controller makes another, nor does one that is never restarted.
     pub fn exceeded_limit(&self) -> bool {
         let is_restarted = self.record.spec().restart_policy.as_deref() != Some("Never");
         let exceeded = self.verdict.as_ref().is_some_and(PodVerdict::is_limit_eviction);
@@ -241,7 +245,8 @@ impl PodState {
         }
     }
 
-    /// Ends the pod because the node is shutting down, within `grace` at most. One that ends already gets no longer than that.
+    /// Ends the pod because the node is shutting down, within `grace` at most. A pod that is already ending gets no
+    /// longer than that.
     pub fn shut_down(&mut self, grace: Duration, now: Now) {
         self.shutdown_grace = Some(self.shutdown_grace.map_or(grace, |before| before.min(grace)));
         match self.ending {
@@ -255,7 +260,7 @@ impl PodState {
         self.verdict.as_ref().is_some_and(PodVerdict::is_node_shutdown)
     }
 
-    /// Takes back the end for a shutdown: what its restart policy restarts runs again, at once.
+    /// Reverts the end for a shutdown: what its restart policy restarts runs again at once.
     pub fn resume(&mut self, now: Now) {
         (self.verdict, self.shutdown_grace, self.ends_since) = (None, None, None);
         self.clear_pauses();
@@ -266,27 +271,27 @@ impl PodState {
         }
     }
 
-    /// The verdict that is recorded on containers that exit: a pod of the node's own sources that ends for a shutdown runs
-    /// again after it.
+    /// The verdict that is recorded on containers that exit. A pod of the node's own sources that ends for a shutdown
+    /// has none, because it runs again afterwards.
     pub fn lasting_verdict(&self) -> Option<PodVerdict> {
         let runs_again = self.is_shut_down() && !self.record.source.traits().is_replaced;
         self.verdict.clone().filter(|verdict| verdict.is_final() && !runs_again)
     }
 
-    /// Begins to count its time on the monotonic clock, unless that is done. What it was active before is taken from the
-    /// wall clock once, here: a later jump of that clock ends no pod.
+    /// Begins to count its time on the monotonic clock, unless that is done. The time that it was active before is
+    /// taken from the wall clock once, here, so that a later jump of that clock ends no pod.
     pub fn count_active(&mut self, now: Now) {
         let before = Duration::try_from(now.wall.duration_since(self.start_time)).unwrap_or_default();
         self.active_since.get_or_insert_with(|| now.mono.checked_sub(before).unwrap_or(now.mono));
     }
 
-    /// When its `activeDeadlineSeconds` have passed; `None`: it has none, or is not counted yet.
+    /// When its `activeDeadlineSeconds` have passed; `None` if it has none, or is not counted yet.
     pub fn deadline(&self) -> Option<Instant> {
         let seconds = self.record.spec().active_deadline_seconds?;
         self.active_since?.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
     }
 
-    /// The addresses of its sandbox, or of the last one it had: a pod that has ended keeps them, as kubelet's do.
+    /// The addresses of its sandbox, or of the last one it had. As in kubelet, a pod that has ended keeps them.
     pub fn addresses(&self) -> &[IpAddr] {
         match &self.sandbox {
             SandboxState::Ready(sandbox) => &sandbox.addresses.ips,
@@ -294,18 +299,18 @@ impl PodState {
         }
     }
 
-    /// Replaces its sandbox's state; the addresses stay known.
+    /// Replaces its sandbox's state. The addresses stay known.
     pub fn set_sandbox(&mut self, sandbox: SandboxState) {
         self.last_addresses = self.addresses().to_vec();
         self.sandbox = sandbox;
     }
 
-    /// Applies a version that can be reached in place. Returns the containers whose image or resources differ; it changes
-    /// no other.
+    /// Applies a version that can be reached in place. Returns the containers whose image or resources differ; no
+    /// other is changed.
     pub fn update(&mut self, record: Arc<PodRecord>) -> Vec<usize> {
         let record = record.keeping_ephemeral(&self.record);
         let mut touched = Vec::new();
-        let authored = Authored::of(&record.manifest);
+        let authored = Authored::parse(&record.manifest);
         for name in PodDiff::between(&self.record, &record).touched() {
             let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
             let asked = self.asks_for_all(&self.containers[index]);
@@ -328,12 +333,12 @@ impl PodState {
         touched
     }
 
-    /// What failed is tried again at once: a newer version, or the pod's end, may be what it was waiting for.
+    /// Retries at once what failed, because a newer version, or the pod's end, may be what it was waiting for.
     fn clear_pauses(&mut self) {
         self.retry = None;
         self.volumes.retry = None;
         (self.cgroup.retry, self.cgroup.refused) = (None, false);
-        // That it failed stays known: its shim may be lost.
+        // The failure itself stays known, because its shim may be lost.
         for slot in &mut self.containers {
             slot.instance
                 .iter_mut()
@@ -344,8 +349,8 @@ impl PodState {
         }
     }
 
-    /// The node's network changed. A sandbox that could not be made or removed is tried again soon, though not at once: a
-    /// plugin that fails may itself be what changed the links.
+    /// Applies a change of the node's network. A sandbox that could not be made or removed is tried again soon, but
+    /// not at once, because a failing plugin may itself be what changed the links.
     pub fn take_network_change(&mut self) {
         if self.record.host_network() {
             return;
@@ -356,13 +361,13 @@ impl PodState {
         }
     }
 
-    /// A driver of volumes has registered, or gone: what failed because it was missing is tried again at once, what is
-    /// under way as well, should it fail.
+    /// Applies that a driver of volumes has registered, or is gone. What failed because it was missing is tried again
+    /// at once, also if it is in progress and fails.
     pub fn take_driver_change(&mut self) {
         self.end_pauses(Changes::VOLUME_DRIVERS);
     }
 
-    /// What waits for one of `changes` is tried again at once, what is under way as well, should it fail.
+    /// Retries at once what waits for one of `changes`, also if it is in progress and fails.
     fn end_pauses(&mut self, changes: Changes) {
         self.changed_meanwhile = self.changed_meanwhile | changes;
         self.retry.take_if(|retry| retry.ends_with(changes));
@@ -389,7 +394,7 @@ impl PodState {
         }
     }
 
-    /// Reports images imported from archives: a failed or failing pull of one of them is retried at once.
+    /// Applies that images were imported from archives. A failed or failing pull of one of them is retried at once.
     pub fn take_images(&mut self, names: &HashSet<String>) {
         let spec = self.record.spec();
         for container in self.record.containers() {
@@ -409,7 +414,8 @@ impl PodState {
         }
     }
 
-    /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md), as does the node's verdict.
+    /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md), as does the node's
+    /// verdict.
     pub fn end(&mut self, grace: Duration, now: Now) {
         if self.ending.is_none() {
             self.clear_pauses();
@@ -419,7 +425,8 @@ impl PodState {
         self.ending = Some(Ending { since: self.ending.map_or(now.wall, |ending| ending.since), grace });
     }
 
-    /// The id of the container's next attempt: the same for each try of it, until one may have run.
+    /// The id of the container's next attempt. It is the same each time the attempt is repeated, until one may have
+    /// run.
     pub fn next_id(&self, slot: &ContainerSlot) -> ContainerId {
         let attempt = slot.next_attempt();
         match &slot.interrupted {

@@ -1,4 +1,4 @@
-//! What is reported of pods: their Kubernetes status, and the snapshot that readers load.
+//! What is reported about pods: their Kubernetes status, and the snapshot that readers load.
 
 mod conditions;
 pub mod generate;

@@ -1,5 +1,5 @@
-//! The disk space that a pod may take: `emptyDir.sizeLimit` on disk, and limits of `ephemeral-storage`. A pod that takes more
-//! is evicted, as by kubelet. Pure: measurements are arguments.
+//! The disk space that a pod may use: `emptyDir.sizeLimit` on disk, and limits of `ephemeral-storage`. As in kubelet,
+//! a pod that uses more is evicted. Pure: measurements are arguments.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,20 +17,22 @@ const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// When a pod with such a limit is measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StorageWatch {
-    /// The next time; `None`: as soon as something of it runs.
+    /// The next time; `None` for as soon as something of it runs.
     pub due: Option<Instant>,
-    /// It is being measured.
+    /// Whether it is being measured.
     pub measuring: bool,
 }
 
-/// What a pod takes on disk, in bytes.
+/// How much disk space a pod uses, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StorageUsage {
-    /// Its emptyDirs on disk.
+    /// Its emptyDirs on disk, by name.
     pub volumes: BTreeMap<String, u64>,
-    /// Its containers: their writable layers, logs, termination messages, and the volumes that their images declare.
+    /// Its containers, by name: their writable layers, logs, termination messages, and the volumes that their images
+    /// declare.
     pub containers: BTreeMap<String, u64>,
-    /// The files that the agent provides to all containers, which may write to them: `/etc/hosts`, `/etc/resolv.conf`.
+    /// The files that the agent provides to all containers, which they may write to: `/etc/hosts`,
+    /// `/etc/resolv.conf`.
     pub files: u64,
 }
 
@@ -43,7 +45,7 @@ fn disk_volumes(spec: &PodSpec) -> impl Iterator<Item = (&Volume, Option<&Quanti
     spec.volumes.iter().flatten().filter(on_disk).map(|volume| (volume, size_limit(volume)))
 }
 
-/// A limit of zero means no limit.
+/// The limit of a volume; zero means no limit.
 fn size_limit(volume: &Volume) -> Option<&Quantity> {
     volume.empty_dir.as_ref()?.size_limit.as_ref().filter(|limit| amount(limit) > 0)
 }
@@ -57,7 +59,8 @@ fn amount(quantity: &Quantity) -> u64 {
     bytes(quantity).ok().and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default()
 }
 
-/// The names of the emptyDirs to be measured, and whether the containers are, too. `None`: the pod has no limit.
+/// The names of the emptyDirs to be measured, and whether the containers are measured, too. `None` if the pod has no
+/// limit.
 pub fn measured(spec: &PodSpec) -> Option<(Vec<&str>, bool)> {
     let inits = spec.init_containers.iter().flatten();
     let all = spec.containers.iter().chain(inits).any(|container| container_limit(container).is_some());
@@ -66,16 +69,16 @@ pub fn measured(spec: &PodSpec) -> Option<(Vec<&str>, bool)> {
     (all || !volumes.is_empty()).then_some((volumes, all))
 }
 
-/// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words. As kubelet's, a
-/// critical pod runs on.
+/// The verdict on a pod that uses more than it may, by kubelet's checks in kubelet's order and words. As in kubelet,
+/// a critical pod keeps running.
 pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
     let spec = record.spec();
     if is_critical(record) {
         return None;
     }
-    let of = |measured: &BTreeMap<String, u64>, name: &str| measured.get(name).copied().unwrap_or_default();
+    let used_by = |measured: &BTreeMap<String, u64>, name: &str| measured.get(name).copied().unwrap_or_default();
     for (volume, limit) in disk_volumes(spec) {
-        if let Some(limit) = limit.filter(|limit| of(&usage.volumes, &volume.name) > amount(limit)) {
+        if let Some(limit) = limit.filter(|limit| used_by(&usage.volumes, &volume.name) > amount(limit)) {
             let (name, limit) = (&volume.name, &limit.0);
             return Some(PodVerdict::evicted(format!(
                 "Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. "
@@ -90,16 +93,16 @@ pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
     let sidecars =
         spec.init_containers.iter().flatten().filter(|init| init.restart_policy.as_deref() == Some("Always"));
     spec.containers.iter().chain(sidecars).find_map(|container| {
-        // As for kubelet, a limit of zero is none here.
+        // As in kubelet, a limit of zero is none.
         let limit = container_limit(container).filter(|limit| amount(limit) > 0)?;
         let name = &container.name;
-        let exceeds = of(&usage.containers, name) > amount(limit);
+        let exceeds = used_by(&usage.containers, name) > amount(limit);
         let message = || format!("Container {name} exceeded its local ephemeral storage limit {:?}. ", limit.0);
         exceeds.then(|| PodVerdict::evicted(message()))
     })
 }
 
-/// The limit of the whole pod: that of its containers together, or of an init container if that is more.
+/// The limit of the whole pod: that of its containers together, or of an init container if that is higher.
 fn pod_limit(spec: &PodSpec) -> Option<(u64, String)> {
     let roles: BTreeMap<&str, Role> = Role::assign(spec).collect();
     let inits = spec.init_containers.iter().flatten();

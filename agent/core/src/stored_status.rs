@@ -1,6 +1,6 @@
-//! The apiserver's copy of the status that the node reports, so that changes by other clients are found and corrected.
-//! kube-controller-manager sets `Ready` to false in every pod of a node that it considers lost; only the node sets it
-//! to true again (kubelet's `needsReconcile`). Pure.
+//! The apiserver's copy of the status that the node reports, so that changes by other clients are detected and
+//! corrected. kube-controller-manager sets `Ready` to false in every pod of a node that it considers lost, and only
+//! the node sets it to true again (kubelet's `needsReconcile`). Pure.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::status::observed::ObservedPod;
 
-/// The conditions that the node alone sets.
+/// The conditions that only the node sets.
 const CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"];
 /// The lists of containers.
 const CONTAINERS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
@@ -17,37 +17,37 @@ const CONTAINERS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ep
 /// A status at the apiserver, or one that is sent there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoredStatus {
-    /// The version of the object; `None`: not a number, so it cannot be ordered.
+    /// The version of the object; `None` if it is not a number, so that it cannot be ordered.
     version: Option<u64>,
-    /// Of what the node alone decides, and of which no form has two spellings.
+    /// A digest of what only the node decides, and of which no form has two spellings.
     digest: u64,
-    /// A container runs by it.
+    /// Whether a container runs according to it.
     runs: bool,
 }
 
 impl StoredStatus {
-    /// Of a Pod that the apiserver has.
+    /// The status of a Pod of the apiserver.
     pub fn of_pod(pod: &Value) -> Self {
         Self { version: version(pod), ..Self::of_patch(pod) }
     }
 
-    /// From a patch before it is sent.
+    /// The status in a patch before it is sent.
     pub fn of_patch(patch: &Value) -> Self {
         let status = &patch["status"];
         Self { version: None, digest: digest(status), runs: runs(status) }
     }
 
-    /// Whether a container runs by it.
+    /// Whether a container runs according to it.
     pub fn runs(self) -> bool {
         self.runs
     }
 
-    /// The same once the apiserver has taken it with `answer`.
+    /// The same once the apiserver has accepted it with `answer`.
     pub fn taken(self, answer: &Value) -> Self {
         Self { version: version(answer), ..self }
     }
 
-    /// Whether this is a later status than the `reported` one, and another.
+    /// Whether this is later than the `reported` status, and differs.
     fn differs_since(self, reported: Self) -> bool {
         let later = self.version.zip(reported.version).is_some_and(|(now, then)| now > then);
         later && self.digest != reported.digest
@@ -101,7 +101,7 @@ fn runs(status: &Value) -> bool {
     containers.any(|one| one["state"]["running"].is_object())
 }
 
-/// Times, amounts and last states are left out: the apiserver writes times and amounts in other words.
+/// Times, amounts and last states are left out, because the apiserver writes times and amounts in another form.
 fn digest(status: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut add = |value: &Value| match value {
@@ -119,8 +119,8 @@ fn digest(status: &Value) -> u64 {
     }
     let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     for name in CONDITIONS {
-        let found = conditions.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null);
-        ["type", "status", "reason", "message"].iter().for_each(|field| add(&found[*field]));
+        let condition = conditions.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null);
+        ["type", "status", "reason", "message"].iter().for_each(|field| add(&condition[*field]));
     }
     for list in CONTAINERS {
         for one in status[list].as_array().into_iter().flatten() {
@@ -153,7 +153,7 @@ mod tests {
         })
     }
 
-    /// As the apiserver has it in that version.
+    /// The status as the apiserver has it in that version.
     fn stored(version: &str, edit: impl FnOnce(&mut Value)) -> StoredStatus {
         let mut status = status();
         // Without fractions of seconds and empty fields, and with the fields of other clients.
@@ -176,13 +176,13 @@ mod tests {
         let taken = StoredStatus::of_patch(&json!({"status": status()})).taken(&answer);
         let reported = Reported { uid: "u-1".to_owned(), pod: Arc::clone(&pod), stored: taken };
         let not_ready = |status: &mut Value| status["conditions"][1]["status"] = json!("False");
-        let of = |found| compare_status(Some(&reported), "u-1", found, &pod);
-        assert_eq!(of(stored("17", |_| {})), StatusComparison::Newest);
-        assert_eq!(of(stored("18", |_| {})), StatusComparison::Newest, "another part of the Pod was changed");
-        assert_eq!(of(stored("18", not_ready)), StatusComparison::Overwritten);
-        assert_eq!(of(stored("9", not_ready)), StatusComparison::Newest, "a watch that is behind");
-        assert_eq!(of(stored("17", not_ready)), StatusComparison::Newest, "the apiserver's own words for it");
-        assert_eq!(of(stored("none", not_ready)), StatusComparison::Newest);
+        let compared = |found| compare_status(Some(&reported), "u-1", found, &pod);
+        assert_eq!(compared(stored("17", |_| {})), StatusComparison::Newest);
+        assert_eq!(compared(stored("18", |_| {})), StatusComparison::Newest, "another part of the Pod was changed");
+        assert_eq!(compared(stored("18", not_ready)), StatusComparison::Overwritten);
+        assert_eq!(compared(stored("9", not_ready)), StatusComparison::Newest, "a watch that is behind");
+        assert_eq!(compared(stored("17", not_ready)), StatusComparison::Newest, "the apiserver's own words for it");
+        assert_eq!(compared(stored("none", not_ready)), StatusComparison::Newest);
         let edits: [fn(&mut Value); 5] = [
             |status| status["podIPs"] = json!([{"ip": "10.0.0.9"}]),
             |status| status["phase"] = json!("Unknown"),
@@ -191,7 +191,7 @@ mod tests {
             |status| status["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "ContainerCreating"}}),
         ];
         for edit in edits {
-            assert_eq!(of(stored("18", edit)), StatusComparison::Overwritten);
+            assert_eq!(compared(stored("18", edit)), StatusComparison::Overwritten);
         }
         let later = stored("18", not_ready);
         assert_eq!(compare_status(Some(&reported), "u-1", later, &Arc::new(newer)), StatusComparison::Outdated);

@@ -1,4 +1,4 @@
-//! Taints of a node and the tolerations of pods, as admission and the reaction to a shortage compare them.
+//! Taints of a node and the tolerations of pods, as compared by admission and by the reaction to a shortage.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 

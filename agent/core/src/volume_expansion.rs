@@ -1,9 +1,10 @@
-//! The node's part of the expansion of a volume: when its driver is called, and what the claim's status reports.
+//! The node's part in the expansion of a volume: when its driver is called, and what the claim's status reports.
 //! Pure; kubelet's rules and patches.
 //!
-//! A cluster's resizer expands the volume and writes `NodeResizePending` into the claim's `allocatedResourceStatuses`,
-//! beside the condition `FileSystemResizePending`. The node has the driver expand what it has mounted, and writes the
-//! new capacity.
+//!
+//! A cluster's resizer expands the volume and writes `NodeResizePending` into the claim's
+//! `allocatedResourceStatuses`, beside the condition `FileSystemResizePending`. The node has the driver expand what
+//! is mounted, and writes the new capacity.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -18,7 +19,7 @@ const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 /// The condition of a failed call.
 const ERROR: &str = "NodeResizeError";
-/// The conditions that a finished expansion takes away.
+/// The conditions that a finished expansion removes.
 const CONDITIONS: [&str; 4] = ["FileSystemResizePending", "Resizing", "ControllerResizeError", ERROR];
 /// The annotation of a claim whose volume was expanded without the nodes.
 const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
@@ -34,8 +35,8 @@ pub enum Expansion {
     Due,
     /// Its driver is called; another node has reported the new capacity.
     Silent,
-    /// Its driver is called if its PersistentVolume is larger than the claim's status says: a resizer from before Kubernetes 1.31 has
-    /// expanded it, and does not say that it waits for the node.
+    /// Its driver is called if its PersistentVolume is larger than the claim's status says, because a resizer from
+    /// before Kubernetes 1.31 has expanded it, and does not say that it waits for the node.
     IfLarger,
 }
 
@@ -60,7 +61,7 @@ pub fn expansion(claim: &PersistentVolumeClaim, known: Option<i64>) -> Expansion
     if says_nothing && larger { Expansion::IfLarger } else { Expansion::None }
 }
 
-/// What the claim asks for, in bytes.
+/// The requested size in bytes.
 fn requested(claim: &PersistentVolumeClaim) -> Option<i64> {
     bytes(claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get(STORAGE)?).ok()
 }
@@ -88,8 +89,8 @@ pub fn finished(claim: &PersistentVolumeClaim, size: &Quantity) -> Value {
     patch(claim, change)
 }
 
-/// The strategic merge patch of the status after a failed call. `infeasible`: it is not repeated, and the resizer
-/// may take the request back.
+/// The strategic merge patch of the status after a failed call. `infeasible`: it is not repeated, and the resizer may
+/// revert the request.
 pub fn failed(message: &str, infeasible: bool, now: Timestamp) -> Value {
     let condition = json!({
         "type": ERROR, "status": "True", "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
@@ -99,11 +100,11 @@ pub fn failed(message: &str, infeasible: bool, now: Timestamp) -> Value {
     if infeasible {
         change["allocatedResourceStatuses"] = json!({ STORAGE: INFEASIBLE });
     }
-    // As kubelet: whatever else has changed in it meanwhile.
+    // As in kubelet, it applies whatever else has changed meanwhile.
     json!({ "status": change })
 }
 
-/// Applies to this version alone.
+/// A patch that applies only to this version.
 fn patch(claim: &PersistentVolumeClaim, status: Value) -> Value {
     json!({ "metadata": { "resourceVersion": claim.metadata.resource_version }, "status": status })
 }
@@ -121,14 +122,14 @@ mod tests {
 
     #[test]
     fn a_driver_is_called_when_the_resizer_waits_for_the_node() {
-        let of =
+        let with_status =
             |status: &str| json!({"allocatedResourceStatuses": {"storage": status}, "capacity": {"storage": "1Gi"}});
         let grown = || json!({"capacity": {"storage": "2Gi"}});
         for (mode, status, known, wanted) in [
-            ("ReadWriteOnce", of("NodeResizePending"), Some(1 << 30), Expansion::Due),
-            ("ReadWriteOnce", of("NodeResizeInProgress"), None, Expansion::Due),
-            ("ReadWriteOnce", of("NodeResizeInfeasible"), Some(1 << 30), Expansion::None),
-            ("ReadWriteOnce", of("ControllerResizeInProgress"), Some(1 << 30), Expansion::None),
+            ("ReadWriteOnce", with_status("NodeResizePending"), Some(1 << 30), Expansion::Due),
+            ("ReadWriteOnce", with_status("NodeResizeInProgress"), None, Expansion::Due),
+            ("ReadWriteOnce", with_status("NodeResizeInfeasible"), Some(1 << 30), Expansion::None),
+            ("ReadWriteOnce", with_status("ControllerResizeInProgress"), Some(1 << 30), Expansion::None),
             ("ReadWriteOnce", grown(), Some(1 << 30), Expansion::None),
             ("ReadWriteMany", grown(), Some(1 << 30), Expansion::Silent),
             ("ReadWriteMany", grown(), Some(2 << 30), Expansion::None),

@@ -186,13 +186,13 @@ mod tests {
     #[test]
     fn a_configured_address_is_the_only_one_and_loopback_is_none() {
         let given: IpAddr = "192.168.1.5".parse().unwrap();
-        assert_eq!(addresses(NodeAddresses::one(given), &[]), NodeAddresses::one(given));
+        assert_eq!(addresses(NodeAddresses::single(given), &[]), NodeAddresses::single(given));
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
-        let any_ipv6 = NodeAddresses::one(Ipv6Addr::UNSPECIFIED.into());
+        let any_ipv6 = NodeAddresses::single(Ipv6Addr::UNSPECIFIED.into());
         let mut families: Vec<bool> = addresses(any_ipv6, &[]).iter().map(|address| address.is_ipv4()).collect();
         assert!(families.is_sorted(), "IPv6 first: {families:?}");
         families.reverse();
-        let chosen = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()), &[]);
+        let chosen = addresses(NodeAddresses::single(Ipv4Addr::UNSPECIFIED.into()), &[]);
         assert_eq!(chosen.iter().map(|address| address.is_ipv4()).collect::<Vec<_>>(), families);
         assert!(
             addresses(NodeAddresses::NONE, &[])
@@ -240,13 +240,13 @@ mod tests {
             assert!(links() != before && addresses(NodeAddresses::NONE, &[]).is_empty(), "no route leads out");
             ip(&["route", "add", "default", "via", "198.51.100.1"]);
             changes.changed().await.unwrap();
-            let ours = NodeAddresses::one("198.51.100.7".parse().unwrap());
+            let ours = NodeAddresses::single("198.51.100.7".parse().unwrap());
             assert_eq!(addresses(NodeAddresses::NONE, &[]), ours);
             ip(&["route", "add", "blackhole", "192.0.2.0/24"]);
             assert_eq!(addresses(NodeAddresses::NONE, &[]), ours, "another route leads nowhere");
             ip(&["addr", "add", "198.51.100.8/24", "dev", "pod0"]);
             let named: IpAddr = "198.51.100.8".parse().unwrap();
-            assert_eq!(addresses(NodeAddresses::NONE, &[named]), NodeAddresses::one(named));
+            assert_eq!(addresses(NodeAddresses::NONE, &[named]), NodeAddresses::single(named));
         });
     }
 
@@ -261,7 +261,7 @@ mod tests {
             ip(&["addr", "add", "2001:db8:1::b/64", "dev", "up0", "nodad"]);
             ip(&["-6", "route", "add", "default", "via", "2001:db8:1::1", "dev", "up0"]);
             let chosen = addresses(NodeAddresses::NONE, &[]);
-            assert_eq!(chosen, NodeAddresses::one("2001:db8:1::b".parse().unwrap()));
+            assert_eq!(chosen, NodeAddresses::single("2001:db8:1::b".parse().unwrap()));
         });
     }
 

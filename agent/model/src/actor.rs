@@ -10,22 +10,19 @@ use crate::pod::{PodKey, PodUid};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Actor {
-    /// Its pid in the agent's own pid namespace.
+    /// In the agent's own pid namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its parent's pid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<u32>,
-    /// Its real user id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// That user's name on the node; inside a container the same id may be another user.
+    /// The user's name on the node. Inside a container the same id may be another user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Its command name: `/proc/<pid>/comm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Its executable's path in its own mount namespace.
+    /// Its path in the process's own mount namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
     /// Its cgroup path, from the root of the hierarchy.
@@ -40,9 +37,8 @@ pub struct Actor {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ActorPod {
-    /// The pod's UID.
     pub uid: String,
-    /// `namespace/name`; absent when no pod of that UID is known any more.
+    /// `namespace/name`; absent if no pod of that UID is known any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The container's name; absent if the process has none, or if the container is no longer known.
@@ -115,18 +111,18 @@ mod tests {
         assert_eq!(Actor::default().to_string(), "unknown");
         assert_eq!(whole.without_pids().to_string(), "ansible (uid 1001, python3)");
         let container = Some("app".to_owned());
-        let of = |pod: Option<&str>| ActorPod {
+        let resident_of = |pod: Option<&str>| ActorPod {
             uid: "u1".to_owned(),
             pod: pod.map(str::to_owned),
             container: container.clone(),
         };
-        let in_pod = Actor { pid: Some(7), resident: Some(of(Some("default/web"))), ..Actor::default() };
+        let in_pod = Actor { pid: Some(7), resident: Some(resident_of(Some("default/web"))), ..Actor::default() };
         assert_eq!(in_pod.to_string(), "unknown (pid 7) in pod default/web, container app");
-        let gone = Actor { resident: Some(of(None)), ..whole.clone() };
+        let gone = Actor { resident: Some(resident_of(None)), ..whole.clone() };
         assert!(gone.to_string().ends_with(" in a pod that is gone (uid u1), container app"), "{gone}");
-        let identity = of(Some("default/web")).pod_identity().unwrap();
+        let identity = resident_of(Some("default/web")).pod_identity().unwrap();
         assert_eq!((identity.0.to_string(), identity.1.as_str()), ("default/web".to_owned(), "u1"));
-        assert_eq!(of(None).pod_identity(), None);
+        assert_eq!(resident_of(None).pod_identity(), None);
         let read: Actor = serde_json::from_slice(&serde_json::to_vec(&in_pod).unwrap()).unwrap();
         assert_eq!(read, in_pod);
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::actor::{Actor, ActorPod};
 
-/// What attributes changes of manifests to processes (`manifestWatch`). inotify always reports the changes.
+/// Which backend attributes changes of manifests to processes (`manifestWatch`). inotify reports the changes in any
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ManifestWatch {
     /// The best backend that works on this node.
@@ -63,13 +64,13 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The watch's callbacks into the rest of the agent: lookups and reports. Called on the agent's own thread: must not block.
+/// The watch's callbacks into the rest of the agent. They run on the agent's own thread, so they must not block.
 pub trait WatchObserver: Send + Sync {
     /// The pod that owns that cgroup path or an ancestor of it, in any hierarchy.
     fn resident(&self, cgroup: &str) -> Option<ActorPod>;
     /// Reports that a process of a pod changed that name in a watched directory.
     fn pod_wrote(&self, name: &OsStr, actor: &Actor);
-    /// Reports the backend active from now on; `lost`: the requested or previously active backend that failed.
+    /// Reports the backend that is active from now on. `lost` is the requested or previously active one that failed.
     fn watching(&self, backend: Backend, lost: Option<Backend>);
 }
 
@@ -87,9 +88,7 @@ impl WatchObserver for () {
 /// The settings of the manifest watch.
 #[derive(Clone)]
 pub struct WatchSettings {
-    /// The configured value.
     pub wanted: ManifestWatch,
-    /// The callbacks into the agent.
     pub observer: Arc<dyn WatchObserver>,
 }
 

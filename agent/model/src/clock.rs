@@ -1,14 +1,14 @@
-//! The time that decisions are made with: a value, read from the clocks by `limpet_host::clock`.
+//! The time by which decisions are made: a value, read from the clocks by `limpet_host::clock`.
 
 use std::time::Instant;
 
 use jiff::Timestamp;
 
-/// One time on both clocks: monotonic for delays, wall for what people read.
+/// One time on both clocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
-    /// For delays and deadlines; never jumps.
+    /// Monotonic, for delays and deadlines; never jumps.
     pub mono: Instant,
-    /// For people and for records; may jump.
+    /// Wall clock, for people and for records; may jump.
     pub wall: Timestamp,
 }

@@ -16,23 +16,24 @@ use crate::source::SourceKind;
 use crate::stop_signal::StopSignal;
 use crate::verdict::PodVerdict;
 
-/// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
+/// A container's id in containerd: 64 hexadecimal digits, the last 32 of which identify the pod.
 ///
-/// Used once, as clients of containerd and collectors of logs and metrics expect. Derived from pod UID, container name,
-/// attempt and a salt, so that a try whose answer was lost is found again. Its own digits come first, because people and
-/// tools show the first dozen.
+///
+/// Each id is used only once, as clients of containerd and collectors of logs and metrics expect. It is derived from
+/// pod UID, container name, attempt and a salt, so that an attempt whose answer was lost is found again. The
+/// container's own digits come first, because people and tools show the first dozen.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId(Arc<str>);
 
 impl ContainerId {
-    /// The id of one attempt at one container of one pod. No two incarnations of a pod have the same `salt`: their UIDs may
-    /// be equal.
+    /// The id of one attempt at one container of one pod. `salt` differs between incarnations of a pod, whose UIDs
+    /// may be equal.
     pub fn derive(uid: &PodUid, container: &str, attempt: u32, salt: u64) -> Self {
-        let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}/{salt:016x}")));
-        Self(format!("{}{}", &own[..32], Self::pod_digits(uid)).into())
+        let digits = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}/{salt:016x}")));
+        Self(format!("{}{}", &digits[..32], Self::pod_digits(uid)).into())
     }
 
-    /// The 32 digits that the id of every container of the pod ends with.
+    /// The 32 digits with which the ids of all containers of the pod end.
     pub fn pod_digits(uid: &PodUid) -> String {
         let mut digits = pod_id(uid);
         digits.truncate(32);
@@ -67,33 +68,27 @@ impl fmt::Debug for ContainerId {
     }
 }
 
-/// The pod's id where tools expect that of a sandbox: 64 hexadecimal digits, of which the first 32 are those that the ids of
-/// its containers end with.
+/// The pod's id where tools expect that of a sandbox: 64 hexadecimal digits, of which the first 32 are those with
+/// which the ids of its containers end.
 pub fn pod_id(uid: &PodUid) -> String {
     hex(&Sha256::digest(uid.as_str()))
 }
 
-/// Who the first process of a container runs as: what its status shows as `user.linux`.
+/// Who the first process of a container runs as, shown in its status as `user.linux`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
-    /// The user's id.
     pub uid: u32,
-    /// The id of the primary group.
     pub gid: u32,
     /// All groups, the primary one included.
     pub groups: Vec<u32>,
 }
 
-/// The facts of a container; only a resize in place changes some.
+/// The facts of a container. Only a resize in place changes some of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerIdentity {
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The pod's UID.
     pub uid: String,
-    /// The container's name.
     pub container: String,
     /// Whether it is one of `spec.initContainers`.
     pub init: bool,
@@ -101,7 +96,7 @@ pub struct ContainerIdentity {
     pub attempt: u32,
     /// The source the pod came from.
     pub source: String,
-    /// The file or URL.
+    /// The file or URL that the pod came from.
     pub origin: String,
     /// Hash of the fields that can change in place: image and resources. Updated when it is resized.
     pub fingerprint: String,
@@ -113,13 +108,13 @@ pub struct ContainerIdentity {
     /// The back-off after its exit, in seconds (docs/kubelet.md, back-off).
     #[serde(default)]
     pub backoff_seconds: u64,
-    /// The pod's `status.startTime`; `None` on a container of a limpet that did not record it.
+    /// The pod's `status.startTime`; `None` if the container was started by a limpet that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_start: Option<Timestamp>,
-    /// The pod's addresses at this start, primary first; what its status shows once it has no sandbox any more.
+    /// The pod's addresses at this start, primary first. Its status shows them once it has no sandbox any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ips: Vec<IpAddr>,
-    /// Its stop signal; earlier versions recorded none, and sent SIGTERM.
+    /// Its stop signal. Earlier versions recorded none, and sent SIGTERM.
     #[serde(default)]
     pub stop_signal: StopSignal,
     /// The id of the sandbox it was started in; earlier versions recorded none.
@@ -128,13 +123,13 @@ pub struct ContainerIdentity {
     /// How often all containers of its pod had been restarted before its start.
     #[serde(default)]
     pub pod_restarts: u32,
-    /// When it was last resized in place; `None`: it has the resources it was started with.
+    /// When it was last resized in place; `None` if it has the resources it was started with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized_at: Option<Timestamp>,
-    /// The definition of an ephemeral container: the manifest need not have it.
+    /// The definition of an ephemeral container, because the manifest need not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<serde_json::Value>,
-    /// What device plugins have given it.
+    /// What device plugins have allocated to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceAllocation>,
     /// Who its first process runs as; earlier versions recorded none.
@@ -151,7 +146,7 @@ impl ContainerIdentity {
         PodKey::parse(self.namespace.as_str(), self.pod.as_str())
     }
 
-    /// The source's kind; an unknown one counts as the file source's.
+    /// The source's kind. An unknown one counts as the file source.
     pub fn source(&self) -> SourceKind {
         SourceKind::from_name(&self.source).unwrap_or(SourceKind::File)
     }
@@ -160,7 +155,7 @@ impl ContainerIdentity {
 /// How a container exited.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
-    /// Exit code; above 128 a signal.
+    /// Above 128 it stands for a signal.
     pub code: i32,
     /// kubelet's reason: `Completed`, `Error`, `OOMKilled`, `StartError`, `ContainerStatusUnknown`.
     pub reason: String,
@@ -174,13 +169,13 @@ pub struct Exit {
 /// The state of a container; overwritten as it changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerState {
-    /// When its process was started; `None`: it never ran.
+    /// When its process was started; `None` if it never ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// How it exited; `None`: it runs, or its exit was missed.
+    /// How it exited; `None` if it runs, or its exit was missed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
-    /// Why the node ended the pod, if it had when this container exited.
+    /// Why the node had ended the pod, if it had done so when this container exited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<PodVerdict>,
 }
@@ -188,10 +183,8 @@ pub struct ContainerState {
 /// A container as described by its containerd extensions.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// Its facts.
     pub identity: ContainerIdentity,
     pub state: ContainerState,
-    /// The results of its probes.
     pub probes: ProbeRecord,
     /// The pod's manifest, canonical JSON as authored.
     pub manifest: Arc<[u8]>,
@@ -208,13 +201,8 @@ pub enum Task {
         pid: u32,
     },
     /// Its process exited.
-    Stopped {
-        /// The exit code.
-        code: i32,
-        /// When it exited.
-        at: Timestamp,
-    },
-    /// containerd does not know: the shim does not respond (yet).
+    Stopped { code: i32, at: Timestamp },
+    /// containerd does not know its state, because the shim does not respond (yet).
     Unknown {
         /// The last known first process.
         pid: u32,

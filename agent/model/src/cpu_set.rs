@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// No machine has more processors than this.
+/// A bound on the numbers that are read. No machine has more processors.
 const MOST: u32 = 1 << 16;
 
 /// Logical processors, by their numbers.
@@ -98,7 +98,8 @@ impl fmt::Display for CpuSet {
 /// Where a logical processor is in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor {
-    /// The lowest number of a processor of its core: the kernel's own numbers of cores are unique in a socket alone.
+    /// The lowest number of a processor of its core, because the kernel's own numbers of cores are unique only in a
+    /// socket.
     pub core: u32,
     /// -1 where the kernel does not know.
     pub socket: i64,

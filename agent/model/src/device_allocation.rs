@@ -1,5 +1,5 @@
-//! What a device plugin has given one container: which devices, and what the container needs to use them. It is recorded
-//! on the container, so that its successor gets the same, also after a restart of agent and node.
+//! What a device plugin has given one container: which devices, and what the container needs to use them. It is
+//! recorded on the container, so that the next attempt gets the same, also after a restart of agent and node.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,6 @@ pub const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 /// The devices of one resource that a container has, as the plugin answered `Allocate`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAllocation {
-    /// The extended resource.
     pub resource: String,
     /// The ids of the devices, sorted.
     pub ids: Vec<String>,
@@ -54,7 +53,7 @@ pub struct PluginMount {
     pub container_path: PathBuf,
     /// Its path on the host.
     pub host_path: PathBuf,
-    /// The container must not write to it.
+    /// Whether the container must not write to it.
     #[serde(default)]
     pub read_only: bool,
 }

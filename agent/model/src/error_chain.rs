@@ -4,7 +4,8 @@ use std::error::Error;
 use std::io;
 use std::iter::successors;
 
-/// The error and its causes in one line. A cause that the text already contains is left out: many errors repeat theirs.
+/// The error and its causes in one line. A cause that the text already contains is left out, because many errors
+/// repeat theirs.
 pub fn error_chain(error: &dyn Error) -> String {
     let causes = successors(error.source(), |cause| (*cause).source());
     causes
@@ -12,8 +13,8 @@ pub fn error_chain(error: &dyn Error) -> String {
         .fold(error.to_string(), |text, cause| if text.contains(&cause) { text } else { format!("{text}: {cause}") })
 }
 
-/// The error and its causes, the innermost last. An `io::Error` does not name the error that it wraps as its source; it is
-/// included.
+/// The error and its causes, the innermost last. Includes the error that an `io::Error` wraps, which it does not name
+/// as its source.
 pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     successors(Some(error), |error: &&'a (dyn Error + 'static)| {
         let error: &'a (dyn Error + 'static) = *error;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// The longest that Go has, in seconds: 292 years. With a longer one no moment could be computed.
+/// The longest duration that Go can express, in seconds: 292 years. With a longer one no moment could be computed.
 const MAX_SECONDS: f64 = i64::MAX as f64 / 1e9;
 
-/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid, negative, or longer than Go has one.
+/// Parses a Go duration: `1m30s`, `1.5h`, `300ms`. `None` if it is invalid, negative, or longer than Go can express.
 pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -35,7 +35,7 @@ pub fn parse(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok().filter(|_| seconds < MAX_SECONDS)
 }
 
-/// A duration as Go prints it, cut to milliseconds: `250ms`, `1.5s`, `1m30s`, `1h0m5s`.
+/// A duration as Go prints it, truncated to milliseconds: `250ms`, `1.5s`, `1m30s`, `1h0m5s`.
 pub fn show(duration: Duration) -> String {
     let (seconds, milliseconds) = (duration.as_secs(), duration.subsec_millis());
     if seconds == 0 {

@@ -29,17 +29,17 @@ pub struct StoredImage {
     pub digest: Arc<str>,
     /// Its names, normalised.
     pub names: Vec<String>,
-    /// It is protected from removal.
+    /// Whether it is protected from removal.
     pub pinned: bool,
     /// When the store got its oldest name.
     pub created: Option<Timestamp>,
-    /// When it was last used, as far as that was written down.
+    /// When it was last used, as far as that was recorded.
     pub last_used: Option<Timestamp>,
     /// When this agent last pulled it, or took it for a start.
     pub taken: Option<Instant>,
 }
 
-/// How digests begin.
+/// The prefix of digests.
 pub const ALGORITHM: &str = "sha256:";
 
 impl StoredImage {

@@ -6,9 +6,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name \"{image}\": {cause}")]
 pub struct InvalidImageName {
-    /// The name as it was given.
     pub image: String,
-    /// Why it is invalid.
     pub cause: String,
 }
 
@@ -16,7 +14,7 @@ pub struct InvalidImageName {
 const DEFAULT_HOST: &str = "docker.io";
 /// Its older name.
 const LEGACY_HOST: &str = "index.docker.io";
-/// That registry's prefix for names of one part.
+/// The prefix of that registry for names of one part.
 const OFFICIAL: &str = "library";
 /// Maximum length in bytes of a name, and of a tag.
 const MAX_NAME: usize = 255;
@@ -38,7 +36,7 @@ pub struct ImageName {
 /// The image in the repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// A name that may point to other content later.
+    /// Its content may change later.
     Tag(String),
     /// Fixed content: `sha256:…`.
     Digest(String),
@@ -90,10 +88,12 @@ impl ImageName {
     }
 }
 
-/// A valid reference without its tag and digest, as it is written otherwise: kubelet's `trimImageTagDigest`.
+/// A valid reference without its tag and digest, otherwise as written: kubelet's `trimImageTagDigest`.
+///
 ///
 /// # Errors
-/// It is not valid.
+///
+/// The reference is not valid.
 pub fn without_tag(reference: &str) -> Result<&str, InvalidImageName> {
     ImageName::parse(reference).map(|_| split(reference).0)
 }
@@ -104,7 +104,7 @@ fn split(reference: &str) -> (&str, Option<&str>, Option<&str>) {
         Some((rest, digest)) => (rest, Some(digest)),
         None => (reference, None),
     };
-    // A colon before the last slash is that of the registry's port.
+    // A colon before the last slash belongs to the registry's port.
     let path = rest.rfind('/').map_or(0, |slash| slash + 1);
     match rest[path..].rfind(':') {
         Some(colon) => (&rest[..path + colon], Some(&rest[path + colon + 1..]), digest),

@@ -40,7 +40,7 @@ pub mod verdict;
 /// The version of Kubernetes' Pod API that limpet is built with.
 pub const POD_API: &str = "v1.37";
 
-/// The node's version of Kubernetes, which tools compare with the apiserver's, and this agent's own behind it.
+/// The node's version of Kubernetes, which tools compare with the apiserver's, followed by this agent's own version.
 pub fn kubelet_version() -> String {
     format!("{POD_API}.0+limpet.{}", env!("CARGO_PKG_VERSION"))
 }

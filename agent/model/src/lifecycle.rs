@@ -8,16 +8,15 @@ use crate::process::{ProcessName, Sender};
 /// A lifecycle event for the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LifecycleEvent {
-    /// The subscription to containerd's events is established: read the whole state now.
+    /// The subscription to containerd's events is established, so the whole state has to be read now.
     Connected,
-    /// The event stream ended: containerd is gone, containers keep running.
+    /// The event stream ended because containerd is gone. Containers keep running.
     Disconnected,
     /// A container's first process exited.
     Exited {
         id: ContainerId,
-        /// The process, 0 if unknown: a container that had to be created again has had several.
+        /// The process, 0 if unknown. A container that had to be created again has had several.
         pid: u32,
-        /// Its exit code.
         code: i32,
         /// The exit time by the shim's clock.
         at: Timestamp,

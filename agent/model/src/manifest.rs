@@ -20,24 +20,22 @@ use other_kinds::{OtherKind, WithoutEffect};
 /// The contents of one file, one HTTP response or one push.
 #[derive(Debug, Default)]
 pub struct Manifest {
-    /// The accepted pods.
     pub pods: Vec<Arc<PodRecord>>,
-    /// The accepted ConfigMaps and Secrets.
     pub objects: Vec<Arc<ObjectRecord>>,
     /// The faults, in the order of the text; at most [`MAX_FAULTS`](crate::pod::fault::MAX_FAULTS) errors and as many
     /// warnings, and how many more there are. If one is an error, something was rejected.
     pub faults: Vec<Fault>,
-    /// The rejected pods that can be identified: their last good versions stay.
+    /// The rejected pods that can be identified, so that their last good versions stay.
     pub refused: BTreeSet<PodKey>,
     /// The same for objects.
     pub refused_objects: BTreeSet<ObjectKey>,
     /// Those of `objects` whose documents name no namespace.
     pub unplaced: BTreeSet<ObjectKey>,
-    /// A document was rejected that may be any pod.
+    /// Whether a document was rejected that may be any pod.
     pub unknown_pod_refused: bool,
     /// The same for objects.
     pub unknown_object_refused: bool,
-    /// How many objects were accepted that a node does not act on.
+    /// How many of the accepted objects a node does not act on.
     pub left_out: usize,
 }
 
@@ -71,7 +69,7 @@ impl Manifest {
         self.faults.extend(faults.finish());
     }
 
-    /// Notes every pod and object that a rejected item may be.
+    /// Records every pod and object that a rejected item may be.
     fn refuse(&mut self, item: &Item<'_>, node_name: &str) {
         let (pod, kinds) = item.candidates();
         match item.name() {
@@ -157,14 +155,14 @@ fn read_by(validation: FieldValidation, text: &[u8], origin: &str, source: Sourc
     let mut all = FaultList::default();
     all.extend(faults);
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
-    // A duplicate key of a list itself leaves open which items are meant.
+    // A duplicate key of a list itself makes it unclear which items are meant.
     let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
     manifest.unknown_pod_refused = unread || !unclear.is_empty();
     manifest.unknown_object_refused = manifest.unknown_pod_refused;
     all.extend(unclear.iter().filter_map(outer).cloned());
     let mut without_effect = WithoutEffect::default();
     for item in documents.iter().flat_map(items) {
-        match other_kinds::of(item.value) {
+        match other_kinds::classify(item.value) {
             Some(OtherKind::Accepted) => {
                 manifest.left_out += 1;
                 continue;
@@ -204,11 +202,14 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
     new
 }
 
-/// Decodes a pod from a manifest that was accepted before and stored by limpet. It is not validated again: a limpet
-/// version with stricter validation must not stop running pods. Only its names are checked, which become paths.
+/// Decodes a pod from a manifest that was accepted before and stored by limpet. It is not validated again, because a
+/// limpet version with stricter validation must not stop running pods. Only its names are checked, since they become
+/// paths.
+///
 ///
 /// # Errors
-/// The bytes are not a Pod, or a name in it is none.
+///
+/// The bytes are not a Pod, or one of its names is not valid.
 pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let value: Value = serde_json::from_slice(manifest)
         .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
@@ -219,7 +220,6 @@ pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &st
 #[derive(Debug)]
 pub enum Restored {
     Pod(Box<PodRecord>),
-    /// A ConfigMap or Secret.
     Object(ObjectRecord),
 }
 
@@ -254,7 +254,7 @@ fn is_list(document: &Document<'_>) -> bool {
     document.value["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// A duplicate key in a list itself, in none of its items.
+/// A duplicate key in a list itself and not in one of its items.
 fn outer<'d>(document: &'d Document<'_>) -> Option<&'d Fault> {
     document.duplicates.iter().find(|fault| is_list(document) && !fault.path.starts_with("items["))
 }
@@ -279,7 +279,7 @@ impl Item<'_> {
         (self.value["apiVersion"] == kind.api_version()).then_some(kind)
     }
 
-    /// The item's namespace and name; `None` if it has no usable ones.
+    /// The item's namespace and name; `None` if it has no usable name.
     fn name(&self) -> Option<(Option<&str>, &str)> {
         let metadata = &self.value["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
@@ -323,11 +323,12 @@ impl Item<'_> {
             let rest = fault.path.strip_prefix(self.path.as_str());
             self.path.is_empty() || rest.is_some_and(|rest| rest.starts_with('.'))
         };
-        let own = self.document.duplicates.iter().filter(within).cloned();
-        own.map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
+        let duplicates = self.document.duplicates.iter().filter(within).cloned();
+        duplicates
+            .map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
     }
 
-    /// The fault of anything but a v1 Pod.
+    /// The fault of everything that is not a v1 Pod.
     fn kind_fault(&self) -> Option<Fault> {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));

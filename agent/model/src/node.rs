@@ -33,23 +33,24 @@ pub struct NodeFacts {
     pub name: String,
     /// Bytes of memory, for kubelet's OOM score formula.
     pub memory_capacity: u64,
-    /// What of it is for pods.
+    /// What of it is available to pods.
     pub limits: NodeLimits,
     /// Bytes of swap, at the agent's start.
     pub swap_capacity: u64,
     /// `memorySwap.swapBehavior`.
     pub swap_behavior: SwapBehavior,
-    /// `singleProcessOOMKill`: the kernel's OOM killer ends one process of a container, and not all. With cgroup v2.
+    /// `singleProcessOOMKill`: the kernel's OOM killer ends one process of a container and not all. Only with cgroup
+    /// v2.
     pub single_process_oom_kill: bool,
     /// How limits of cpu are enforced.
     pub cpu_quotas: CpuQuotas,
     /// `memoryReservationPolicy`, `memoryThrottlingFactor`. With cgroup v2.
     pub memory_qos: MemoryQos,
-    /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
+    /// The lowest `oom_score_adj` the agent may set, which is its own if it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
-    /// Only the unified (v2) cgroup hierarchy is mounted.
+    /// Whether only the unified (v2) cgroup hierarchy is mounted.
     pub cgroup_v2: bool,
-    /// The cgroup driver is systemd: each container is a scope.
+    /// Whether the cgroup driver is systemd, where each container is a scope.
     pub systemd_cgroup: bool,
     /// The agent's own systemd service, when it runs as one.
     pub service: Option<String>,
@@ -57,15 +58,15 @@ pub struct NodeFacts {
     pub seccomp_default: bool,
     /// Directory of `Localhost` seccomp profiles: `<root-dir>/seccomp`.
     pub seccomp_dir: PathBuf,
-    /// containerd's socket.
     pub runtime_endpoint: PathBuf,
-    /// The devices that pods may request, by their resource's name.
+    /// The devices that pods may request, by resource name.
     pub devices: BTreeMap<String, Device>,
-    /// The directories of the files of CDI devices; a later one precedes.
+    /// The directories of the files of CDI devices; a later one takes precedence.
     pub cdi_dirs: Vec<PathBuf>,
-    /// The number of huge pages that the kernel has reserved, by their size in bytes: of all supported sizes.
+    /// The number of huge pages that the kernel has reserved, by their size in bytes; it has an entry for each
+    /// supported size.
     pub huge_pages: BTreeMap<u64, u64>,
-    /// Cgroups can limit huge pages: their controller `hugetlb` is there.
+    /// Whether cgroups can limit huge pages, by the controller `hugetlb`.
     pub limits_huge_pages: bool,
 }
 
@@ -109,14 +110,14 @@ pub struct Device {
     pub paths: Vec<PathBuf>,
     /// CDI devices, as `vendor.com/class=name`: their files are applied in addition.
     pub cdi: Vec<String>,
-    /// One pod at a time has them.
+    /// Whether only one pod at a time may have them.
     pub exclusive: bool,
     /// What the device cgroup allows: of `r`, `w` and `m`.
     pub permissions: String,
 }
 
-/// The node's addresses, the primary one first: one of each family at most, as in `status.hostIPs`. Empty on a machine
-/// without a network.
+/// The node's addresses, the primary one first. At most one of each family, as in `status.hostIPs`. Empty on a
+/// machine without a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodeAddresses([Option<IpAddr>; 2]);
 
@@ -124,8 +125,8 @@ impl NodeAddresses {
     /// No address.
     pub const NONE: Self = Self([None, None]);
 
-    /// This one alone.
-    pub const fn one(address: IpAddr) -> Self {
+    /// Only this address.
+    pub const fn single(address: IpAddr) -> Self {
         Self([Some(address), None])
     }
 
@@ -134,7 +135,7 @@ impl NodeAddresses {
         self.0[0].is_none()
     }
 
-    /// Those that are addresses, and not `::` or `0.0.0.0`, which mean any address of a family.
+    /// The addresses without `::` and `0.0.0.0`, which mean any address of a family.
     pub fn specified(self) -> Self {
         self.iter().filter(|address| !address.is_unspecified()).collect()
     }
@@ -146,7 +147,7 @@ impl NodeAddresses {
 }
 
 impl fmt::Display for NodeAddresses {
-    /// As `--node-ip` has them, with a comma between two.
+    /// Writes them as in `--node-ip`, with a comma between two.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<String> = self.iter().map(|address| address.to_string()).collect();
         f.write_str(&texts.join(","))
@@ -154,7 +155,7 @@ impl fmt::Display for NodeAddresses {
 }
 
 impl FromIterator<IpAddr> for NodeAddresses {
-    /// The first address, and the first one after it that is of the other family.
+    /// Takes the first address, and the first one after it of the other family.
     fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
         let mut addresses = addresses.into_iter();
         let primary = addresses.next();
@@ -177,9 +178,9 @@ mod tests {
             (&["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"], &["10.0.0.1", "fd00::1"]),
         ];
         for (given, wanted) in cases {
-            let found: NodeAddresses = given.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
-            assert_eq!(found.iter().map(|ip| ip.to_string()).collect::<Vec<_>>(), wanted);
-            assert_eq!(found.is_empty(), given.is_empty());
+            let addresses: NodeAddresses = given.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
+            assert_eq!(addresses.iter().map(|ip| ip.to_string()).collect::<Vec<_>>(), wanted);
+            assert_eq!(addresses.is_empty(), given.is_empty());
         }
         assert_eq!(NodeAddresses::NONE, NodeAddresses::default());
     }

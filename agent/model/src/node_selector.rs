@@ -1,11 +1,12 @@
-//! Whether a node is one that a selector names, by kubelet's rules (`k8s.io/component-helpers/scheduling/corev1/nodeaffinity`).
+//! Whether a node selector matches a node, by kubelet's rules
+//! (`k8s.io/component-helpers/scheduling/corev1/nodeaffinity`).
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
 
-/// Whether any of the selector's terms matches the node of that name and those labels. A term without requirements matches
-/// no node.
+/// Whether any of the selector's terms matches a node with that name and those labels. A term without requirements
+/// matches no node.
 pub fn matches(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
     selector.node_selector_terms.iter().any(|term| {
         let expressions = term.match_expressions.as_deref().unwrap_or_default();
@@ -54,7 +55,7 @@ mod tests {
     fn a_node_is_selected_by_all_requirements_of_any_term() {
         let label =
             |key: &str, operator: &str, values: Value| json!({"key": key, "operator": operator, "values": values});
-        let one = |key: &str, operator: &str, values: Value| {
+        let matches_label = |key: &str, operator: &str, values: Value| {
             selected(json!([{"matchExpressions": [label(key, operator, values)]}]))
         };
         for (key, operator, values, expected) in [
@@ -71,7 +72,7 @@ mod tests {
             ("zone", "Gt", json!(["3"]), false),
             ("zone", "Near", json!(["a"]), false),
         ] {
-            assert_eq!(one(key, operator, values.clone()), expected, "{key} {operator} {values}");
+            assert_eq!(matches_label(key, operator, values.clone()), expected, "{key} {operator} {values}");
         }
         let (a, b) = (label("zone", "In", json!(["a"])), label("zone", "In", json!(["b"])));
         assert!(!selected(json!([{"matchExpressions": [a, b]}])));

@@ -1,10 +1,11 @@
-//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
-//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates, runtime classes. Also the
-//! workloads of a source, of which pods are made ([`workload`]).
+//! Local objects: ConfigMaps and Secrets that a source defines, for the pods of that source only. An apiserver's pods
+//! also have its tokens, addresses of Services, paths of claimed volumes, certificates and runtime classes as
+//! objects. The workloads of a source, of which pods are made, are objects too ([`workload`]).
 //!
-//! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
-//! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
-//! printed, and erased when the last owner drops them. Faults name fields and keys, never values.
+//!
+//! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for
+//! each pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they
+//! are never printed, and are erased when the last owner drops them. Faults name fields and keys, never values.
 
 pub mod claim;
 pub mod csi;

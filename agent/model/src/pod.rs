@@ -64,7 +64,8 @@ pub use record::{PodRecord, is_terminal_phase};
 pub use role::Role;
 pub(crate) use yaml::join as field_path;
 
-/// Prefix of the annotation that set a container's AppArmor profile before the field; the container's name follows.
+/// The prefix of the annotation that set a container's AppArmor profile before the field existed; the container's
+/// name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 #[cfg(test)]

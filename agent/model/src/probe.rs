@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub enum ProbeKind {
     /// Its failure restarts the container.
     Liveness,
-    /// Its result makes the container ready, or not.
+    /// Its result decides whether the container is ready.
     Readiness,
-    /// The other two begin once it has succeeded; its failure restarts the container.
+    /// The other two begin only after it has succeeded. Its failure restarts the container.
     Startup,
 }
 
@@ -26,7 +26,7 @@ impl ProbeKind {
     }
 
     /// The probe of this kind in the container's spec.
-    pub fn of(self, container: &Container) -> Option<&Probe> {
+    pub fn probe_of(self, container: &Container) -> Option<&Probe> {
         match self {
             Self::Liveness => container.liveness_probe.as_ref(),
             Self::Readiness => container.readiness_probe.as_ref(),
@@ -36,7 +36,7 @@ impl ProbeKind {
 }
 
 impl fmt::Display for ProbeKind {
-    /// As kubelet's metrics and events name it.
+    /// Writes it as kubelet's metrics and events name it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Liveness => "Liveness",
@@ -46,16 +46,16 @@ impl fmt::Display for ProbeKind {
     }
 }
 
-/// The results of a container's probes, from which a restarted agent continues. The default: none yet.
+/// The results of a container's probes, from which a restarted agent continues. By default there are none yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeRecord {
-    /// Its startup probe has succeeded.
+    /// Whether its startup probe has succeeded.
     #[serde(default)]
     pub started: bool,
-    /// Its readiness probe succeeds.
+    /// Whether its readiness probe succeeds.
     #[serde(default)]
     pub ready: bool,
-    /// The probe that has failed so often that the container is being ended for it.
+    /// The probe because of whose failures the container is being ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<ProbeKind>,
 }

@@ -30,7 +30,7 @@ impl fmt::Display for ProcessName {
 pub struct Sender {
     /// The signal's number.
     pub signal: u32,
-    /// The process; `None`: the kernel itself, for a fault or an OOM kill.
+    /// The process; `None` for the kernel itself, after a fault or an OOM kill.
     pub process: Option<ProcessName>,
     /// The process's user id.
     pub uid: u32,
@@ -48,10 +48,12 @@ pub trait ProcessHandle: fmt::Debug + Send + Sync {
     /// Whether the process has not exited.
     fn is_alive(&self) -> bool;
 
-    /// Resolves when the process has exited, all its threads included. Cancel safe.
+    /// Resolves when the process has exited, including all its threads. Cancel safe.
+    ///
     ///
     /// # Errors
-    /// Its exit cannot be waited for here.
+    ///
+    /// Its exit cannot be waited for on this kernel.
     fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 }
 
@@ -71,13 +73,14 @@ impl ProcessHandle for EndedProcess {
 
 /// Looks up processes.
 pub trait Processes {
-    /// A handle to the process that has `pid` now, [`EndedProcess`] if none has; `None`: the kernel has no handles.
+    /// A handle to the process that currently has `pid`, or [`EndedProcess`] if none has; `None` if the kernel has no
+    /// handles.
     fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>>;
 
-    /// The first process of the container, or another one in its cgroup; `None`: nothing of it runs.
+    /// The first process of the container, or another one in its cgroup; `None` if none of them runs.
     fn in_container(&self, pod: &PodUid, container: &ContainerId) -> Option<u32>;
 
-    /// Whether the process `pid` is in the container's cgroup: for processes without a handle.
+    /// Whether the process `pid` is in the container's cgroup; needed for processes without a handle.
     fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! What an image was pulled with, as it is remembered and compared: where a credential is from, and a hash of it.
+//! What an image was pulled with, as it is remembered and compared: where a credential is from, and its hash.
 
 use sha2::{Digest as _, Sha256};
 
@@ -7,7 +7,7 @@ use crate::hex::hex;
 /// What an image was pulled with, or what a pod may pull it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullCredential {
-    /// Nothing, or what the node lends to all of its pods.
+    /// Nothing, or what the node provides to all of its pods.
     Node,
     /// A Secret of the pod.
     Secret(PullSecret),
@@ -15,7 +15,7 @@ pub enum PullCredential {
     ServiceAccount(PullServiceAccount),
 }
 
-/// A Secret, and what it held for the image.
+/// A Secret, and the credential that it had for the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullSecret {
     /// Its UID; empty for one of the node's own sources.
@@ -33,10 +33,11 @@ pub struct PullServiceAccount {
     pub name: String,
 }
 
-/// Recognizes a credential. As it is remembered it has a salt of its own: what is on one node's disk is found in no table,
-/// and tells of no two nodes or Secrets that they have the same password.
+/// A hash that recognizes a credential. When it is remembered it gets its own salt, so that it cannot be looked up in
+/// tables, and does not reveal that two nodes or Secrets have the same password.
 ///
-/// As text `<SHA-256>`, or `<salt>$<SHA-256 of the salt and that>`, in hexadecimal digits.
+///
+/// As text it is `<SHA-256>`, or `<salt>$<SHA-256 of the salt and that>`, in hexadecimal digits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CredentialHash(String);
 
@@ -49,7 +50,7 @@ impl CredentialHash {
         Self(hex(&Sha256::digest(credential)))
     }
 
-    /// As it was remembered, with a salt or by an earlier version without.
+    /// From the remembered text: with a salt, or of an earlier version without one.
     pub fn from_text(text: String) -> Self {
         Self(text)
     }
@@ -62,7 +63,7 @@ impl CredentialHash {
         self.0.contains('$')
     }
 
-    /// With this salt, unless it has one.
+    /// With this salt, unless it already has one.
     #[must_use]
     pub fn salted(self, salt: &Salt) -> Self {
         if self.is_salted() { self } else { self.with_salt(&hex(salt)) }
@@ -73,7 +74,7 @@ impl CredentialHash {
         Self(format!("{salt}${}", hex(&digest)))
     }
 
-    /// Whether both are of one credential, as far as one of them has no salt; two with salts must be equal.
+    /// Whether both are hashes of one credential. Two that both have salts must be equal.
     pub fn matches(&self, other: &Self) -> bool {
         let salt_of = |hash: &Self| hash.0.split_once('$').map(|(salt, _)| salt.to_owned());
         match (salt_of(self), salt_of(other)) {
@@ -95,14 +96,15 @@ impl PullCredential {
 }
 
 impl PullSecret {
-    /// Whether both are the same object, whatever it held.
+    /// Whether both are the same object, regardless of its content.
     pub fn is_same_object(&self, other: &Self) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 }
 
 impl PullServiceAccount {
-    /// Whether it is the recorded account, as far as that is known: its pod may start while there is no apiserver.
+    /// Whether it may be the recorded account. Its UID may be unknown, because its pod can start while there is no
+    /// apiserver.
     pub fn may_be(&self, recorded: &Self) -> bool {
         let same_uid = self.uid.is_empty() || self.uid == recorded.uid;
         same_uid && (&self.namespace, &self.name) == (&recorded.namespace, &recorded.name)

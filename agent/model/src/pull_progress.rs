@@ -1,10 +1,9 @@
-//! How far the pull of an image is, as it is measured and as people see it.
+//! The progress of an image's pull, as it is measured and as people see it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How far the pull of an image is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
     /// Bytes of compressed layers in containerd, those of earlier attempts included.
@@ -13,7 +12,7 @@ pub struct PullProgress {
     pub total: u64,
     /// How many layers there are; 0 until the manifest is read.
     pub layers: usize,
-    /// How many of them are in containerd whole.
+    /// How many of them are completely in containerd.
     pub downloaded: usize,
     /// How many of them are unpacked.
     pub unpacked: usize,

@@ -1,11 +1,11 @@
-//! The header `Retry-After` of HTTP: how long a server wants to be left alone.
+//! The HTTP header `Retry-After`: how long a server wants no requests.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// The delay in `Retry-After`: seconds, or a date relative to the server's own `Date`, because this node's clock may be
-/// wrong. `None` when it is neither.
+/// The delay in `Retry-After`: seconds, or a date relative to the server's own `Date`, because this node's clock may
+/// be wrong. `None` if it is neither.
 pub fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp) -> Option<Duration> {
     let value = value.trim();
     if let Ok(seconds) = value.parse::<u64>() {

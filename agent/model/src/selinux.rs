@@ -1,10 +1,11 @@
-//! SELinux labels of containers and of what they mount: a pure function of what the node's policy names for containers, of what
-//! the Pod requires, and of the level that separates the pod from others.
+//! SELinux labels of containers and of what they mount: a pure function of the labels that the node's policy
+//! specifies for containers, of what the Pod requires, and of the level that separates the pod from others.
+//!
 //!
 //! The rules are those of kubelet and of containerd with `enable_selinux`. A label is `user:role:type:level`. The
-//! policy's file `lxc_contexts` has the labels of containers; `seLinuxOptions` replace parts of them. The level is `s0`
-//! and two of 1,024 categories, a pair for each pod. One thing differs: a container whose options name no level has its
-//! pod's, and not another one.
+//! policy's file `lxc_contexts` has the labels of containers; `seLinuxOptions` replace parts of them. The level is
+//! `s0` and two of 1,024 categories, a pair for each pod. One thing differs: a container whose options specify no
+//! level gets its pod's, not another one.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,7 +14,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, SELinuxOptions};
 
 /// How many categories containers may have.
 const CATEGORIES: u32 = 1_024;
-/// How many pairs of them there are, without the last one: containerd has that one for privileged containers.
+/// How many pairs of categories there are, except the last one, which containerd uses for privileged containers.
 const CATEGORY_PAIRS: u32 = CATEGORIES * (CATEGORIES - 1) / 2 - 1;
 
 /// A label of SELinux (a "security context").
@@ -22,12 +23,12 @@ pub struct Label {
     user: String,
     role: String,
     kind: String,
-    /// `None`: the policy has no levels.
+    /// `None` if the policy has no levels.
     level: Option<String>,
 }
 
 impl Label {
-    /// Reads `user:role:type[:level]`; `None`: it is something else.
+    /// Parses `user:role:type[:level]`; `None` if it is something else.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.splitn(4, ':').map(str::to_owned);
         let label = Self { user: parts.next()?, role: parts.next()?, kind: parts.next()?, level: parts.next() };
@@ -47,18 +48,20 @@ impl fmt::Display for Label {
 /// The labels that a policy has for containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerContexts {
-    /// Of processes.
+    /// The label of processes.
     pub process: Label,
     pub file: Label,
-    /// Of processes in virtual machines; `None`: as of others.
+    /// The label of processes in virtual machines; `None` if it is that of others.
     pub kvm_process: Option<Label>,
 }
 
 impl ContainerContexts {
-    /// Reads `lxc_contexts`: lines of `name = "label"`. The error names what is missing.
+    /// Parses `lxc_contexts`: lines of `name = "label"`.
+    ///
     ///
     /// # Errors
-    /// It has no label for processes or none for files.
+    ///
+    /// It has no label for processes or none for files; the error names what is missing.
     pub fn parse(text: &str) -> Result<Self, String> {
         let label = |name: &str| assignment(text, name).and_then(|label| Label::parse(&label));
         let wanted = |name: &str| label(name).ok_or_else(|| format!("it has no label {name:?}"));
@@ -66,7 +69,8 @@ impl ContainerContexts {
     }
 }
 
-/// The name of the policy (`SELINUXTYPE`) in the text of `/etc/selinux/config`: a directory beside that file.
+/// The name of the policy (`SELINUXTYPE`) in the text of `/etc/selinux/config`. It is also the name of a directory
+/// beside that file.
 pub fn policy_name(config: &str) -> Option<String> {
     assignment(config, "SELINUXTYPE").filter(|name| !name.is_empty() && !name.starts_with('.') && !name.contains('/'))
 }
@@ -81,24 +85,26 @@ fn assignment(text: &str, name: &str) -> Option<String> {
 /// What the labels of a pod's sandbox are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLabelling {
-    /// The label of its files, but for the level.
+    /// The label of its files, without the level.
     file: Label,
-    /// The level that the Pod names; `None`: the node chooses one.
+    /// The level that the Pod specifies; `None` if the node chooses one.
     pub level: Option<String>,
-    /// Those that its containers name.
+    /// The levels that its containers specify.
     pub container_levels: Vec<String>,
 }
 
 impl PodLabelling {
-    /// That of a pod with `spec` under a policy with these labels.
+    /// The labels of a pod with `spec` under a policy with these `contexts`.
+    ///
     ///
     /// # Errors
+    ///
     /// The pod's level is malformed; containerd's message.
-    pub fn of(contexts: &ContainerContexts, spec: &PodSpec) -> Result<Self, String> {
+    pub fn new(contexts: &ContainerContexts, spec: &PodSpec) -> Result<Self, String> {
         let level = |options: &SELinuxOptions| options.level.clone().filter(|level| !level.is_empty());
         let options = spec.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
-        let own = options.and_then(level);
-        if let Some(level) = &own {
+        let named_level = options.and_then(level);
+        if let Some(level) = &named_level {
             check_level(level)?;
         }
         let mut file = contexts.file.clone();
@@ -107,7 +113,7 @@ impl PodLabelling {
         }
         let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
         let container_levels = containers.filter_map(|container| own_options(container).and_then(level)).collect();
-        Ok(Self { file, level: own, container_levels })
+        Ok(Self { file, level: named_level, container_levels })
     }
 
     /// The label of the pod's files with its `level`.
@@ -117,7 +123,7 @@ impl PodLabelling {
     }
 }
 
-/// What the container's label is made of: its own options, all of them, or else the pod's, as kubelet has it.
+/// What the container's label is made from: its own options, or else the pod's, as in kubelet; they are not merged.
 pub fn options_of<'a>(spec: &'a PodSpec, container: &'a Container) -> Option<&'a SELinuxOptions> {
     own_options(container).or_else(|| spec.security_context.as_ref()?.se_linux_options.as_ref())
 }
@@ -128,16 +134,16 @@ fn own_options(container: &Container) -> Option<&SELinuxOptions> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerLabels {
-    /// Of its processes; `None`: it is privileged, and its processes are labelled as the policy has it for the runtime.
+    /// The label of its processes; `None` if it is privileged, in which case the policy labels them by the runtime.
     pub process: Option<String>,
-    /// Of its files, and of its pod's volumes when they are mounted into it.
+    /// The label of its files, and of its pod's volumes when they are mounted into it.
     pub file: String,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ContainerKind {
     pub privileged: bool,
-    /// It runs in a virtual machine.
+    /// Whether it runs in a virtual machine.
     pub virtual_machine: bool,
 }
 
@@ -160,7 +166,7 @@ pub fn labels(
     if let Some(level) = &named_level {
         check_level(level)?;
     }
-    // A policy without levels takes none, unless the Pod insists.
+    // A policy without levels accepts none, unless the Pod insists.
     if let Some(level) = named_level.or_else(|| process.level.is_some().then(|| level.to_owned())) {
         process.level = Some(level.clone());
         file.level = Some(level);
@@ -199,7 +205,7 @@ fn check_level(level: &str) -> Result<(), String> {
     if fits { Ok(()) } else { Err(format!("the format of 'level' {level:?} is not correct")) }
 }
 
-/// A level that is not among `used`: the first free one, starting at the pair of `seed`; `None`: all are used.
+/// The first free level that is not among `used`, starting at the pair of `seed`; `None` if all are used.
 pub fn allocate(seed: u32, used: &BTreeSet<String>) -> Option<String> {
     (0..CATEGORY_PAIRS)
         .map(|offset| level((seed % CATEGORY_PAIRS + offset) % CATEGORY_PAIRS))

@@ -33,13 +33,9 @@ pub trait ServiceAccounts: fmt::Debug + Send + Sync {
 /// A pod, and the service account it runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccountOfPod {
-    /// The namespace of both.
     pub namespace: String,
-    /// The pod's name.
     pub pod: String,
-    /// The pod's UID.
     pub pod_uid: String,
-    /// The service account's name.
     pub name: String,
 }
 

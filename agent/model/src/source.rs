@@ -1,4 +1,4 @@
-//! The kinds of source that pods come from, and in what their pods differ.
+//! The kinds of source that pods come from, and how their pods differ.
 
 use std::fmt;
 
@@ -15,27 +15,27 @@ pub enum SourceKind {
     Api,
 }
 
-/// In what the pods of one source differ from those of another. What only one source has, such as the way in which it is
+/// How the pods of one source differ from those of others. What only concerns a source itself, such as how it is
 /// read, is not here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceTraits {
-    /// An apiserver stores the pod: name, UID and defaults are written there, and it stays one Pod until it is deleted
-    /// there. Otherwise the node makes all of that from a manifest.
+    /// Whether an apiserver stores the pod: its name, UID and defaults are stored there, and it stays one Pod until
+    /// it is deleted there. Otherwise the node derives all of that from a manifest.
     pub is_stored: bool,
-    /// A controller makes another pod in place of one that fails: the node refuses or ends it for good. Otherwise it waits,
-    /// and runs again as soon as it can.
+    /// Whether a controller replaces a pod that fails, so that the node refuses or ends it for good. Otherwise the
+    /// pod waits, and runs again as soon as it can.
     pub is_replaced: bool,
-    /// A scheduler has chosen the node, by labels, taints and resources of which the node may not know all.
+    /// Whether a scheduler has chosen the node, by labels, taints and resources that the node may not all know.
     pub is_scheduled: bool,
-    /// It may refer to what a cluster has: Services, RuntimeClasses, service accounts.
+    /// Whether it may refer to what a cluster has: Services, RuntimeClasses, service accounts.
     pub has_cluster: bool,
-    /// A cluster sees it as a mirror pod.
+    /// Whether a cluster sees it as a mirror pod.
     pub is_mirrored: bool,
-    /// It is static, in kubelet's sense: critical, and the last to end for what the node is short of.
+    /// Whether it is static in kubelet's sense: critical, and the last to end when the node is short of something.
     pub is_static: bool,
-    /// It tolerates every taint, as the pods of kubelet's directory.
+    /// Whether it tolerates every taint, like the pods of kubelet's directory.
     pub tolerates_all: bool,
-    /// It is read through the connection to an apiserver, which has a state and a place of its own.
+    /// Whether it is read through the connection to an apiserver, which has its own state and directory.
     pub is_connection: bool,
 }
 
@@ -66,7 +66,7 @@ const OF_CLUSTER: SourceTraits = SourceTraits {
 };
 
 impl SourceKind {
-    /// In what its pods differ from those of other sources.
+    /// How its pods differ from those of other sources.
     pub const fn traits(self) -> &'static SourceTraits {
         match self {
             Self::File => &OF_FILE,

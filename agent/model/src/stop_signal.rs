@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What the stop signal has before SIGKILL at the least, however short the grace period is and whatever a `preStop` hook or
-/// the sidecar's turn leaves of it. As kubelet.
+/// The least time between the stop signal and SIGKILL, however short the grace period is and whatever a `preStop`
+/// hook or waiting for a sidecar's turn leaves of it. As in kubelet.
 pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The signals by name, with the numbers that Linux gives them on every architecture containerd is built for.

@@ -1,21 +1,20 @@
-//! The ids of pods with user namespaces of their own (`hostUsers: false`): which block of the node's each has.
+//! The ids of pods with their own user namespaces (`hostUsers: false`): which block of the node's ids each has.
 
 use std::fmt;
 
-/// How many ids a pod has, as kubelet gives them. No pod has the first block: it has the node's own users.
+/// How many ids a pod has, as in kubelet. No pod has the first block, which has the node's own users.
 pub const IDS_PER_POD: u32 = 65_536;
 
-/// A block of the node's user and group ids: those from 0 on that a pod's processes see.
+/// A block of the node's user and group ids. A pod's processes see them as ids from 0 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IdRange {
-    /// What the pod's root is on the node.
+    /// The pod's root on the node.
     pub first: u32,
-    /// How many there are.
     pub length: u32,
 }
 
 impl IdRange {
-    /// Parses the text of [`fmt::Display`]; `None`: it is not a range that a pod may have.
+    /// Parses the text of [`fmt::Display`]; `None` if it is not a range that a pod may have.
     pub fn parse(text: &str) -> Option<Self> {
         let (first, length) = text.trim().split_once(' ')?;
         let range = Self { first: first.parse().ok()?, length: length.parse().ok()? };
@@ -28,12 +27,12 @@ impl IdRange {
         format!("0 {} {}\n", self.first, self.length)
     }
 
-    /// The node's id for an id of the pod; `None`: the pod does not have that id.
+    /// The node's id for an id of the pod; `None` if the pod does not have that id.
     pub fn on_node(self, id: u32) -> Option<u32> {
         (id < self.length).then(|| self.first + id)
     }
 
-    /// Whether it is among the node's ids of this block.
+    /// Whether the node's id is in this block.
     pub fn contains(self, id: u32) -> bool {
         id.checked_sub(self.first).is_some_and(|offset| offset < self.length)
     }
@@ -49,15 +48,15 @@ impl fmt::Display for IdRange {
     }
 }
 
-/// The name of the user whose subordinate ids are those of pods, kubelet's.
+/// The name of the user whose subordinate ids are for pods, as in kubelet.
 const OWNER: &str = "kubelet";
 
 /// The node's ids that pods may have, by `/etc/subuid` and `/etc/subgid`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubordinateIds {
-    /// From the first one on up to the end, which is none of them.
+    /// The first id, and the end, which is not included.
     bounds: (u64, u64),
-    /// Those of other users within, by their first one.
+    /// The blocks of other users in between, by their first id.
     others: Vec<IdRange>,
 }
 
@@ -67,10 +66,10 @@ pub enum SubordinateIdsError {
     /// The two files differ.
     #[error("/etc/subuid and /etc/subgid have different entries of user kubelet; write the same one into both")]
     Differ,
-    /// There are several.
+    /// The user has several entries.
     #[error("/etc/subuid has several entries of user kubelet; keep one")]
     Several,
-    /// It is none of blocks.
+    /// The entry does not consist of blocks.
     #[error(
         "the entry of user kubelet in /etc/subuid does not consist of blocks of {IDS_PER_POD} ids; give it a first id and a \
          count that are multiples of {IDS_PER_POD}, such as kubelet:65536:7208960"
@@ -79,10 +78,12 @@ pub enum SubordinateIdsError {
 }
 
 impl SubordinateIds {
-    /// Reads both files. Where they have an entry of user `kubelet`, its ids are those of pods; otherwise all but the first
-    /// block, as kubelet has it, and but those of the users in the files. Lines that are no entries count for nothing.
+    /// Parses both files. If they have an entry of user `kubelet`, its ids are for pods. Otherwise all are, as in
+    /// kubelet, except the first block and those of the users in the files. Lines that are not entries are ignored.
+    ///
     ///
     /// # Errors
+    ///
     /// The entry of `kubelet` cannot be used.
     pub fn parse(subuid: &str, subgid: &str) -> Result<Self, SubordinateIdsError> {
         let of_kubelet =
@@ -117,13 +118,13 @@ fn entries(text: &str) -> impl Iterator<Item = (&str, IdRange)> {
     })
 }
 
-/// The lowest block of `ids` that overlaps none of those in `used`; `None`: all are used.
+/// The lowest block of `ids` that overlaps none of those in `used`; `None` if all are used.
 pub fn allocate(used: &[IdRange], ids: &SubordinateIds) -> Option<IdRange> {
     let mut used = used.to_vec();
     used.sort_unstable_by_key(|range| range.first);
     let length = u64::from(IDS_PER_POD);
     let (mut first, end) = ids.bounds;
-    // Each pass moves on behind what overlaps; a block that neither moves is free.
+    // Each pass moves behind what overlaps; a block that neither moves is free.
     loop {
         let before = first;
         first = behind(first, &used);

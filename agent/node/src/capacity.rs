@@ -122,7 +122,7 @@ fn unreserved_pids(node: &NodeSettings, limit: u64) -> Option<u64> {
 fn kept_free(eviction: &EvictionPolicy, memory: u64, disk: u64) -> Requests {
     let kept = |signal: Signal, capacity: u64| {
         let hard = eviction.thresholds.iter().find(|threshold| threshold.signal == signal && threshold.is_hard());
-        Amount::from_units(hard.map_or(0, |threshold| threshold.value.of(capacity)))
+        Amount::from_units(hard.map_or(0, |threshold| threshold.value.resolve(capacity)))
     };
     let mut free = Requests::default();
     free[Resource::Memory] = kept(Signal::MemoryAvailable, memory);

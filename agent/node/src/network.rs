@@ -43,7 +43,7 @@ impl NetworkFollower {
     /// address is the next choice.
     pub fn new(configured: NodeAddresses, name: &str) -> Self {
         let (configured, name) = match (configured.specified().is_empty(), name.parse()) {
-            (true, Ok(address)) => (NodeAddresses::one(address), None),
+            (true, Ok(address)) => (NodeAddresses::single(address), None),
             (true, Err(_)) => (configured, Some(name.to_owned())),
             (false, _) => (configured, None),
         };
@@ -160,7 +160,7 @@ mod tests {
     fn a_name_that_is_an_address_is_the_nodes() {
         let addresses_of = |configured, name| NetworkFollower::new(configured, name).subscribe().borrow().addresses;
         assert_eq!(addresses_of(NodeAddresses::NONE, "203.0.113.9").to_string(), "203.0.113.9");
-        let configured = NodeAddresses::one("203.0.113.1".parse().unwrap());
+        let configured = NodeAddresses::single("203.0.113.1".parse().unwrap());
         assert_eq!(addresses_of(configured, "203.0.113.9"), configured);
     }
 

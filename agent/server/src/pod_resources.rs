@@ -192,7 +192,7 @@ mod tests {
     fn pods_that_have_ended_have_nothing() {
         let pods =
             [pod("a", "Running", &[]), pod("b", "Succeeded", &[]), pod("c", "Failed", &[]), pod("d", "Pending", &[])];
-        let observed = ObservedPods::of(pods.iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect());
+        let observed = ObservedPods::new(pods.iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect());
         let names: Vec<_> =
             all(&observed, &table(), &DevicePlugins::default()).into_iter().map(|pod| pod.name).collect();
         assert_eq!(names, ["a", "d"]);

@@ -1,9 +1,10 @@
 //! The pods that an apiserver binds to this node, and what they refer to: ConfigMaps, Secrets, tokens.
 //!
-//! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it
-//! is published, unless the disk hangs. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
-//! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup
-//! or replaced, only at the operator's command.
+//!
+//! Other tasks talk to the apiserver and send what they learn as [`Update`]s. This source keeps the newest state, and
+//! writes it to disk before it publishes it, unless the disk hangs. So a start without an apiserver has every pod
+//! with its objects as they were last known, and a pod ends only if a list of the apiserver's, or its watch, says so.
+//! If the cluster was restored from a backup or replaced, it ends only at the operator's command.
 
 mod held;
 
@@ -31,7 +32,7 @@ use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase, security};
 use limpet_model::source::SourceKind;
 
-/// Under which name the history of the cluster is kept: no pod and no object has one without a slash.
+/// The name under which the cluster's history is stored. Names of pods and objects always have a slash.
 const HISTORY: &str = "cluster";
 
 /// The source, ready to run.
@@ -71,10 +72,11 @@ impl ApiSource {
     ) {
         self.restore().await;
         publish(self.next_snapshot());
-        // What is being written, to be published then; and whether there is something newer.
+        // What will be published after the current write, and whether there is something newer.
         let (mut saving, mut is_changed) = (None, false);
         loop {
-            // Updates are taken during a write: the renewals of the lease among them do not depend on the disk.
+            // Updates are taken during a write, because renewals of the lease are among them and do not depend on the
+            // disk.
             let update = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -87,7 +89,7 @@ impl ApiSource {
             match update {
                 Some(update) => {
                     is_changed |= self.take(update);
-                    // What waits already is written together.
+                    // Updates that already wait are written together.
                     for _ in 1..UPDATE_QUEUE_LEN {
                         let Ok(update) = inbox.try_recv() else { break };
                         is_changed |= self.take(update);
@@ -99,7 +101,8 @@ impl ApiSource {
                 None => saving.take().into_iter().for_each(&publish),
             }
             if std::mem::take(&mut is_changed) {
-                // On disk first: nothing runs that a start without an apiserver would not know. Unless the disk hangs.
+                // It is written to disk first, so that nothing runs that a start without an apiserver would not know,
+                // unless the disk hangs.
                 saving = self.save(&publish);
             }
         }
@@ -110,10 +113,11 @@ impl ApiSource {
         }
     }
 
-    /// Begins to write what is new, unless the persister has done so after its last write. Returns the snapshot to publish
-    /// after that; what needs no write is published.
+    /// Begins to write what is new, unless the persister has done so after its last write. Returns the snapshot to
+    /// publish after that; what needs no write is published at once.
     fn save(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) -> Option<Arc<SourceSnapshot>> {
-        // Only now: what a pod that is gone referred to, its successor may as well, and nothing reads it again then.
+        // Not earlier, because a successor may refer to the same objects as a pod that is gone, and nothing would
+        // read them again then.
         self.forget_unused();
         self.persister.write();
         let snapshot = self.next_snapshot();
@@ -139,7 +143,7 @@ impl ApiSource {
             self.snapshot.objects.extend(restored.objects.clone());
             self.persister.hold(name, Arc::new(restored), &saved.mark);
         }
-        // The store may lack running pods: they are not ended before the apiserver has been read.
+        // The store may lack running pods, which must not end before the apiserver has been read.
         self.snapshot.ready = loaded.complete;
         let (pods, objects) = (self.snapshot.pods.len(), self.snapshot.objects.len());
         if pods > 0 {
@@ -172,7 +176,7 @@ impl ApiSource {
                 false
             }
             Update::Accepted(done) => {
-                // If no caller waits for the answer any more, it is done nevertheless.
+                // It is done even if no caller waits for the answer any more.
                 let _ = done.send(self.accept_cluster());
                 true
             }
@@ -213,13 +217,13 @@ impl ApiSource {
         self.save_history();
     }
 
-    /// Holds the pods that a list does not have, if it comes from an apiserver with another history.
+    /// Holds the pods that a list lacks, if it comes from an apiserver with another history.
     fn hold_lost(&mut self, pods: &[Value], history: ClusterHistory) {
         let listed: BTreeMap<PodKey, &Value> = pods.iter().filter_map(|pod| Some((key_of(pod)?, pod))).collect();
         let is_listed =
             |pod: &PodRecord| listed.get(&pod.key).is_some_and(|listed| uid_of(listed) == Some(&*pod.uid.to_string()));
         let knows_pods = self.snapshot.pods.values().any(|pod| is_listed(pod));
-        // One that has finished has nothing that could end.
+        // A pod that has finished has nothing that could end.
         let lost = self.snapshot.pods.values().filter(|pod| !is_listed(pod) && !pod.has_ended());
         let lost = lost.map(|pod| (pod.key.clone(), listed.get(&pod.key).map(|pod| (*pod).clone()))).collect();
         self.held.listed(history, lost, knows_pods);
@@ -258,12 +262,12 @@ impl ApiSource {
             self.held.set_successor(&key, Some(pod.clone()));
             return false;
         }
-        // It ended elsewhere, or here before the disk was replaced: what has finished does not run again.
+        // It ended elsewhere, or here before the disk was replaced. What has finished does not run again.
         let over = pod["status"]["phase"].as_str().is_some_and(is_terminal_phase);
         if over && known.is_none() {
             return self.remove(&key, |_| true);
         }
-        let level = self.decoder.security.of(SourceKind::Api);
+        let level = self.decoder.security.for_source(SourceKind::Api);
         let allowed = |record: PodRecord| match security::check(&record, level) {
             None => Ok(record),
             Some(fault) => Err(vec![fault]),
@@ -285,7 +289,7 @@ impl ApiSource {
                     self.snapshot.rejected.insert(Arc::clone(&origin), Arc::new(rejection));
                     self.edits.rejection(origin);
                 }
-                // The version that runs continues, but for its end.
+                // The running version stays, except for its end.
                 let changed = match known.map(|known| (as_deleted(&known, pod), known)) {
                     Some((deleted, known)) if deleted != *known => {
                         self.put(Arc::new(deleted));
@@ -300,7 +304,7 @@ impl ApiSource {
         true
     }
 
-    /// The pod of that origin is not rejected any more.
+    /// Records that the pod of that origin is no longer rejected.
     fn accept(&mut self, origin: &str) {
         if let Some(rejection) = self.snapshot.rejected.remove(origin) {
             self.edits.rejection(Arc::clone(&rejection.origin));
@@ -313,13 +317,13 @@ impl ApiSource {
         let phase = record.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let mark = phase.filter(|phase| is_terminal_phase(phase)).unwrap_or_default();
         self.persister.put(Arc::from(key.to_string()), Some(Arc::new(contents)), mark);
-        // The versions that came meanwhile cost no write of their own.
+        // Versions that arrived meanwhile cause no write of their own.
         self.save_history();
         self.edits.pod(key.clone());
         self.snapshot.pods.insert(key, Arc::clone(&record));
     }
 
-    /// Removes the pod of that key and its rejection, if it is this one; whether it was.
+    /// Removes the pod of that key and its rejection, if `is_it` says so. Returns whether it did.
     fn remove(&mut self, key: &PodKey, is_it: impl Fn(&PodRecord) -> bool) -> bool {
         let rejected = self.snapshot.rejected.contains_key(&*key.to_string());
         self.accept(&key.to_string());
@@ -393,7 +397,7 @@ fn uid_of(pod: &Value) -> Option<&str> {
     pod["metadata"]["uid"].as_str()
 }
 
-/// The pod as one that has ended in that phase; an empty one is none.
+/// Marks the pod as ended in that phase; an empty one is none.
 fn end_as(pod: &mut Arc<PodRecord>, phase: &str) {
     if is_terminal_phase(phase) {
         let status = Arc::make_mut(pod).pod.status.get_or_insert_default();
@@ -401,7 +405,7 @@ fn end_as(pod: &mut Arc<PodRecord>, phase: &str) {
     }
 }
 
-/// `known` with the deletion that is requested of `pod`, if it is.
+/// `known` with the deletion that is requested for `pod`, if any.
 fn as_deleted(known: &PodRecord, pod: &Value) -> PodRecord {
     let mut record = known.clone();
     let metadata = &pod["metadata"];

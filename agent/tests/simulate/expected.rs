@@ -45,7 +45,7 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
     let tried = failed_init.map_or(inits.len(), |at| at + 1);
     let mains = spec.containers.iter().filter(|_| failed_init.is_none());
     let over = failed_init.is_some() || spec.containers.iter().all(stays);
-    let authored = Authored::of(&record.manifest);
+    let authored = Authored::parse(&record.manifest);
     let mut found = Vec::new();
     // A sidecar that is replaced while the last of the others ends is not started again.
     let replaced = sidecars.iter().copied().filter(|_| !over);
@@ -85,7 +85,7 @@ fn differs_in_cpu(record: &PodRecord, container: &Container, version: &str) -> b
             one["resources"] = json!({ "limits": { "cpu": format!("{cpu}m") } });
         }
         let manifest = json!({ "spec": { "containers": [one] } }).to_string();
-        Authored::of(manifest.as_bytes()).container(&container.name).map(AuthoredContainer::fingerprint)
+        Authored::parse(manifest.as_bytes()).container(&container.name).map(AuthoredContainer::fingerprint)
     };
     let is_main = record.spec().containers.iter().any(|one| one.name == container.name);
     is_main && CPUS.iter().any(|cpu| of(cpu).as_deref() == Some(version))

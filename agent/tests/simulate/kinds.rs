@@ -294,7 +294,7 @@ impl Node {
 
     fn start_agent(&mut self) {
         self.note("the agent starts".to_owned());
-        let addresses = NodeAddresses::one([10, 0, 0, 1].into());
+        let addresses = NodeAddresses::single([10, 0, 0, 1].into());
         self.agent = Some(Agent::start(&self.world, &mut self.view, NodeNetwork { addresses, changes: 0 }));
     }
 

@@ -303,7 +303,7 @@ impl Node {
     }
 
     fn network(&self) -> NodeNetwork {
-        NodeNetwork { addresses: NodeAddresses::one([10, 0, 0, 1].into()), changes: self.changes }
+        NodeNetwork { addresses: NodeAddresses::single([10, 0, 0, 1].into()), changes: self.changes }
     }
 
     async fn restart_agent(&mut self) {

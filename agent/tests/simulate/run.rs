@@ -203,7 +203,8 @@ impl Node {
     }
 
     fn network(&self) -> NodeNetwork {
-        let addresses = if self.has_address { NodeAddresses::one([10, 0, 0, 1].into()) } else { NodeAddresses::NONE };
+        let addresses =
+            if self.has_address { NodeAddresses::single([10, 0, 0, 1].into()) } else { NodeAddresses::NONE };
         NodeNetwork { addresses, changes: self.changes }
     }
 

@@ -104,7 +104,7 @@ fn settings(sheet: &mut Sheet, container: &Container) {
     }
     sheet.optional("Working Dir", container.working_dir.as_deref());
     for kind in ProbeKind::ALL {
-        sheet.optional(&kind.to_string(), kind.of(container).map(probe).as_deref());
+        sheet.optional(&kind.to_string(), kind.probe_of(container).map(probe).as_deref());
     }
     sheet.list("Environment From", container.env_from.iter().flatten().map(environment_from));
     let variables = container.env.as_deref().unwrap_or_default();

@@ -81,7 +81,7 @@ pub(super) fn container_resources(
     cpu.set_cpus(cpus.map(|cpus| cpus.cpus.to_string()));
     // Exclusive processors are limit enough.
     let quota = limits.cpu_quota.filter(|_| !cpus.is_some_and(|cpus| cpus.exclusive));
-    if let Some((quota, period)) = node.cpu_quotas.of(quota) {
+    if let Some((quota, period)) = node.cpu_quotas.scaled(quota) {
         cpu.set_quota(Some(quota)).set_period(Some(period));
     }
     let mut resources = LinuxResources::default();

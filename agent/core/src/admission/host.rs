@@ -1,5 +1,5 @@
-//! What the host lacks of what a pod names: profiles of security modules, devices of plugins, processors. The executor
-//! reports what is not there; what becomes of the pod is decided by [`crate::outcome`]. Part of [`super`].
+//! What a pod needs and the host lacks: profiles of security modules, devices of plugins, processors. The executor
+//! reports it, and [`crate::outcome`] decides what happens to the pod. Part of [`super`].
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::cpu_allocation::SMT_ALIGNMENT;
 /// kubelet's reason for a pod whose AppArmor profile cannot be enforced.
 const APPARMOR: &str = "AppArmor";
 
-/// What the host does not have for a pod.
+/// What a pod needs and the host does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostLack {
     /// SELinux is enforcing, and its policy has no labels for containers.
@@ -18,13 +18,13 @@ pub enum HostLack {
     AppArmor,
     /// An AppArmor profile is not loaded.
     AppArmorProfile(String),
-    /// Whether its profiles are loaded cannot be read.
+    /// It cannot be read whether the profiles are loaded.
     AppArmorUnknown(String),
-    /// A device plugin has given no devices, in its words.
+    /// A device plugin has refused devices, in its words.
     Devices(String),
-    /// Too few processors that a container could have for itself.
+    /// There are too few processors that a container could have exclusively.
     Processors(String),
-    /// Not all processors of a core would be one container's, as `full-pcpus-only` demands.
+    /// A container would not get all processors of a core, as `full-pcpus-only` requires.
     WholeCores(String),
 }
 
@@ -39,17 +39,17 @@ impl HostLack {
         }
     }
 
-    /// Why the node does not take the pod now.
+    /// Why the node does not admit the pod now.
     pub fn refusal(&self) -> Refusal {
         Refusal { reason: self.reason().to_owned(), message: self.to_string() }
     }
 
-    /// Whether no try would succeed until another kernel or policy runs.
+    /// Whether no attempt can succeed until another kernel or policy runs.
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::SelinuxLabels | Self::AppArmor)
     }
 
-    /// Whether it is expected to pass by itself: a plugin that restarts is back soon, and pods end.
+    /// Whether it is expected to pass by itself: a restarting plugin is back soon, and pods end.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Devices(_) | Self::Processors(_) | Self::WholeCores(_))
     }

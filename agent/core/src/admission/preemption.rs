@@ -1,4 +1,4 @@
-//! Which pods end so that a critical one can start: those whose end kubelet chooses (`pkg/kubelet/preemption`). Part of
+//! Which pods end so that a critical one can start, as kubelet chooses them (`pkg/kubelet/preemption`). Part of
 //! [`super`].
 
 use std::cmp::Ordering;
@@ -14,7 +14,7 @@ use crate::priority::{is_critical, known_priority};
 /// A pod that may end, and what its end frees.
 pub type Candidate = (Arc<PodRecord>, Requests);
 
-/// How much of each requested resource is not there.
+/// How much of each requested resource is missing.
 pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Requests) -> Requests {
     let mut missing = used.clone().plus(requested).without(allocatable);
     for resource in missing.resources().filter(|resource| requested[*resource].is_zero()) {
@@ -23,21 +23,22 @@ pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Reque
     missing
 }
 
-/// Whether `pod` may have `other` end in order to start, whatever their sources (kubelet's `Preemptable`): a critical pod one
-/// that is not, and among critical ones, whose priorities are both known, the higher.
+/// Whether `pod` may end `other` in order to start, whatever their sources (kubelet's `Preemptable`). A critical pod
+/// may end one that is not critical, and of two critical pods whose priorities are known, the one with the higher
+/// priority may.
 pub fn preempts(pod: &PodRecord, other: &PodRecord) -> bool {
     let outranks = || known_priority(pod).zip(known_priority(other)).is_some_and(|(priority, other)| priority > other);
     may_preempt(pod) && (!may_preempt(other) || outranks())
 }
 
-/// Whether others may end for the pod at all: it is of a manifest, or critical by its priority.
+/// Whether others may be ended for the pod at all: it comes from a manifest, or its priority makes it critical.
 pub fn may_preempt(pod: &PodRecord) -> bool {
     is_static(pod) || is_critical(pod)
 }
 
-/// The pods that end so that `pod` fits: few, those without guaranteed resources first, and of two that are as good the one
-/// that requests less. Empty where their end would not be enough, or where nothing is short. `others`: what each has, with
-/// its place among the node's pods; a place counts as any other resource.
+/// The pods to end so that `pod` fits: as few as possible, those without guaranteed resources first, and of two
+/// equally good ones the one that requests less. Empty if their end would not suffice, or if nothing is short.
+/// `others` is what each pod has, including its place among the node's pods, which counts like any other resource.
 pub fn victims(
     pod: &PodRecord,
     requested: &Requests,
@@ -70,7 +71,7 @@ fn freed<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> Requests {
     candidates.into_iter().fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
 }
 
-/// Candidates whose end frees what is `missing`, each the one that comes nearest to what is missing still.
+/// Candidates whose end frees what is `missing`. Each is the one that comes closest to what is still missing.
 fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candidate> {
     let mut chosen = Vec::new();
     while !missing.is_zero() {
@@ -84,7 +85,8 @@ fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candida
     chosen
 }
 
-/// The nearer one first, then the smaller one; of equal ones that of the apiserver, whose controller makes another.
+/// The closer candidate comes first, then the smaller one; of equal ones the apiserver's, whose controller makes
+/// another.
 fn compare(candidate: &Candidate, other: &Candidate, missing: &Requests) -> Ordering {
     let rest = |(pod, requests): &Candidate| {
         (requests[Resource::Memory], requests[Resource::Cpu], !pod.source.traits().is_replaced, pod.key.clone())
@@ -94,7 +96,8 @@ fn compare(candidate: &Candidate, other: &Candidate, missing: &Requests) -> Orde
         .then_with(|| rest(candidate).cmp(&rest(other)))
 }
 
-/// How much of what is missing would still be after the end of a pod, each resource as a part of it, squared and added up.
+/// How much of what is missing would remain after the end of a pod: for each resource the remaining fraction,
+/// squared, and added up.
 fn distance(missing: &Requests, requests: &Requests) -> f64 {
     let part = |resource: Resource| {
         let number = |amount| resource.number(amount) as f64;

@@ -14,9 +14,9 @@ fn needs(cpu: &str, memory: &str) -> Value {
     json!({ "containers": [{ "name": "a", "resources": { "requests": requests } }] })
 }
 
-/// The others with what their end frees: what they request, and a place among the pods.
+/// The other pods with what their end frees: what they request, and a place among the pods.
 fn with_places(others: &[Arc<PodRecord>]) -> impl Iterator<Item = Candidate> {
-    others.iter().map(|other| (Arc::clone(other), Requests::of(other.spec()).plus(&places(1))))
+    others.iter().map(|other| (Arc::clone(other), Requests::from_spec(other.spec()).plus(&places(1))))
 }
 
 fn places(count: u64) -> Requests {
@@ -42,7 +42,7 @@ fn what_is_requested_must_be_left_and_what_is_not_may_be_short() {
 
 #[test]
 fn huge_pages_of_each_size_must_be_left() {
-    let of = |size: u64, bytes: u64| {
+    let with_pages = |size: u64, bytes: u64| {
         let mut requests = amounts("100m", "1Mi", "0");
         requests[Resource::HugePages(size)] = Amount::from_units(bytes);
         requests
@@ -50,15 +50,19 @@ fn huge_pages_of_each_size_must_be_left() {
     let (small, large) = (2 << 20, 1 << 30);
     let mut node = amounts("2", "1Gi", "0");
     node[Resource::HugePages(small)] = Amount::from_units(8 << 20);
-    let used = of(small, 4 << 20);
-    assert_eq!(fits(&of(small, 4 << 20), &used, &node), Ok(()));
-    let refusal = fits(&of(small, 6 << 20), &used, &node).unwrap_err();
+    let used = with_pages(small, 4 << 20);
+    assert_eq!(fits(&with_pages(small, 4 << 20), &used, &node), Ok(()));
+    let refusal = fits(&with_pages(small, 6 << 20), &used, &node).unwrap_err();
     assert_eq!(refusal.reason, "OutOfhugepages-2Mi");
     let message =
         "Node didn't have enough resource: hugepages-2Mi, requested: 6291456, used: 4194304, capacity: 8388608";
     assert_eq!(refusal.message, message);
-    assert_eq!(fits(&of(large, large), &used, &node).unwrap_err().reason, "OutOfhugepages-1Gi", "a size it has not");
-    assert_eq!(fits(&of(large, 0), &used, &node), Ok(()), "nothing of it is asked for");
+    assert_eq!(
+        fits(&with_pages(large, large), &used, &node).unwrap_err().reason,
+        "OutOfhugepages-1Gi",
+        "a size it has not"
+    );
+    assert_eq!(fits(&with_pages(large, 0), &used, &node), Ok(()), "nothing of it is asked for");
 }
 
 #[test]
@@ -113,10 +117,10 @@ fn as_few_pods_as_possible_end_for_a_critical_one() {
         record("system", api, system),
         record("asks-for-nothing", api, json!({ "containers": [] })),
     ];
-    let used = others.iter().fold(Requests::default(), |sum, other| sum.plus(&Requests::of(other.spec())));
+    let used = others.iter().fold(Requests::default(), |sum, other| sum.plus(&Requests::from_spec(other.spec())));
     let node = amounts("4300m", "1Gi", "0");
     let end_for = |pod: &PodRecord| -> Vec<String> {
-        let requested = Requests::of(pod.spec());
+        let requested = Requests::from_spec(pod.spec());
         victims(pod, &requested, with_places(&others), &used, &node)
             .iter()
             .map(|victim| victim.key.name().to_owned())
@@ -134,7 +138,7 @@ fn as_few_pods_as_possible_end_for_a_critical_one() {
 
 #[test]
 fn resizes_that_wait_get_room_by_priority_class_and_age() {
-    let of = |name: &str, cpu: &str, limit: Option<&str>, class: Option<&str>| {
+    let pod_of = |name: &str, cpu: &str, limit: Option<&str>, class: Option<&str>| {
         let mut spec = needs(cpu, "1Mi");
         if let Some(limit) = limit {
             spec["containers"][0]["resources"]["limits"] = json!({ "cpu": limit, "memory": "1Mi" });
@@ -143,10 +147,10 @@ fn resizes_that_wait_get_room_by_priority_class_and_age() {
         record(name, SourceKind::Api, spec)
     };
     let system = Some("system-node-critical");
-    let (old, new) = (of("old", "2", None, None), of("new", "2", None, None));
-    let (guaranteed, critical) = (of("guaranteed", "2", Some("2"), None), of("critical", "2", None, system));
-    let huge = of("huge", "9", None, system);
-    // Each has 1 cpu and requests 2; the waiting pods, the longest first, the node's cpu, and the pod that gets it.
+    let (old, new) = (pod_of("old", "2", None, None), pod_of("new", "2", None, None));
+    let (guaranteed, critical) = (pod_of("guaranteed", "2", Some("2"), None), pod_of("critical", "2", None, system));
+    let huge = pod_of("huge", "9", None, system);
+    // Each has 1 cpu and requests 2. The waiting pods, the longest first, the node's cpu, and the pod that gets it.
     type Waiting<'a> = &'a [&'a Arc<PodRecord>];
     let cases: [(Waiting<'_>, &str, &[&str]); 6] = [
         (&[&old, &new], "2", &[]),
@@ -154,7 +158,7 @@ fn resizes_that_wait_get_room_by_priority_class_and_age() {
         (&[&old, &new], "4", &["old", "new"]),
         (&[&old, &guaranteed], "3", &["guaranteed"]),
         (&[&guaranteed, &critical], "3", &["critical"]),
-        // One that does not fit at all holds back no other.
+        // A resize that does not fit at all holds back no other.
         (&[&old, &huge], "3", &["old"]),
     ];
     for (waiting, cpu, expected) in cases {
@@ -190,25 +194,25 @@ fn a_deferred_resize_has_kubelets_message() {
 
 #[test]
 fn a_critical_pod_preempts_what_is_not_and_what_has_a_known_lower_priority() {
-    let of = |source, class: Option<&str>, number: Option<i32>| {
+    let pod_of = |source, class: Option<&str>, number: Option<i32>| {
         record("a", source, json!({ "containers": [], "priorityClassName": class, "priority": number }))
     };
     let (file, push, api) = (SourceKind::File, SourceKind::Push, SourceKind::Api);
     let (node, cluster) = (Some("system-node-critical"), Some("system-cluster-critical"));
     let cases = [
-        (of(file, None, None), of(push, None, Some(9)), true),
-        (of(file, None, None), of(api, None, Some(9)), true),
-        (of(file, None, None), of(file, None, None), false),
-        // As with kubelet, a missing priority counts as none.
-        (of(file, node, None), of(file, None, None), false),
-        (of(file, None, Some(2)), of(file, None, Some(1)), true),
-        (of(file, None, Some(1)), of(file, None, Some(2)), false),
-        (of(file, node, None), of(api, cluster, None), true),
-        (of(file, cluster, None), of(api, node, None), false),
-        (of(push, None, Some(9)), of(api, None, Some(1)), false),
-        (of(push, node, None), of(push, None, None), true),
-        (of(api, cluster, None), of(push, None, None), true),
-        (of(api, cluster, None), of(file, None, None), false),
+        (pod_of(file, None, None), pod_of(push, None, Some(9)), true),
+        (pod_of(file, None, None), pod_of(api, None, Some(9)), true),
+        (pod_of(file, None, None), pod_of(file, None, None), false),
+        // As in kubelet, a missing priority counts as none.
+        (pod_of(file, node, None), pod_of(file, None, None), false),
+        (pod_of(file, None, Some(2)), pod_of(file, None, Some(1)), true),
+        (pod_of(file, None, Some(1)), pod_of(file, None, Some(2)), false),
+        (pod_of(file, node, None), pod_of(api, cluster, None), true),
+        (pod_of(file, cluster, None), pod_of(api, node, None), false),
+        (pod_of(push, None, Some(9)), pod_of(api, None, Some(1)), false),
+        (pod_of(push, node, None), pod_of(push, None, None), true),
+        (pod_of(api, cluster, None), pod_of(push, None, None), true),
+        (pod_of(api, cluster, None), pod_of(file, None, None), false),
     ];
     for (index, (one, other, expected)) in cases.into_iter().enumerate() {
         assert_eq!(preempts(&one, &other), expected, "{index}");
@@ -223,7 +227,7 @@ fn of_two_pods_that_are_as_good_the_smaller_one_ends() {
     let end_for = |cpu: &str| -> Vec<String> {
         let new = record("new", SourceKind::File, needs(cpu, "1Mi"));
         let node = amounts("3500m", "1Gi", "0");
-        let requested = Requests::of(new.spec());
+        let requested = Requests::from_spec(new.spec());
         victims(&new, &requested, with_places(&others), &used, &node)
             .iter()
             .map(|one| one.key.name().to_owned())
@@ -253,14 +257,14 @@ fn a_place_among_the_pods_is_a_resource_as_any_other() {
         record(name, api, json!({ "containers": [{ "name": "a", "resources": resources }] }))
     };
     let node = amounts("2", "1Gi", "0").plus(&places(3));
-    // Who runs, what the new one requests of the processors, and who ends for it.
+    // Who runs, what the new pod requests of the processors, and who ends for it.
     type Case = (&'static str, [Arc<PodRecord>; 3], &'static str, &'static [&'static str]);
     let cases: [Case; 6] = [
         ("the class decides first", [guaranteed("g"), burstable("b", "1m"), plain("p", push)], "0", &["p"]),
         ("then the size", [burstable("large", "2m"), burstable("small", "1m"), guaranteed("g")], "0", &["small"]),
         ("of equal ones the apiserver's", [plain("a", push), plain("z", api), guaranteed("g")], "0", &["z"]),
         ("one end frees both", [burstable("large", "1"), burstable("small", "500m"), guaranteed("g")], "1", &["large"]),
-        // kubelet too chooses by class, be it one pod more.
+        // kubelet, too, chooses by class, even if one more pod ends.
         ("what is short beside it", [plain("p", api), burstable("large", "1500m"), critical("c")], "1", &["large"]),
         ("none that is critical", [critical("c"), critical("d"), critical("e")], "0", &[]),
     ];

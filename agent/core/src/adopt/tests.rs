@@ -124,8 +124,8 @@ fn a_recorded_exit_is_kept_and_its_back_off_continues() {
 
 #[test]
 fn an_exited_container_that_still_has_its_snapshot_is_cleaned_up_again() {
-    let found = FoundContainer { has_snapshot: true, ..container(0, ended(0), None) };
-    let (pod, _) = adopted(vec![found]);
+    let container_found = FoundContainer { has_snapshot: true, ..container(0, ended(0), None) };
+    let (pod, _) = adopted(vec![container_found]);
     let instance = pod.containers[0].instance.as_ref().unwrap();
     assert!(matches!(instance.life, Life::Exited { reaped: false, .. }));
 }
@@ -205,7 +205,7 @@ fn a_started_container_without_a_task_is_adopted_while_its_process_lives() {
     let removed = adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());
     let life = &pod.containers[0].instance.as_ref().unwrap().life;
     assert!(matches!(life, Life::Running { pid: 9, process: Some(_), .. }) && removed.is_empty(), "{life:?}");
-    // What is known to have ended, or never ran, is not looked for.
+    // Nothing looks for what is known to have ended, or has never run.
     let mut pod = fixtures::pod("Always", &[], &["a"]);
     adopt(&mut pod, vec![container(0, ended(1), None)], &AllAlive, now());
     assert!(!pod.containers[0].is_running());
@@ -216,11 +216,11 @@ fn a_started_container_without_a_task_is_adopted_while_its_process_lives() {
 #[test]
 fn a_pod_without_sandbox_has_the_addresses_of_its_last_start() {
     let recorded = |attempt, started: i64, ips: &[&str], pod_start| {
-        let mut one = container(attempt, ended(0), None);
-        one.recorded.state.started_at = Some(Timestamp::from_second(started).unwrap());
-        one.recorded.identity.pod_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
-        one.recorded.identity.pod_start = pod_start;
-        one
+        let mut ended_container = container(attempt, ended(0), None);
+        ended_container.recorded.state.started_at = Some(Timestamp::from_second(started).unwrap());
+        ended_container.recorded.identity.pod_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        ended_container.recorded.identity.pod_start = pod_start;
+        ended_container
     };
     let first = Timestamp::from_second(100).unwrap();
     let cases: [(Vec<FoundContainer>, &[&str], i64); 4] = [
@@ -274,10 +274,10 @@ fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
     let now = now();
     for (answer_lost, expected) in [(true, PostStart::Due(now.mono)), (false, PostStart::Done)] {
         let mut pod = pod();
-        let found = container(0, started(), Some(Task::Running { pid: 7 }));
+        let orphan = container(0, started(), Some(Task::Running { pid: 7 }));
         pod.containers[0].hooks.post_start = true;
-        pod.containers[0].possible_orphan = answer_lost.then(|| found.id.clone());
-        adopt(&mut pod, vec![found], &AllAlive, now);
+        pod.containers[0].possible_orphan = answer_lost.then(|| orphan.id.clone());
+        adopt(&mut pod, vec![orphan], &AllAlive, now);
         assert_eq!(pod.containers[0].instance.as_ref().unwrap().post_start, expected);
     }
 }
@@ -285,7 +285,7 @@ fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
 #[test]
 fn a_container_is_as_ready_as_its_record_says() {
     use limpet_model::probe::ProbeKind;
-    // The record; whether it has started, is ready, and must be ended.
+    // The record, and whether the container has started, is ready, and must be ended.
     let record = |started, ready, failed| ProbeRecord { started, ready, failed };
     let cases = [
         (record(false, false, None), (false, false, None)),
@@ -299,14 +299,14 @@ fn a_container_is_as_ready_as_its_record_says() {
     (main.liveness_probe, main.readiness_probe, main.startup_probe) = (probe(), probe(), probe());
     for (probes, expected) in cases {
         let mut pod = PodState::new(crate::fixtures::version(spec.clone()), Timestamp::UNIX_EPOCH);
-        let mut found = container(1, started(), Some(Task::Running { pid: 7 }));
-        found.recorded.probes = probes;
-        adopt(&mut pod, vec![found], &NoProcesses, now());
+        let mut running = container(1, started(), Some(Task::Running { pid: 7 }));
+        running.recorded.probes = probes;
+        adopt(&mut pod, vec![running], &NoProcesses, now());
         let instance = pod.containers[0].instance.as_ref().unwrap();
         let failed = instance.failed_probe().map(|(kind, _)| kind);
         assert_eq!((instance.is_started(), instance.is_ready(), failed), expected);
     }
-    // One that was ended for its probe, and exited with 0 while no agent was there, has failed.
+    // A container that was ended for its probe, and exited with 0 while no agent was running, has failed.
     let mut pod = PodState::new(crate::fixtures::version(spec), Timestamp::UNIX_EPOCH);
     let mut found = container(1, ended(0), None);
     found.recorded.probes = record(true, true, Some(ProbeKind::Liveness));

@@ -73,7 +73,7 @@ impl Assignment {
         Self {
             record: Arc::clone(record),
             exclusive: ports.chain(devices.map(|name| Exclusive::Device(name.to_owned()))).collect(),
-            requests: Requests::of(spec),
+            requests: Requests::from_spec(spec),
             devices: plugins.pod_wants(record).map(|(name, count)| (name.to_owned(), count)).collect(),
         }
     }

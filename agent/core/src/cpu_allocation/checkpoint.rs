@@ -1,7 +1,10 @@
-//! kubelet's file `cpu_manager_state`: which processors are whose, over restarts. Either agent reads the other's.
+//! kubelet's file `cpu_manager_state`, which keeps assignments of processors over restarts. kubelet and limpet read
+//! each other's.
 //!
-//! kubelet 1.37 writes its fourth form, whose content is a text with a checksum of its own, and beside it the second one for
-//! kubelets before it. All since the second are read. A checksum is the 32-bit FNV-1a of what Go's spew prints of the value.
+//!
+//! kubelet 1.37 writes its fourth form, whose content is a text with its own checksum, and beside it the second form
+//! for older kubelets. All forms from the second on are read. A checksum is the 32-bit FNV-1a of what Go's spew
+//! prints of the value.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +15,7 @@ use super::CpuAssignments;
 
 /// Its name in the root directory.
 pub const FILE: &str = "cpu_manager_state";
-/// Bytes that are read; a machine of 4,096 processors with as many containers needs less.
+/// How many bytes are read. A machine of 4,096 processors with as many containers needs less.
 pub const MAX_SIZE: u64 = 4 << 20;
 
 type Entries = BTreeMap<String, BTreeMap<String, String>>;
@@ -39,7 +42,7 @@ pub enum CheckpointError {
 struct Content {
     #[serde(default)]
     policy_name: String,
-    // Go reads keys in any case.
+    // Go ignores the case of keys.
     #[serde(rename = "defaultCpuSet", alias = "defaultCPUSet", default)]
     shared: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -51,7 +54,7 @@ struct Content {
 struct File {
     #[serde(flatten)]
     content: Content,
-    /// Of the third form.
+    /// Only in the third form.
     #[serde(default, skip_serializing)]
     pod_entries: BTreeMap<String, serde_json::Value>,
     #[serde(default)]
@@ -72,16 +75,18 @@ pub fn write(policy: &str, assignments: &CpuAssignments) -> Vec<u8> {
         shared: assignments.shared.to_string(),
         entries: assignments.exclusive.iter().map(|(pod, containers)| (pod.clone(), texts(containers))).collect(),
     };
-    // Maps of texts always serialise.
+    // Maps of texts can always be serialised.
     let data = serde_json::to_string(&content).unwrap_or_default();
     let (checksum, data_checksum) = (fnv(&printed("CPUManagerCheckpoint", &content, "")), of_data(&data));
     let file = File { content, pod_entries: BTreeMap::new(), checksum, data, data_checksum };
     serde_json::to_vec(&file).unwrap_or_default()
 }
 
-/// What a file says, if it is of the policy of that name.
+/// The assignments in a file, if it was written by the policy of that name.
+///
 ///
 /// # Errors
+///
 /// It is damaged, or of another policy.
 pub fn read(bytes: &[u8], policy: &str) -> Result<CpuAssignments, CheckpointError> {
     let content = content(bytes)?;
@@ -118,13 +123,13 @@ fn content(bytes: &[u8]) -> Result<Content, CheckpointError> {
     Ok(file.content)
 }
 
-/// Whether the checksum is that of an earlier form, under each name that the form has had. Pods with processors of their own
-/// are of a gate that is off.
+/// Whether the checksum is that of an earlier form, under each name that the form has had. Pods with their own
+/// processors are not considered, because their feature gate is off.
 fn is_earlier(file: &File) -> bool {
-    let of = |name: &str, pods: &str| fnv(&printed(name, &file.content, pods)) == file.checksum;
+    let matches = |name: &str, pods: &str| fnv(&printed(name, &file.content, pods)) == file.checksum;
     let pods = " PodEntries:(state.PodCPUAssignments)map[]";
-    let second = of("CPUManagerCheckpoint", "") || of("CPUManagerCheckpointV2", "");
-    let third = of("CPUManagerCheckpoint", pods) || of("CPUManagerCheckpointV3", pods);
+    let second = matches("CPUManagerCheckpoint", "") || matches("CPUManagerCheckpointV2", "");
+    let third = matches("CPUManagerCheckpoint", pods) || matches("CPUManagerCheckpointV3", pods);
     file.pod_entries.is_empty() && (second || third)
 }
 
@@ -175,7 +180,7 @@ mod tests {
     #[test]
     fn kubelets_files_are_read() {
         let data = r#"{"policyName":"static","defaultCPUSet":"7-9","entries":{"pod":{"container1":"4-6","container2":"1-3"}}}"#;
-        // The part for kubelets before is damaged on purpose.
+        // The part for older kubelets is damaged on purpose.
         let newest = json!({"policyName": "other", "defaultCPUSet": "1-9", "checksum": 1234, "data": data,
             "dataChecksum": 1420829534_u64});
         assert_eq!(read_json(&newest, STATIC), Ok(assignments()));

@@ -1,7 +1,8 @@
 //! Which processors are taken for a container: kubelet's `takeByTopologyNUMAPacked` (`cpu_assignment.go`).
 //!
-//! Whole sockets and NUMA nodes first, then whole cores, then single threads; of each those with the fewest free processors,
-//! so that what is left stays together.
+//!
+//! Whole sockets and NUMA nodes come first, then whole cores, then single threads. Of each, those with the fewest
+//! free processors come first, so that what is left stays together.
 
 use std::collections::BTreeMap;
 
@@ -35,9 +36,11 @@ impl Level {
     }
 }
 
-/// `count` processors of the available ones.
+/// Chooses `count` of the available processors.
+///
 ///
 /// # Errors
+///
 /// There are fewer.
 pub(super) fn take(topology: &CpuTopology, available: &CpuSet, count: usize) -> Result<CpuSet, NotEnough> {
     let free: CpuSet = available.intersection(&topology.all());
@@ -60,20 +63,21 @@ struct Selection<'a> {
 }
 
 impl Selection<'_> {
-    /// What is larger, NUMA nodes or sockets, first.
+    /// NUMA nodes and sockets, the larger level first.
     fn upper_levels(&self) -> [Level; 2] {
         let sockets = self.topology.count_of(|processor| processor.socket);
         let nodes = self.topology.count_of(|processor| processor.numa_node);
         if sockets >= nodes { [Level::NumaNode, Level::Socket] } else { [Level::Socket, Level::NumaNode] }
     }
 
-    /// How many processors one has, all of them or the free ones.
+    /// How many processors an element of the level has, either all or only the free ones.
     fn size(&self, level: Level, id: i64, free_only: bool) -> usize {
         let of_it = self.topology.processors.iter().filter(|(_, processor)| level.id(processor) == id);
         of_it.filter(|(cpu, _)| !free_only || self.free.contains(**cpu)).count()
     }
 
-    /// Those with free processors, the fewest first; `within`: of one of a higher level.
+    /// The elements with free processors, the fewest first; with `within`, only those of one element of a higher
+    /// level.
     fn sorted(&self, level: Level, within: Option<(Level, i64)>) -> Vec<i64> {
         let mut free: BTreeMap<i64, usize> = BTreeMap::new();
         for cpu in self.free.iter() {
@@ -82,13 +86,13 @@ impl Selection<'_> {
                 *free.entry(level.id(processor)).or_default() += 1;
             }
         }
-        // kubelet counts all that are free in one, also where only a part of it is within the higher level.
+        // kubelet counts all that are free in an element, even if only a part of it is within the higher level.
         let mut ids: Vec<i64> = free.into_keys().collect();
         ids.sort_by_key(|id| (self.size(level, *id, true), *id));
         ids
     }
 
-    /// All of a level, in the order of those above them.
+    /// All elements of a level, in the order of those above them.
     fn in_order(&self, level: Level) -> Vec<i64> {
         let [first, second] = self.upper_levels();
         let firsts = self.sorted(first, None);
@@ -102,7 +106,7 @@ impl Selection<'_> {
         seconds.into_iter().flat_map(|id| self.sorted(level, Some((second, id)))).collect()
     }
 
-    /// Takes those of a level of which nothing is used, as long as all of one is needed.
+    /// Takes unused elements of a level, as long as all of one is needed.
     fn take_whole(&mut self, level: Level) {
         let mut whole = self.in_order(level);
         whole.retain(|id| self.size(level, *id, true) == self.whole_size(level, *id));
@@ -115,7 +119,7 @@ impl Selection<'_> {
         }
     }
 
-    /// As kubelet counts: sockets and cores are all of the average size.
+    /// As in kubelet, sockets and cores all have the average size.
     fn whole_size(&self, level: Level, id: i64) -> usize {
         let average = |count: usize| self.topology.processors.len() / count.max(1);
         match level {
@@ -125,7 +129,7 @@ impl Selection<'_> {
         }
     }
 
-    /// Single threads, of cores that are used in part first.
+    /// Takes single threads, from partly used cores first.
     fn take_single(&mut self) {
         let cores = self.in_order(Level::Core);
         let threads = cores.into_iter().flat_map(|core| {

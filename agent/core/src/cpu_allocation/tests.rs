@@ -8,7 +8,7 @@ fn cpus(text: &str) -> CpuSet {
     CpuSet::parse(text).unwrap()
 }
 
-/// Of processors with the core, the socket and the NUMA node that `place` says.
+/// A topology of processors whose core, socket and NUMA node are given by `place`.
 fn topology(count: u32, place: impl Fn(u32) -> (u32, i64, u32)) -> CpuTopology {
     let processor = |cpu| {
         let (core, socket, numa_node) = place(cpu);
@@ -36,7 +36,7 @@ fn multi_numa() -> CpuTopology {
     topology(80, |cpu| (cpu % 40, i64::from(cpu % 40 / 20), cpu % 40 / 10))
 }
 
-/// Two NUMA nodes of two sockets with two cores each: not one of kubelet's, for the other order of levels.
+/// Two NUMA nodes of two sockets with two cores each. It is not one of kubelet's, and has the other order of levels.
 fn sockets_in_nodes() -> CpuTopology {
     topology(8, |cpu| (cpu, i64::from(cpu / 2), cpu / 4))
 }
@@ -62,7 +62,7 @@ fn processors_are_taken_in_kubelets_order() {
         (sockets_in_nodes(), "1-7", 4, "4-7"),
         (sockets_in_nodes(), "1-7", 2, "2-3"),
         (two_cores(), "0-1", 1, "0"),
-        // What is offline is not there.
+        // Offline processors do not exist.
         (two_cores(), "0-5", 2, "0-1"),
     ];
     for (topology, available, count, wanted) in table {
@@ -211,7 +211,7 @@ fn what_an_init_container_has_is_passed_on() {
 #[test]
 fn whole_cores_alone_are_given_where_that_is_wanted() {
     let options = CpuPolicyOptions { full_cores_only: true, ..CpuPolicyOptions::default() };
-    // A core of which one thread is reserved is not whole.
+    // A core with one reserved thread is not whole.
     let policy = StaticPolicy::new(single_socket(), &ReservedCpus::These(cpus("0")), options).unwrap();
     let first = policy.restore(None).unwrap();
     let allocate = |cpu| policy.allocate(&first, "u", &spec(&[], &[container("a", cpu)]));

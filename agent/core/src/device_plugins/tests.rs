@@ -42,7 +42,7 @@ fn allocation(ids: &[String]) -> DeviceAllocation {
     DeviceAllocation { resource: CARD.to_owned(), ids: ids.to_vec(), ..DeviceAllocation::default() }
 }
 
-/// Gives the container of `pod` so many devices.
+/// Gives the container of `pod` that many devices.
 fn allocate(
     inventory: &mut Inventory,
     pod: &str,
@@ -65,19 +65,19 @@ fn counts(inventory: &Inventory) -> Option<(usize, usize)> {
 #[test]
 fn containers_have_devices_of_their_own_until_the_pod_ends() {
     let mut inventory = inventory(&["a", "b", "-c"]);
-    let one = spec(&[], &["main"]);
+    let pod = spec(&[], &["main"]);
     assert_eq!(counts(&inventory), Some((3, 2)));
-    assert_eq!(allocate(&mut inventory, "p", &one, "main", 1), Ok(vec!["a".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "p", &pod, "main", 1), Ok(vec!["a".to_owned()]));
     assert_eq!(
-        allocate(&mut inventory, "p", &one, "main", 1),
+        allocate(&mut inventory, "p", &pod, "main", 1),
         Ok(vec!["a".to_owned()]),
         "a second call changes nothing"
     );
-    assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), Ok(vec!["b".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "q", &pod, "main", 1), Ok(vec!["b".to_owned()]));
     let none = AllocationError::Unavailable { resource: CARD.to_owned(), requested: 1, available: 0 };
-    assert_eq!(allocate(&mut inventory, "r", &one, "main", 1), Err(none));
+    assert_eq!(allocate(&mut inventory, "r", &pod, "main", 1), Err(none));
     inventory.free(&key("p"));
-    assert_eq!(allocate(&mut inventory, "r", &one, "main", 1), Ok(vec!["a".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "r", &pod, "main", 1), Ok(vec!["a".to_owned()]));
 }
 
 /// The container, how many devices it requests, and their ids.
@@ -122,26 +122,26 @@ fn the_plugin_chooses_among_what_is_free() {
 #[test]
 fn without_its_plugin_a_resource_is_unhealthy_and_then_gone() {
     let (mut inventory, now) = (inventory(&["a", "b"]), Instant::now());
-    let one = spec(&[], &["main"]);
-    assert_eq!(allocate(&mut inventory, "p", &one, "main", 1), Ok(vec!["a".to_owned()]));
+    let pod = spec(&[], &["main"]);
+    assert_eq!(allocate(&mut inventory, "p", &pod, "main", 1), Ok(vec!["a".to_owned()]));
     assert_eq!(inventory.expire(now), None);
     assert!(inventory.disconnected(CARD, 1, now) && !inventory.disconnected(CARD, 1, now));
     assert_eq!((counts(&inventory), inventory.offer(CARD), inventory.plugin(CARD)), (Some((2, 0)), 0, None));
     assert_eq!(inventory.unhealthy_of(&key("p"), CARD), 1);
     let refused = Err(AllocationError::NoneHealthy(CARD.to_owned()));
-    assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), refused);
+    assert_eq!(allocate(&mut inventory, "q", &pod, "main", 1), refused);
     assert_eq!(inventory.of_container(&uid("p"), "main").count(), 1, "a restart of the container gets the same");
     assert_eq!(inventory.expire(now + STOP_GRACE_PERIOD / 2), Some(now + STOP_GRACE_PERIOD));
     assert_eq!(counts(&inventory), Some((2, 0)));
     assert_eq!((inventory.expire(now + STOP_GRACE_PERIOD), counts(&inventory)), (None, Some((0, 0))));
     let gone = Err(AllocationError::Unregistered(CARD.to_owned()));
-    assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), gone);
+    assert_eq!(allocate(&mut inventory, "q", &pod, "main", 1), gone);
 
     inventory.connected(CARD, 2);
     assert!(inventory.listed(CARD, 2, devices(&["-a", "b"])) && !inventory.listed(CARD, 1, devices(&["z"])));
     let unhealthy = Err(AllocationError::Unhealthy(CARD.to_owned()));
-    assert_eq!(allocate(&mut inventory, "p", &one, "main", 1), unhealthy);
-    assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), Ok(vec!["b".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "p", &pod, "main", 1), unhealthy);
+    assert_eq!(allocate(&mut inventory, "q", &pod, "main", 1), Ok(vec!["b".to_owned()]));
 }
 
 #[test]
@@ -158,17 +158,17 @@ fn what_is_recorded_on_containers_is_theirs_again_once_their_pod_claims_it() {
     let mut inventory = Inventory::default();
     inventory.adopt(&uid("p"), "main", &[allocation(&["a".to_owned()])]);
     inventory.adopt(&uid("q"), "main", &[allocation(&["b".to_owned()])]);
-    let one = spec(&[], &["main"]);
+    let pod = spec(&[], &["main"]);
     let early = AllocationError::Unregistered(CARD.to_owned());
-    assert_eq!(allocate(&mut inventory, "n", &one, "main", 1), Err(early));
+    assert_eq!(allocate(&mut inventory, "n", &pod, "main", 1), Err(early));
     inventory.connected(CARD, 1);
     inventory.listed(CARD, 1, devices(&["a", "b"]));
     assert!(inventory.has_had(&uid("p")));
     inventory.listed(CARD, 1, devices(&["a", "b", "c"]));
-    assert_eq!(allocate(&mut inventory, "first", &one, "main", 1), Ok(vec!["c".to_owned()]), "a and b are p's and q's");
+    assert_eq!(allocate(&mut inventory, "first", &pod, "main", 1), Ok(vec!["c".to_owned()]), "a and b are p's and q's");
     inventory.restore(&key("p"), &uid("p"));
-    assert_eq!(allocate(&mut inventory, "p", &one, "main", 1), Ok(vec!["a".to_owned()]));
-    assert_eq!(allocate(&mut inventory, "n", &one, "main", 1), Ok(vec!["b".to_owned()]), "q has ended");
+    assert_eq!(allocate(&mut inventory, "p", &pod, "main", 1), Ok(vec!["a".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "n", &pod, "main", 1), Ok(vec!["b".to_owned()]), "q has ended");
     inventory.restore(&key("q"), &uid("q"));
     assert_eq!(inventory.of_container(&uid("q"), "main").count(), 0, "another pod has it now");
 }
@@ -176,9 +176,9 @@ fn what_is_recorded_on_containers_is_theirs_again_once_their_pod_claims_it() {
 #[test]
 fn an_edit_of_the_number_keeps_what_there_is() {
     let mut inventory = inventory(&["a", "b", "c"]);
-    let one = spec(&[], &["main"]);
+    let pod = spec(&[], &["main"]);
     for (count, ids) in [(2, "ab"), (3, "abc"), (1, "a")] {
-        let got = allocate(&mut inventory, "p", &one, "main", count).map(|ids| ids.concat());
+        let got = allocate(&mut inventory, "p", &pod, "main", count).map(|ids| ids.concat());
         assert_eq!(got.as_deref(), Ok(ids));
     }
     inventory.withdraw(&uid("p"), "main", &[]);
@@ -188,10 +188,10 @@ fn an_edit_of_the_number_keeps_what_there_is() {
 #[test]
 fn what_a_plugin_did_not_give_is_free_again() {
     let mut inventory = inventory(&["a"]);
-    let one = spec(&[], &["main"]);
+    let pod = spec(&[], &["main"]);
     inventory.reserve(&key("p"), &uid("p"), "main", CARD, vec!["a".to_owned()]);
-    assert!(allocate(&mut inventory, "q", &one, "main", 1).is_err());
+    assert!(allocate(&mut inventory, "q", &pod, "main", 1).is_err());
     assert_eq!(inventory.of_container(&uid("p"), "main").count(), 0);
     inventory.withdraw(&uid("p"), "main", &[(CARD, 1)]);
-    assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), Ok(vec!["a".to_owned()]));
+    assert_eq!(allocate(&mut inventory, "q", &pod, "main", 1), Ok(vec!["a".to_owned()]));
 }

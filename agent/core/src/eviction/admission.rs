@@ -1,5 +1,5 @@
-//! Which pods do not start while the node is short of something or shuts down, and when one that was ended for it runs
-//! again.
+//! Which pods do not start while the node is short of something or shuts down, and when a pod that was ended for that
+//! runs again.
 
 use k8s_openapi::api::core::v1::Taint;
 
@@ -14,9 +14,10 @@ use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::taint::MEMORY_PRESSURE;
 use limpet_model::verdict::{EVICTED, NODE_SHUTDOWN, PodVerdict};
 
-/// Refuses a pod that has not begun, as kubelet does, while the node is short of something or shuts down: one of the
-/// apiserver's fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the
-/// apiserver that was taken then is not asked again. Returns whether it is refused for another reason than before.
+/// Refuses a pod that has not begun, as kubelet does, while the node is short of something or shuts down. A pod of
+/// the apiserver fails, so that its controller makes another, and any other pod waits. kubelet asks only once, so a
+/// pod of the apiserver that was admitted is not checked again. Returns whether it is refused for another reason than
+/// before.
 pub fn refuse_start(pod: &mut PodState, node: NodeState) -> bool {
     let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source.traits().is_replaced);
     let refused = is_asked.then(|| refusal(&pod.record, node)).flatten();
@@ -60,8 +61,8 @@ fn refusal(record: &PodRecord, node: NodeState) -> Option<PodVerdict> {
     }
 }
 
-/// kubelet's check of a pod before it starts: under disk or PID pressure only critical ones and those of manifests do, under
-/// memory pressure also those that request something or tolerate it.
+/// kubelet's check of a pod before it starts. Under disk or PID pressure only critical pods and those of manifests
+/// start; under memory pressure also those that request something or tolerate it.
 fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     let conditions: Vec<Pressure> = pressure.iter().collect();
     if conditions.is_empty() || is_static(record) || is_critical(record) {
@@ -81,9 +82,9 @@ fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdi
     })
 }
 
-/// Whether the pod was ended for a pressure that has ended, for a critical pod, or because it exceeded a limit of its
-/// own, and nothing is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported
-/// as failed, and its controller has made another.
+/// Whether a pod runs again once there is room: it was ended for a pressure that is over, for a critical pod, or
+/// because it exceeded its own limit, and nothing is left of it. A pod of the apiserver does not, because it is
+/// reported as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source.traits().is_replaced {
         return false;
@@ -101,7 +102,7 @@ pub fn is_cleared(pod: &PodState) -> bool {
     pod.ending.is_none() && pod.is_under_eviction() && matches!(pod.sandbox, SandboxState::Gone)
 }
 
-/// Whether nothing runs any more of a pod that the node has ended, and its network is given back.
+/// Whether nothing runs any more of a pod that the node has ended, and its network is released.
 pub fn is_released(pod: &PodState) -> bool {
     let ended = |slot: &ContainerSlot| !slot.is_running() && slot.busy.is_none();
     pod.ending.is_none()

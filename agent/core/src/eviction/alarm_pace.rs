@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::CHECK_INTERVALS;
 
-/// The fraction of what is left by which it has to differ, to count as changed.
+/// The fraction by which the available memory has to differ to count as changed.
 const CHANGE_FRACTION: u64 = 20;
 
-/// The pace of measurements that an alarm causes. Processes of a container also wait where it uses all of its own limit,
-/// for as long as it runs, however much the node has left: while nothing changes, each pause is twice the one before, up to
-/// kubelet's interval of 10 s, because another pod may begin to use up the node meanwhile.
+/// The pace of the measurements that alarms cause. Processes of a container that uses all of its own limit also wait,
+/// for as long as it runs and however much memory the node has. So while nothing changes, each pause is twice the one
+/// before, up to kubelet's interval of 10 s, because another pod may begin to use up the node meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AlarmPace {
     left: Option<u64>,
@@ -17,13 +17,13 @@ pub struct AlarmPace {
 }
 
 impl AlarmPace {
-    /// The pace after a measurement that found `left` bytes above the first threshold, which last for `lasts` at the
-    /// least. `alarmed`: the kernel has reported waiting processes since the measurement before.
+    /// The pace after a measurement that found `left` bytes above the first threshold, which last for at least
+    /// `lasts`. `alarmed`: the kernel has reported waiting processes since the measurement before.
     #[must_use]
     pub fn after(self, left: Option<u64>, lasts: Duration, alarmed: bool) -> Self {
         let unchanged = |(before, now): (u64, u64)| now > 0 && before.abs_diff(now) <= before / CHANGE_FRACTION;
         let is_unchanged = alarmed && self.left.zip(left).is_some_and(unchanged);
-        // Compared with the measurement that the pause has grown from: a slow decrease adds up.
+        // It is compared with the measurement from which the pause has grown, so that a slow decrease adds up.
         let reference = if is_unchanged { self.left } else { left };
         let pause = if is_unchanged { self.pause.saturating_mul(2).max(lasts) } else { lasts };
         Self { left: reference, pause: pause.min(lasts.max(CHECK_INTERVALS.0)) }
@@ -59,7 +59,7 @@ mod tests {
     fn a_change_or_an_end_of_the_alarms_resets_the_pause() {
         assert_eq!(pauses(&[(1_000, true), (1_000, true), (900, true), (900, true)]), [4, 8, 4, 8]);
         assert_eq!(pauses(&[(1_000, true), (1_000, true), (1_000, false), (1_000, true)]), [4, 8, 4, 8]);
-        // Less by 4 % each time.
+        // It decreases by 4 % each time.
         assert_eq!(pauses(&[(1_000, true), (960, true), (920, true), (880, true)]), [4, 8, 4, 8]);
     }
 

@@ -1,8 +1,9 @@
-//! Which pod ends when the node is short of something: kubelet's ranking for each signal, and its words.
+//! Which pod ends when the node is short of something: kubelet's ranking for each signal, and its messages.
 //!
-//! Pods that kubelet calls static (of a manifest file or a URL) it never ends. Here such a pod ends, after all others, if its
-//! end alone is enough: what the kernel would do without it is worse, and it runs again once the node is no longer short.
-//! Where something else has used the node up, ending the pods of manifests would not help.
+//!
+//! kubelet never ends the pods that it calls static (of a manifest file or a URL). Here such a pod ends after all
+//! others, if its end alone is enough: what the kernel would do otherwise is worse, and the pod runs again once the
+//! shortage is over. If something else has used up the node, ending the pods of manifests would not help.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -14,22 +15,22 @@ use crate::storage::in_binary;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::totals::pod_request;
 
-/// A pod of which something runs, and what it takes of what is short.
+/// A pod that runs, and how much it uses of what is short.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     pub record: Arc<PodRecord>,
-    /// What it takes in all.
+    /// How much it uses in total.
     pub used: u64,
-    /// What each of its containers takes, by name; empty where kubelet leaves it out.
+    /// How much each of its containers uses, by name; empty if kubelet leaves it out.
     pub containers: Vec<(String, u64)>,
 }
 
-/// Whether the pod is of a manifest of this node, a file or a URL: kubelet's static pods.
+/// Whether the pod comes from a manifest of this node, that is a file or a URL: kubelet's static pods.
 pub fn is_static(record: &PodRecord) -> bool {
     record.source.traits().is_static
 }
 
-/// Less than this of it is not worth a pod: its end would change nothing.
+/// A pod that uses less than this does not end, because its end would change nothing.
 fn worth(signal: Signal) -> u64 {
     match signal {
         Signal::MemoryAvailable
@@ -41,10 +42,11 @@ fn worth(signal: Signal) -> u64 {
     }
 }
 
-/// The pods that may end for the signal, the first one first: pods that are not of a manifest, those above their request,
-/// the lowest priority, those that are the furthest above their request.
+/// The pods that may end for the signal, in order: pods that are not from a manifest, those above their request, the
+/// lowest priority, those that are furthest above their request.
 ///
-/// `missing`: how much more has to be left. A manifest's pod that takes less than that does not end.
+///
+/// `missing` is how much more must become available. A manifest's pod that uses less than that does not end.
 pub fn order(signal: Signal, missing: u64, mut pods: Vec<Candidate>) -> Vec<Candidate> {
     let suffices = |pod: &Candidate| !is_static(&pod.record) || pod.used >= missing;
     pods.retain(|pod| !is_critical(&pod.record) && pod.used >= worth(signal) && suffices(pod));
@@ -61,10 +63,10 @@ pub fn order(signal: Signal, missing: u64, mut pods: Vec<Candidate>) -> Vec<Cand
     pods
 }
 
-/// kubelet's message of the pod's end.
+/// kubelet's message about the pod's end.
 pub fn message(threshold: &Threshold, seen: Observation, pod: &Candidate) -> String {
     let resource = threshold.signal.resource();
-    let (quantity, available) = (in_binary(threshold.value.of(seen.capacity)), in_binary(seen.available));
+    let (quantity, available) = (in_binary(threshold.value.resolve(seen.capacity)), in_binary(seen.available));
     let mut text =
         format!("The node was low on resource: {resource}. Threshold quantity: {quantity}, available: {available}. ");
     for (name, used) in &pod.containers {

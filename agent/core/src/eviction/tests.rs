@@ -137,10 +137,10 @@ fn memory_is_reclaimed_first_and_a_hard_threshold_before_a_soft_one() {
     let memory = hard(Signal::MemoryAvailable, Amount::Absolute(GIB));
     let (policy, mut watch, now) = (policy(&[soft, disk, memory]), ThresholdTracker::default(), Instant::now());
     let both = seen(disk.signal, 1).into_iter().chain(seen(memory.signal, 1)).collect();
-    let found = watch.observe(&policy, &both, now);
-    assert_eq!((under(&found), found.starved), (vec![Pressure::Memory, Pressure::Disk], Some(memory)));
-    let found = watch.observe(&policy, &seen(disk.signal, 1), now + SECOND);
-    assert_eq!(found.starved, Some(disk));
+    let assessment = watch.observe(&policy, &both, now);
+    assert_eq!((under(&assessment), assessment.starved), (vec![Pressure::Memory, Pressure::Disk], Some(memory)));
+    let assessment = watch.observe(&policy, &seen(disk.signal, 1), now + SECOND);
+    assert_eq!(assessment.starved, Some(disk));
     assert_eq!((policy.pod_grace(&disk, 30), policy.pod_grace(&soft, 30)), (1, 1), "a second at least");
     let patient = EvictionPolicy { max_pod_grace: SECOND * 20, ..policy };
     assert_eq!((patient.pod_grace(&disk, 30), patient.pod_grace(&soft, 30), patient.pod_grace(&soft, 5)), (1, 20, 5));
@@ -153,7 +153,7 @@ fn the_next_look_comes_before_what_is_left_can_be_used_up() {
     for (left, expected) in [(0, 10), (500 << 20, 10), (1_500 << 20, 30), (5 * GIB, 60)] {
         assert_eq!(pause(Signal::NodefsAvailable, GIB + left + 400), expected, "{left}");
     }
-    // Also of memory, which may fall below a threshold although no process has to wait for any.
+    // Memory is measured as well, since it may fall below a threshold although no process has to wait for it.
     for (left, expected) in [(0, 10), (1_000 << 20, 10), (2_500 << 20, 25), (6 * GIB, 60)] {
         assert_eq!(pause(Signal::MemoryAvailable, (100 << 20) + left), expected, "{left}");
     }
@@ -180,17 +180,17 @@ proptest! {
             now += SECOND * u32::try_from(pause).unwrap();
             let both: Observations =
                 seen(Signal::NodefsAvailable, disk).into_iter().chain(seen(Signal::MemoryAvailable, memory)).collect();
-            let found = watch.observe(&policy, &both, now);
-            if let Some(starved) = found.starved {
-                prop_assert!(found.pressure.is_under(starved.signal.pressure()));
+            let assessment = watch.observe(&policy, &both, now);
+            if let Some(starved) = assessment.starved {
+                prop_assert!(assessment.pressure.is_under(starved.signal.pressure()));
                 prop_assert!(both[&starved.signal].available < 3);
             }
-            prop_assert_eq!(found.pressure.is_under(Pressure::Memory) || memory >= 1, true);
-            prop_assert!(found.next.is_none_or(|next| next > now), "it leads on");
-            // Looked at again at that moment, a soft threshold acts or a condition has gone.
-            if let (None, Some(next)) = (found.starved, found.next) {
+            prop_assert_eq!(assessment.pressure.is_under(Pressure::Memory) || memory >= 1, true);
+            prop_assert!(assessment.next.is_none_or(|next| next > now), "it leads on");
+            // At that moment, a soft threshold acts or a condition is gone.
+            if let (None, Some(next)) = (assessment.starved, assessment.next) {
                 let then = watch.clone().observe(&policy, &both, next);
-                prop_assert!(then.starved.is_some() || then.pressure != found.pressure);
+                prop_assert!(then.starved.is_some() || then.pressure != assessment.pressure);
             }
         }
     }

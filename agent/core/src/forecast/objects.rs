@@ -31,12 +31,12 @@ pub struct ObjectForecast {
     pub values: Vec<ValueChange>,
     /// Pods with volume files made from it, which are updated at once.
     pub files_of: Vec<PodKey>,
-    /// Pods that use it only from the next start of a container.
+    /// Pods that use it only from the next start of a container on.
     pub starts_of: Vec<PodKey>,
 }
 
 impl ObjectForecast {
-    /// The version to identify it by.
+    /// The version that identifies it.
     pub fn record(&self) -> Option<&Arc<ObjectRecord>> {
         self.new.as_ref().or(self.old.as_ref())
     }
@@ -44,21 +44,21 @@ impl ObjectForecast {
 
 /// Every object whose content differs.
 pub(super) fn changes(before: &Snapshots, after: &Snapshots, will: &DesiredPods) -> Vec<ObjectForecast> {
-    let mut found = Vec::new();
+    let mut changes = Vec::new();
     for source in SourceKind::ALL {
         let (old, new) = (&before[source.index()].objects, &after[source.index()].objects);
         for key in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
             let (old, new) = (old.get(key), new.get(key));
             let same = old.zip(new).is_some_and(|(old, new)| old.same_content(new));
             if !same {
-                found.push(one(source, key, old, new, will));
+                changes.push(change(source, key, old, new, will));
             }
         }
     }
-    found
+    changes
 }
 
-fn one(
+fn change(
     source: SourceKind,
     key: &ObjectKey,
     old: Option<&Arc<ObjectRecord>>,

@@ -1,5 +1,5 @@
-//! Predicts which containers a worker restarts or resizes for a new version of its pod: runs the plan on a state
-//! rebuilt from the observed pod. Pure.
+//! Predicts which containers a worker restarts or resizes for a new version of its pod, by running the plan on a
+//! state that is rebuilt from the observed pod. Pure.
 
 use std::sync::Arc;
 
@@ -26,9 +26,11 @@ pub struct Replacement {
     pub keeps: Vec<String>,
 }
 
-/// What the worker of `observed` does with `new`, which its manifest alone lets it reach in place.
+/// What the worker of `observed` does with `new`, which by its manifest can be reached in place.
+///
 ///
 /// # Errors
+///
 /// The pod has ended and is recreated.
 pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, PodEnd> {
     let mut pod = state(observed, now);
@@ -54,7 +56,7 @@ fn state(observed: &ObservedPod, now: Instant) -> PodState {
         let (reason, message) = (reason.clone().into(), observed.status.message.clone().unwrap_or_default());
         pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed, eviction: None });
     }
-    // As long as its sandbox stays the one it has.
+    // The prediction holds as long as the pod keeps its sandbox.
     pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox::default()));
     let statuses = || {
         let status = &observed.status;
@@ -67,7 +69,7 @@ fn state(observed: &ObservedPod, now: Instant) -> PodState {
     pod
 }
 
-/// The state of a container's newest instance; `None`: it was never started.
+/// The state of a container's newest instance; `None` if it was never started.
 fn life(status: &ContainerStatus, now: Instant) -> Option<Life> {
     let state = status.state.as_ref()?;
     if state.running.is_some() {
@@ -113,7 +115,7 @@ mod tests {
         Arc::new(restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap())
     }
 
-    /// Each container's state: `run`, `wait`, `crash` (waits after an exit), or its exit code.
+    /// Each container's state is `run`, `wait`, `crash` (waits after an exit), or its exit code.
     fn observed(policy: &str, states: [&str; 3]) -> ObservedPod {
         let status = |(name, state): (&str, &str)| {
             let ended = |code: i32| json!({ "terminated": { "exitCode": code } });
@@ -156,10 +158,10 @@ mod tests {
         for (policy, states, changed, restarts, keeps) in cases {
             let image = |index: usize| if changed[index] { "new:2" } else { ["i:1", "a:1", "b:1"][index] };
             let new = record(policy, [image(0), image(1), image(2)]);
-            let found = replacement(&observed(policy, *states), new, Instant::now());
-            let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-            let wanted = Replacement { restarts: of(restarts), resizes: Vec::new(), keeps: of(keeps) };
-            assert_eq!(found, Ok(wanted), "{policy} {states:?} {changed:?}");
+            let predicted = replacement(&observed(policy, *states), new, Instant::now());
+            let names_of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let wanted = Replacement { restarts: names_of(restarts), resizes: Vec::new(), keeps: names_of(keeps) };
+            assert_eq!(predicted, Ok(wanted), "{policy} {states:?} {changed:?}");
         }
     }
 

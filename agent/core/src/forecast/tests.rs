@@ -74,7 +74,7 @@ fn lines(forecast: &Forecast, rejected: &[crate::source::Rejection]) -> Vec<Stri
     forecast.pods.iter().map(pod).chain(forecast.objects.iter().map(object)).chain(rejected).collect()
 }
 
-/// The forecast for `before`, all of which runs, when `after` is proposed.
+/// The forecast if `before` runs and `after` is proposed.
 fn diff(before: &[File<'_>], after: &[File<'_>], whole: bool) -> Vec<String> {
     let Proposed { snapshots: before, .. } = propose(&Snapshots::default(), proposals(before), false);
     let Proposed { snapshots: after, rejected } = propose(&before, proposals(after), whole);
@@ -280,16 +280,16 @@ fn objects_are_listed_with_the_pods_they_affect_and_secrets_without_values() {
 
 #[test]
 fn images_are_those_of_the_containers_that_start() {
-    let of = |before: &[File<'_>], after: &[File<'_>]| -> Vec<String> {
+    let images_for = |before: &[File<'_>], after: &[File<'_>]| -> Vec<String> {
         let Proposed { snapshots: before, .. } = propose(&Snapshots::default(), proposals(before), false);
         let after = propose(&before, proposals(after), false).snapshots;
-        let found = forecast(&as_if_running(&before), &before, &after, false, Instant::now());
-        let images = found.pods.iter().flat_map(images);
+        let predicted = forecast(&as_if_running(&before), &before, &after, false, Instant::now());
+        let images = predicted.pods.iter().flat_map(images);
         images
             .map(|(container, (image, policy))| format!("{container} {image} {}", policy.unwrap_or_default()))
             .collect()
     };
     let base = [file("w.yaml", &web("proxy:1", ""))];
-    assert_eq!(of(&[], &base), ["proxy proxy:1 IfNotPresent", "web web:1 IfNotPresent"]);
-    assert_eq!(of(&base, &[file("w.yaml", &web("proxy:2", ""))]), ["proxy proxy:2 IfNotPresent"]);
+    assert_eq!(images_for(&[], &base), ["proxy proxy:1 IfNotPresent", "web web:1 IfNotPresent"]);
+    assert_eq!(images_for(&base, &[file("w.yaml", &web("proxy:2", ""))]), ["proxy proxy:2 IfNotPresent"]);
 }

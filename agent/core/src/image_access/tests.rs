@@ -95,7 +95,7 @@ fn may_use(
     }
 }
 
-/// What it is about; image, record, intent and the pod's credentials; whether the pod may use the image.
+/// The description; image, record, intent and the pod's credentials; whether the pod may use the image.
 type Case<'a> = (&'a str, &'a str, Option<&'a PulledImage>, bool, &'a [PullCredential], bool);
 
 #[test]
@@ -168,17 +168,17 @@ fn open() -> PulledImage {
 
 #[test]
 fn credentials_are_merged_as_by_kubelet() {
-    let one = secret("uid1", "namespace1", "name1", "hash1");
+    let first = secret("uid1", "namespace1", "name1", "hash1");
     let sa = account("sa-uid1", "default", "sa1");
     let new = secret("newuid", "newnamespace", "newname", "newhash");
     let changed = secret("uid1", "namespace1", "name1", "hash2");
     let later = account("different-uid", "default", "sa1");
     let table: &[(&[PullCredential], &PullCredential, &[PullCredential])] = &[
         (&[], &new, std::slice::from_ref(&new)),
-        (std::slice::from_ref(&one), &new, &[one.clone(), new.clone()]),
-        (&[one.clone(), new.clone()], &Node, &[Node]),
-        (std::slice::from_ref(&one), &changed, std::slice::from_ref(&changed)),
-        (std::slice::from_ref(&one), &one, std::slice::from_ref(&one)),
+        (std::slice::from_ref(&first), &new, &[first.clone(), new.clone()]),
+        (&[first.clone(), new.clone()], &Node, &[Node]),
+        (std::slice::from_ref(&first), &changed, std::slice::from_ref(&changed)),
+        (std::slice::from_ref(&first), &first, std::slice::from_ref(&first)),
         (std::slice::from_ref(&sa), &later, &[sa.clone(), later.clone()]),
         (std::slice::from_ref(&sa), &sa, std::slice::from_ref(&sa)),
         (&[Node], &new, &[Node]),

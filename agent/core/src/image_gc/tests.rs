@@ -12,7 +12,7 @@ fn disk(capacity: u64, available: u64) -> DiskSpace {
     DiskSpace { capacity, available }
 }
 
-/// An unused image that is here since before the agent; its last use in seconds.
+/// An unused image that was present before the agent started, with its last use in seconds.
 fn image(digest: &str, last_used: i64) -> Image {
     Image {
         digest: digest.into(),
@@ -31,7 +31,7 @@ fn digests(images: Vec<&Image>) -> Vec<&str> {
 
 #[test]
 fn the_disk_is_made_room_on_from_the_high_mark_down_to_the_low_one() {
-    // Capacity, available, high, low: how much has to be available. kubelet rounds what is used up.
+    // Capacity, available, high, low, and how much has to be available. kubelet rounds the used space up.
     let cases = [
         (1_000, 500, 85, 80, None),
         (1_000, 151, 85, 80, Some(200)),
@@ -104,11 +104,11 @@ fn the_next_look_is_when_an_age_is_reached_and_never_without_one() {
     assert_eq!(next_look(&[aging, young], &aged, false), Some(DAY + moment));
 }
 
-fn found(digest: &str) -> StoredImage {
+fn stored_image(digest: &str) -> StoredImage {
     StoredImage { digest: digest.into(), names: vec![digest.to_owned()], ..StoredImage::default() }
 }
 
-/// Seconds since the first look.
+/// Updates the ledger `second` seconds after `start`.
 fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>, needed: &[&str]) -> ImageUsage {
     let wall = start.wall + jiff::SignedDuration::from_secs(second as i64);
     let now = Now { mono: start.mono + Duration::from_secs(second), wall };
@@ -119,7 +119,7 @@ fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>,
 fn a_use_ends_when_nothing_needs_the_image_and_is_written_down_once() {
     let start = Now { mono: Instant::now(), wall: at(0) };
     let mut ledger = Ledger::default();
-    let all = || vec![found("a"), found("b")];
+    let all = || vec![stored_image("a"), stored_image("b")];
     let first = looked(&mut ledger, start, 0, all(), &["a", "b"]);
     assert_eq!(first.images.iter().map(|image| image.last_used).collect::<Vec<_>>(), [at(0), at(0)]);
     let ended = looked(&mut ledger, start, 50, all(), &["b"]);
@@ -128,8 +128,8 @@ fn a_use_ends_when_nothing_needs_the_image_and_is_written_down_once() {
     assert!(later.fallen_out_of_use.is_empty());
     let ages: Vec<_> = later.images.iter().map(|image| (image.needed, image.last_used, image.unused_for)).collect();
     assert_eq!(ages, [(false, at(50), Duration::from_secs(30)), (true, at(80), Duration::ZERO)]);
-    // Gone and come again: nothing is left of what was.
-    looked(&mut ledger, start, 90, vec![found("b")], &["b"]);
+    // If it is removed and pulled again, nothing is left of its history.
+    looked(&mut ledger, start, 90, vec![stored_image("b")], &["b"]);
     let again = looked(&mut ledger, start, 100, all(), &["b"]);
     assert_eq!((again.images[0].known_for, again.images[0].last_used), (Duration::ZERO, at(100)));
 }
@@ -138,12 +138,12 @@ fn a_use_ends_when_nothing_needs_the_image_and_is_written_down_once() {
 fn an_image_that_was_taken_between_two_looks_was_used() {
     let start = Now { mono: Instant::now(), wall: at(0) };
     let mut ledger = Ledger::default();
-    let taken = |second| StoredImage { taken: Some(start.mono + Duration::from_secs(second)), ..found("a") };
+    let taken = |second| StoredImage { taken: Some(start.mono + Duration::from_secs(second)), ..stored_image("a") };
     let mut look = |second, image| {
         let look = looked(&mut ledger, start, second, vec![image], &[]);
         (look.fallen_out_of_use.len(), look.images[0].last_used, look.images[0].known_for)
     };
-    assert_eq!(look(0, found("a")), (0, at(0), Duration::MAX));
+    assert_eq!(look(0, stored_image("a")), (0, at(0), Duration::MAX));
     assert_eq!(look(20, taken(15)), (1, at(20), Duration::from_secs(5)));
     assert_eq!(look(40, taken(15)), (0, at(20), Duration::from_secs(25)));
     assert_eq!(look(60, taken(50)), (1, at(60), Duration::from_secs(10)));
@@ -153,18 +153,18 @@ fn an_image_that_was_taken_between_two_looks_was_used() {
 fn a_restarted_agent_reads_the_last_use_that_was_written_down() {
     let start = Now { mono: Instant::now(), wall: at(1_000) };
     let cases = [
-        // Written down, came, taken in this run: last used, unused for, known for.
+        // Recorded use, creation, taken in this run; then last used, unused for, known for.
         (Some(at(400)), Some(at(100)), None, at(400), 600, None),
         (None, Some(at(100)), None, at(100), 900, None),
         (Some(at(50)), Some(at(100)), None, at(100), 900, None),
         (None, None, None, at(1_000), 0, None),
         (Some(at(400)), None, Some(start.mono), at(1_000), 0, Some(0)),
-        // Written by a clock that was not set: no age.
+        // It was recorded by a clock that was not set, so it has no age.
         (Some(Timestamp::UNIX_EPOCH), None, None, Timestamp::UNIX_EPOCH, 0, None),
         (Some(at(2_000)), None, None, at(2_000), 0, None),
     ];
     for (last_used, created, taken, used, unused, known) in cases {
-        let image = StoredImage { last_used, created, taken, ..found("a") };
+        let image = StoredImage { last_used, created, taken, ..stored_image("a") };
         let look = looked(&mut Ledger::default(), start, 0, vec![image], &[]);
         let wanted = (used, Duration::from_secs(unused), known.map_or(Duration::MAX, Duration::from_secs));
         let image = &look.images[0];
@@ -176,10 +176,10 @@ fn a_restarted_agent_reads_the_last_use_that_was_written_down() {
 fn a_wall_clock_that_jumps_makes_no_image_older() {
     let start = Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH };
     let mut ledger = Ledger::default();
-    looked(&mut ledger, start, 0, vec![found("a")], &["a"]);
-    looked(&mut ledger, start, 10, vec![found("a")], &[]);
+    looked(&mut ledger, start, 0, vec![stored_image("a")], &["a"]);
+    looked(&mut ledger, start, 10, vec![stored_image("a")], &[]);
     let now = Now { mono: start.mono + Duration::from_secs(20), wall: at(0) };
-    let look = ledger.update(vec![found("a")], |_| false, now);
+    let look = ledger.update(vec![stored_image("a")], |_| false, now);
     assert_eq!(look.images[0].unused_for, Duration::from_secs(10));
 }
 

@@ -78,7 +78,7 @@ mod tests {
         })
     }
 
-    /// Merges these snapshots of file and http: the verbs, and the pods whose objects changed.
+    /// Merges these snapshots of file and http. Returns the verbs, and the pods whose objects changed.
     fn absorb(
         table: &mut MergeTable,
         file: Arc<SourceSnapshot>,
@@ -114,7 +114,7 @@ mod tests {
             (Some("1"), None, None)
         );
 
-        // An object is added, one is changed, one without references is added; nothing changes; one is removed.
+        // An object is added, one is changed, one without references is added, nothing changes, and one is removed.
         let no_verbs: Vec<&str> = Vec::new();
         assert_eq!(
             absorb(&mut table, view(&pods, &[Arc::clone(&x), Arc::clone(&y)]), Arc::clone(&http)),
@@ -155,8 +155,8 @@ mod tests {
             table.desired().demand(source).keys().map(|key| key.name.to_string()).collect::<Vec<_>>()
         };
         let missing = |table: &MergeTable, source| {
-            let found = table.desired().missing_objects(source);
-            found.map(|(key, pods)| (key.name.to_string(), pods.len())).collect::<Vec<_>>()
+            let missing = table.desired().missing_objects(source);
+            missing.map(|(key, pods)| (key.name.to_string(), pods.len())).collect::<Vec<_>>()
         };
         let pods = [pod("a", &["x", "y"], SourceKind::File), pod("b", &["y"], SourceKind::File)];
         let http = view(&[pod("other", &["x"], SourceKind::Http)], &[]);

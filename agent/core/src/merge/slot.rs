@@ -9,7 +9,8 @@ use limpet_model::source::SourceKind;
 
 const SOURCES: usize = SourceKind::ALL.len();
 
-/// All slots and the one notification they share. Memory is bounded by what the sources hold: a slot keeps one snapshot.
+/// All slots and the notification they share. Memory is bounded by what the sources hold, because a slot keeps only
+/// one snapshot.
 #[derive(Debug)]
 pub struct Slots(Exchange<SOURCES>);
 

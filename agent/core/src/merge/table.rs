@@ -1,9 +1,10 @@
 //! The merge itself, pure: which keys changed since the last merge, which pod wins each, and the resulting changes.
 //!
-//! Only the entries that a snapshot names as changed are visited, or after a missed one those found to differ
-//! ([`crate::source::delta`]).
-//! Which pod runs depends on the snapshots alone, never on their order in time: for a key that several sources claim,
-//! the pod of the first source; for a UID that several such pods have, the pod of the first source, then of the first key.
+//!
+//! Only the entries that a snapshot reports as changed are visited, or after a missed snapshot those that differ
+//! ([`crate::source::delta`]). Which pod runs depends only on the snapshots, never on their order in time: for a key
+//! that several sources claim, it is the pod of the first source; for a UID that several such pods have, the pod of
+//! the first source, then of the first key.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -20,7 +21,7 @@ use limpet_model::source::SourceKind;
 pub struct MergeTable {
     absorbed: Snapshots,
     desired: DesiredPods,
-    /// The keys whose first claim has that UID: more than one only if manifests set UIDs. Unordered.
+    /// The keys whose first claim has that UID; more than one only if manifests set UIDs. Unordered.
     holders: HashMap<PodUid, Vec<PodKey>>,
 }
 
@@ -100,7 +101,7 @@ impl MergeTable {
                     if !keys.contains(key) {
                         keys.push(key.clone());
                     }
-                    // An edit of one changes the duplicates of the others.
+                    // An edit of one pod changes the duplicates of the others.
                     affected.extend(keys.iter().filter(|held| *held != key).cloned());
                 }
                 None => {
@@ -148,7 +149,7 @@ impl MergeTable {
         Resolution { winner, duplicates }
     }
 
-    /// Whether the losing pods changed.
+    /// Stores the key's duplicates. Returns whether they changed.
     fn settle_duplicates(&mut self, key: &PodKey, duplicates: Vec<Duplicate>) -> bool {
         let before = self.desired.duplicates.get(key).map_or(&[][..], |before| &**before);
         let same =
@@ -217,7 +218,7 @@ fn rivals<'a>(snapshot: &'a SourceSnapshot, key: &PodKey) -> impl Iterator<Item 
     snapshot.rivals.get(key).into_iter().flat_map(|rivals| rivals.iter())
 }
 
-/// The change between two versions of one key, as kubelet's `pkg/kubelet/config/config.go` has it.
+/// The change between two versions of one key, as in kubelet's `pkg/kubelet/config/config.go`.
 fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>, emit: &mut impl FnMut(PodChange)) {
     match (old, new) {
         (None, None) => {}

@@ -21,7 +21,7 @@ fn pod(image: &str) -> Arc<ObservedPod> {
     }))
 }
 
-/// What an apiserver makes of a document.
+/// What an apiserver stores for a document.
 fn created(wanted: &DesiredMirror, uid: &str) -> Value {
     let mut pod = document(wanted, "edge1", NODE, "2026-11-23T00:00:00Z");
     pod["metadata"]["uid"] = json!(uid);
@@ -40,7 +40,7 @@ fn replaced(uid: &str, why: &'static str) -> Option<Step> {
 #[test]
 fn a_mirror_is_made_kept_reported_and_deleted() {
     let wanted = DesiredMirror::observed(&pod("app:1"));
-    let found = mirror(&created(&wanted, "m1"));
+    let current = mirror(&created(&wanted, "m1"));
     let status = |uid: &str, pod: &Arc<ObservedPod>| Acknowledged {
         status: Some(Reported { uid: uid.to_owned(), pod: Arc::clone(pod), stored: StoredStatus::default() }),
         ..Acknowledged::default()
@@ -58,21 +58,21 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
     let table = [
         (Some(&wanted), None, &nothing, true, Some(Step::Create)),
         (Some(&wanted), None, &nothing, false, Some(Step::Create)),
-        (Some(&wanted), Some(&found), &nothing, true, report.clone()),
-        (Some(&wanted), Some(&found), &status("m1", &now), true, None),
-        (Some(&wanted), Some(&found), &status("m1", &equal), true, None),
-        (Some(&wanted), Some(&found), &status("m1", &older), true, report.clone()),
-        (Some(&wanted), Some(&found), &status("m0", &now), true, report),
-        (None, Some(&found), &nothing, true, delete),
-        (None, Some(&found), &nothing, false, None),
+        (Some(&wanted), Some(&current), &nothing, true, report.clone()),
+        (Some(&wanted), Some(&current), &status("m1", &now), true, None),
+        (Some(&wanted), Some(&current), &status("m1", &equal), true, None),
+        (Some(&wanted), Some(&current), &status("m1", &older), true, report.clone()),
+        (Some(&wanted), Some(&current), &status("m0", &now), true, report),
+        (None, Some(&current), &nothing, true, delete),
+        (None, Some(&current), &nothing, false, None),
         (None, None, &nothing, true, None),
     ];
-    for (number, (wanted, found, known, all_sources_read, expected)) in table.into_iter().enumerate() {
-        assert_eq!(step(wanted, found, known, &owner(), all_sources_read), expected, "case {number}");
+    for (number, (wanted, current, known, all_sources_read, expected)) in table.into_iter().enumerate() {
+        assert_eq!(step(wanted, current, known, &owner(), all_sources_read), expected, "case {number}");
     }
     let leaving = Owner { deleting: true, ..owner() };
     let none = step(Some(&wanted), None, &nothing, &leaving, true);
-    let reported = step(Some(&wanted), Some(&found), &nothing, &leaving, true);
+    let reported = step(Some(&wanted), Some(&current), &nothing, &leaving, true);
     assert_eq!((none, reported), (None, Some(Step::Report { uid: "m1".to_owned() })), "the Node is being deleted");
     let mut edited = created(&wanted, "m1");
     edited["metadata"]["labels"] = json!({});
@@ -80,7 +80,7 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
     assert!(matches!(removed, Some(Step::Replace { .. })), "what is wrong goes all the same: {removed:?}");
     let unobserved = DesiredMirror::desired(&wanted.record);
     assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(Step::Create));
-    assert_eq!(step(Some(&unobserved), Some(&found), &nothing, &owner(), true), None, "nothing is known of it yet");
+    assert_eq!(step(Some(&unobserved), Some(&current), &nothing, &owner(), true), None, "nothing is known of it yet");
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn another_version_replaces_the_mirror_even_when_its_uid_stays() {
     let (old, mut new) = (DesiredMirror::observed(&pod("app:1")), DesiredMirror::observed(&pod("app:2")));
     new.record = Arc::new(PodRecord { fingerprint: Fingerprint([2; 16]), ..(*new.record).clone() });
     assert_eq!(old.record.uid, new.record.uid);
-    let found = mirror(&created(&old, "m1"));
+    let current = mirror(&created(&old, "m1"));
     let why = "it shows another version of the pod";
-    assert_eq!(step(Some(&new), Some(&found), &Acknowledged::default(), &owner(), true), replaced("m1", why));
+    assert_eq!(step(Some(&new), Some(&current), &Acknowledged::default(), &owner(), true), replaced("m1", why));
 }
 
 #[test]
@@ -141,11 +141,11 @@ fn a_pod_that_ends_gets_no_mirror_again_and_its_last_states_are_reported() {
     let mut ending = (*pod("app:1")).clone();
     ending.terminating_since = Some(Timestamp::UNIX_EPOCH);
     let wanted = DesiredMirror::observed(&Arc::new(ending));
-    let mut found = mirror(&created(&wanted, "m1"));
+    let mut current = mirror(&created(&wanted, "m1"));
     assert_eq!(step(Some(&wanted), None, &Acknowledged::default(), &owner(), true), None);
-    found.deleting = true;
+    current.deleting = true;
     let report = Some(Step::Report { uid: "m1".to_owned() });
-    assert_eq!(step(Some(&wanted), Some(&found), &Acknowledged::default(), &owner(), true), report);
+    assert_eq!(step(Some(&wanted), Some(&current), &Acknowledged::default(), &owner(), true), report);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_mirror_has_kubelets_annotations_and_one_owner() {
     let metadata = &document["metadata"];
     let annotations = &metadata["annotations"];
     assert_eq!(annotations["kubernetes.io/config.mirror"], "0123");
-    // Of the content, where the UID stays through edits.
+    // It is a hash of the content, while the UID stays through edits.
     let hash = annotations["kubernetes.io/config.hash"].as_str().unwrap();
     assert_eq!(hash, wanted.record.fingerprint.to_string());
     assert_eq!(annotations["kubernetes.io/config.source"], "file");

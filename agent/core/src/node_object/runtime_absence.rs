@@ -1,5 +1,5 @@
-//! How long the node counts as ready while its runtime is away: a restart of containerd must not evict pods, which keep
-//! running.
+//! How long the node counts as ready while its runtime is away. A restart of containerd must not evict pods, which
+//! keep running.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ const ABSENCE_GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Since when the runtime has been away.
 #[derive(Debug, Default)]
 pub struct RuntimeAbsence {
-    /// It was there, and is not taken for gone.
+    /// Whether it was there before, and does not count as gone yet.
     counts: bool,
     since: Option<Instant>,
 }
 
 impl RuntimeAbsence {
-    /// Whether the runtime counts as ready at `now`, and when that ends unless it is back.
+    /// Whether the runtime counts as ready at `now`, and when that ends unless the runtime is back.
     pub fn observe(&mut self, is_ready: bool, now: Instant) -> (bool, Option<Instant>) {
         if is_ready {
             *self = Self { counts: true, since: None };

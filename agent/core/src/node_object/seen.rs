@@ -1,4 +1,4 @@
-//! The Node object at the apiserver: the parts that the node's own reports depend on.
+//! The Node object at the apiserver: the parts on which the node's own reports depend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -13,11 +13,11 @@ use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
 use limpet_model::pod::huge_pages;
 use limpet_model::pod::quantity::{self, Amount};
 
-/// The fields of a status that the node's agent alone writes and that change rarely.
+/// The fields of a status that only the node's agent writes and that rarely change.
 const OF_AGENT: [&str; 5] = ["daemonEndpoints", "declaredFeatures", "features", "nodeInfo", "runtimeHandlers"];
 /// The fields of a status that have amounts.
 const AMOUNT_FIELDS: [&str; 2] = ["capacity", "allocatable"];
-/// Labels that `--node-labels` may name and that kubelet corrects on a Node that is there.
+/// Labels that `--node-labels` may set and that kubelet corrects on an existing Node.
 const CORRECTED_LABELS: [&str; 6] = [
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -34,7 +34,7 @@ pub enum LabelCorrection {
     None,
     /// Those that every node has.
     OfEveryNode,
-    /// Those, and the labels of its place and kind that it is registered with: at the first report of an agent.
+    /// Those, and the labels of its place and kind with which it is registered; at an agent's first report.
     WithPlace,
 }
 
@@ -44,14 +44,14 @@ pub struct SeenNode {
     pub uid: String,
     /// Whether its deletion was requested, and waits for a finalizer.
     pub deleting: bool,
-    /// No new pods are scheduled to it: it is cordoned.
+    /// Whether it is cordoned, so that no new pods are scheduled to it.
     pub unschedulable: bool,
     pub labels: BTreeMap<String, String>,
     /// Its taints; one of an unknown form is left out.
     pub taints: Vec<Taint>,
-    /// Which boot of the node it is of; empty: not known.
+    /// The id of the node's boot that it shows; empty if not known.
     pub(super) boot_id: String,
-    /// When each condition changed last, and what it is: by type.
+    /// Each condition's status and when it last changed, by type.
     pub(super) conditions: BTreeMap<String, (String, Option<Timestamp>)>,
     /// The digests of the conditions' reasons and messages, by type.
     pub(super) explanations: BTreeMap<String, u64>,
@@ -63,20 +63,20 @@ pub struct SeenNode {
     pub(super) of_agent: u64,
     /// The digest of its images, which are most of its bytes.
     pub(super) images: u64,
-    /// The address that it names to a cloud controller.
+    /// The address that it reports to a cloud controller.
     pub(super) provided_address: Option<String>,
     /// The annotation [`NODE_IDS`].
     pub csi_node_ids: Option<String>,
-    /// It has the annotation [`CONTROLLER_ATTACHES`].
+    /// Whether it has the annotation [`CONTROLLER_ATTACHES`].
     pub controller_attaches: bool,
-    /// `volumesInUse`, as it was reported last.
+    /// `volumesInUse`, as it was last reported.
     pub volumes_in_use: BTreeSet<String>,
     /// `volumesAttached`: what a controller has attached to it.
     pub volumes_attached: BTreeSet<String>,
 }
 
 impl SeenNode {
-    /// Its addresses, each after its type: names, too.
+    /// Its addresses, each after its type; they include names.
     pub fn addresses(&self) -> impl Iterator<Item = (&str, &str)> {
         self.addresses.iter().map(|(kind, address)| (kind.as_str(), address.as_str()))
     }
@@ -116,22 +116,22 @@ impl SeenNode {
         })
     }
 
-    /// Whether it has the contents of `status`: conditions, amounts, addresses and volumes. What others add is not
-    /// looked at, nor what changes with a boot alone.
+    /// Whether it has the contents of `status`: conditions, amounts, addresses and volumes. What other clients add is
+    /// ignored, and so is what changes only with a boot.
     pub(super) fn matches(&self, status: &Value) -> bool {
         let conditions = status["conditions"].as_array().into_iter().flatten().all(|condition| {
             let known = condition["type"].as_str().and_then(|name| self.conditions.get(name));
             known.is_some_and(|(known, _)| condition["status"] == known.as_str())
         });
-        let own = AMOUNT_FIELDS.map(|field| amounts(&status[field]));
-        let has_all = |(own, known): (&BTreeMap<String, Amount>, &BTreeMap<String, Amount>)| {
-            own.iter().all(|(name, amount)| known.get(name) == Some(amount))
+        let reported = AMOUNT_FIELDS.map(|field| amounts(&status[field]));
+        let has_all = |(reported, known): (&BTreeMap<String, Amount>, &BTreeMap<String, Amount>)| {
+            reported.iter().all(|(name, amount)| known.get(name) == Some(amount))
         };
         let volumes: BTreeSet<_> =
             status["volumesInUse"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         conditions
-            && own.iter().zip(&self.amounts).all(has_all)
-            && self.sizes_of_huge_pages().all(|name| own[0].contains_key(name))
+            && reported.iter().zip(&self.amounts).all(has_all)
+            && self.sizes_of_huge_pages().all(|name| reported[0].contains_key(name))
             && (status["addresses"].is_null() || addresses(status) == self.addresses)
             && volumes.into_iter().eq(self.volumes_in_use.iter().map(String::as_str))
     }
@@ -141,11 +141,11 @@ impl SeenNode {
         self.images == digest(status, &["images"])
     }
 
-    /// Whether `status` has nothing new but times of conditions.
+    /// Whether `status` has nothing new except times of conditions.
     pub(super) fn has_all(&self, status: &Value) -> bool {
-        let mut own = status["conditions"].as_array().into_iter().flatten().filter_map(explanation);
+        let mut reported = status["conditions"].as_array().into_iter().flatten().filter_map(explanation);
         self.matches(status)
-            && own.all(|(name, explanation)| self.explanations.get(&name) == Some(&explanation))
+            && reported.all(|(name, explanation)| self.explanations.get(&name) == Some(&explanation))
             && self.has_images(status)
             && self.of_agent == digest(status, &OF_AGENT)
     }
@@ -155,14 +155,14 @@ impl SeenNode {
         self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
     }
 
-    /// The merge patch that corrects labels, and the annotation for a cloud controller, where they differ.
+    /// The merge patch that corrects labels, and the annotation for a cloud controller, if they differ.
     pub fn metadata_patch(&self, node: &NodeDescription, correction: LabelCorrection) -> Option<Value> {
-        let own = own_labels(&node.name, node.architecture, &node.labels);
-        let own = own.into_iter().filter(|_| correction != LabelCorrection::None);
+        let of_every_node = own_labels(&node.name, node.architecture, &node.labels);
+        let of_every_node = of_every_node.into_iter().filter(|_| correction != LabelCorrection::None);
         let of_place = |name: &str| correction == LabelCorrection::WithPlace && CORRECTED_LABELS.contains(&name);
         let given = node.labels.iter().filter(|(name, _)| of_place(name));
-        let own = own.chain(given.map(|(name, value)| (name.as_str(), value.clone())));
-        let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();
+        let labels = of_every_node.chain(given.map(|(name, value)| (name.as_str(), value.clone())));
+        let wrong: BTreeMap<_, _> = labels.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();
         let mut metadata = json!({});
         if !wrong.is_empty() {
             metadata["labels"] = json!(wrong);

@@ -39,8 +39,8 @@ fn at(second: i64) -> Timestamp {
 /// A condition of a status: status, reason, message.
 fn condition(status: &Value, name: &str) -> (String, String, String) {
     let all = status["conditions"].as_array().unwrap();
-    let one = all.iter().find(|one| one["type"] == name).unwrap();
-    let text = |field: &str| one[field].as_str().unwrap().to_owned();
+    let condition = all.iter().find(|condition| condition["type"] == name).unwrap();
+    let text = |field: &str| condition[field].as_str().unwrap().to_owned();
     (text("status"), text("reason"), text("message"))
 }
 
@@ -161,7 +161,7 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
     assert_eq!(registered(&given)["metadata"]["annotations"][PROVIDED_ADDRESS], "192.0.2.7");
     assert_eq!(registered(&bare)["metadata"]["annotations"], Value::Null);
 
-    // What is there stays, the controller's too.
+    // What exists stays, including the controller's.
     let seen = |node: &NodeDescription| {
         let mut document = registered(node);
         document["metadata"]["uid"] = json!("n1");
@@ -185,11 +185,11 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
 #[test]
 fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     let report = NodeReport { images: vec![image()], ..report() };
-    let own = document(&node(), &report, at(0));
-    assert_eq!(own["status"]["images"], json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]));
-    // Which fields a patch has, of a Node in which somebody has changed that field.
+    let created = document(&node(), &report, at(0));
+    assert_eq!(created["status"]["images"], json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]));
+    // Which fields a patch has, if somebody has changed that field of the Node.
     let fields = |changed: &str, value: Value, sent: Option<&NodeReport>| {
-        let mut seen = own.clone();
+        let mut seen = created.clone();
         (seen["metadata"]["uid"], seen["status"][changed]) = (json!("n1"), value);
         let sent = sent.map(|report| SentReport {
             uid: "n1".to_owned(),
@@ -209,11 +209,11 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     assert_eq!(fields("phase", Value::Null, None), full, "nothing was sent");
     assert_eq!(fields("phase", Value::Null, Some(&self::report())), full, "the report is another one");
     assert_eq!(fields("nodeInfo", json!({}), Some(&report)), full);
-    let mut conditions = own["status"]["conditions"].clone();
+    let mut conditions = created["status"]["conditions"].clone();
     conditions[0]["message"] = json!("somebody's");
     assert_eq!(fields("conditions", conditions, Some(&report)), full);
     assert_eq!(fields("images", json!([]), Some(&report)), with_images);
-    let mut seen = own.clone();
+    let mut seen = created.clone();
     seen["metadata"]["uid"] = json!("n1");
     let sent =
         SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now(), interval: Duration::ZERO };

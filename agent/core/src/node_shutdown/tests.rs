@@ -49,7 +49,7 @@ fn critical_pods_end_last_and_each_pod_has_the_shorter_time() {
     let expected = [("web:20 low:5".to_owned(), Some(20)), ("node:10 cluster:1".to_owned(), Some(10))];
     assert_eq!(shown(&steps(&policy, pods())), expected);
     assert_eq!((policy.period(), policy.periods()), (seconds(30), Some((seconds(30), seconds(10)))));
-    // Without a configuration each pod has its own time.
+    // Without a configuration, each pod has its own time.
     let expected = [("web:60 low:5".to_owned(), None), ("node:30 cluster:1".to_owned(), None)];
     assert_eq!(shown(&steps(&ShutdownPolicy::default(), pods())), expected);
 }
@@ -65,7 +65,7 @@ fn groups_are_those_of_kubelet() {
     }
     assert_eq!((policy.period(), policy.periods()), (seconds(18), None));
     assert_eq!(ShutdownPolicy::by_priority(Vec::new()), None);
-    // All of the time may be for critical pods: the others are killed at once.
+    // All of the time may be for critical pods; the others are then killed at once.
     let policy = ShutdownPolicy::of_periods(seconds(10), seconds(10));
     assert_eq!(shown(&steps(&policy, [pod("a", None, "", 30)])), [("a:0".to_owned(), Some(0))]);
 }

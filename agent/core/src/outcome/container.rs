@@ -1,4 +1,4 @@
-//! What outcomes change in one container: its image, instances, hooks and probes. Part of [`super`].
+//! How outcomes change one container: its image, instances, hooks and probes. Part of [`super`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,14 +15,14 @@ use crate::state::{
     RetryState, StopPhase,
 };
 
-/// The probes of the instance `id`, if it is still the one that runs.
+/// The probes of the instance `id`, if it is still the running one.
 pub(super) fn probes_of<'a>(pod: &'a mut PodState, index: usize, id: &ContainerId) -> Option<&'a mut Probes> {
     let running =
         pod.containers[index].instance.as_mut().filter(|instance| instance.id == *id && instance.is_running());
     running?.probes.as_deref_mut()
 }
 
-/// Applies what became of a container's image.
+/// Applies the result of making a container's image available.
 pub(super) fn image_ensured(
     slot: &mut ContainerSlot,
     fingerprint: &str,
@@ -47,7 +47,7 @@ pub(super) fn image_ensured(
     };
 }
 
-/// Applies a start. Returns the exit that came before its report.
+/// Applies a start. Returns the exit that was reported before it.
 pub(super) fn started(
     slot: &mut ContainerSlot,
     result: Result<Box<Instance>, Failure>,
@@ -61,7 +61,7 @@ pub(super) fn started(
         Ok(instance) => {
             slot.retry = None;
             slot.possible_orphan = None;
-            // It may also be the exit of an earlier attempt under the same id: that was another process.
+            // It may also be the exit of an earlier attempt under the same id, which was another process.
             let early_exit = slot.early_exit.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
             let post_start = if slot.hooks.post_start { PostStart::Due(now) } else { PostStart::Done };
             slot.succeed(Instance { post_start, ..*instance });
@@ -100,7 +100,7 @@ pub(super) fn post_started(
     };
 }
 
-/// Applies a phase of a stop. Returns the exit that the signal met.
+/// Applies a phase of a stop. Returns the exit, if the signal found the process gone.
 pub(super) fn stopped(
     slot: &mut ContainerSlot,
     id: Option<&ContainerId>,
@@ -115,7 +115,7 @@ pub(super) fn stopped(
         Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),
         Ok(Some(exit)) => {
             if stopping.phase == phase {
-                // Should the exit not be collected, SIGKILL is repeated and finds it again.
+                // If the exit is not collected, SIGKILL is repeated and finds it again.
                 stopping.done(now.mono);
             }
             slot.retry = None;
@@ -126,9 +126,9 @@ pub(super) fn stopped(
             stopping.done(now.mono);
             slot.retry = None;
         }
-        // A hook that has failed is not run again: the signal follows.
+        // A failed hook is not run again, and the signal follows.
         Err(_) if phase == StopPhase::PreStop => stopping.done(now.mono),
-        // Retried after a second; what matters is that it is done, the reason is in the log.
+        // Retried after a second. Only its success matters; the reason is in the log.
         Err(failure) => {
             let retry = RetryState::transient(failure.reason, failure.message, now.mono);
             stopping.repeat_at = Some(retry.retry_at);
@@ -167,7 +167,7 @@ pub(super) fn orphan_removed(slot: &mut ContainerSlot, result: Result<(), Failur
     match result {
         Ok(()) => {
             (slot.possible_orphan, slot.discard_begun, slot.retry) = (None, false, None);
-            // A process may have run under it.
+            // A process may have run under this id.
             slot.spend_id();
         }
         Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),

@@ -1,4 +1,4 @@
-//! What outcomes change in the pod as a whole: its sandbox, volumes, cgroup and resources. Part of [`super`].
+//! How outcomes change the pod as a whole: its sandbox, volumes, cgroup and resources. Part of [`super`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::state::{
 };
 use crate::storage::{StorageUsage, StorageWatch, excess};
 
-/// Applies what was learnt of the sandbox of containers that were found running.
+/// Applies what is known about the sandbox of containers that were found running.
 pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<PodSandbox>>, Failure>, now: Now) {
     match result {
         Ok(sandbox) => {
@@ -29,7 +29,7 @@ pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<Pod
     }
 }
 
-/// Applies an attempt to prepare the sandbox, with the volumes and the cgroup.
+/// Applies an attempt to prepare the sandbox, including the volumes and the cgroup.
 pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox>, Failure>, now: Now) {
     match result {
         Ok(sandbox) => {
@@ -48,8 +48,8 @@ pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox
     }
 }
 
-/// Decides what becomes of a pod for which the host lacks something: it fails for good where no try would help, and one of
-/// the apiserver in any case, which has a controller that makes another one; every other pod is tried again.
+/// Decides what happens to a pod for which the host lacks something. It fails for good if no attempt would help. A
+/// pod of the apiserver fails in any case, because its controller makes another one. Every other pod is tried again.
 pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
     if !lack.is_lasting() && !pod.record.source.traits().is_replaced {
         let (reason, message, transient) = (lack.reason(), lack.to_string(), lack.is_transient());
@@ -61,7 +61,8 @@ pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
     pod.fail(lack.refusal().for_good());
 }
 
-/// Applies a measurement of the pod's storage: one that takes more than it may ends. The next one follows after `again`.
+/// Applies a measurement of the pod's storage, which ends a pod that uses too much. The next measurement follows
+/// after `again`.
 pub(super) fn storage_measured(pod: &mut PodState, usage: &StorageUsage, again: Duration, now: Now) {
     if let Some(watch) = &mut pod.storage {
         **watch = StorageWatch { due: now.mono.checked_add(again), measuring: false };
@@ -74,7 +75,7 @@ pub(super) fn storage_measured(pod: &mut PodState, usage: &StorageUsage, again: 
     }
 }
 
-/// Applies that a container could not start because `sandbox` is gone.
+/// Records that a container could not start because `sandbox` is gone.
 pub(super) fn sandbox_lost(pod: &mut PodState, index: usize, sandbox: &Arc<PodSandbox>) {
     pod.containers[index].busy = None;
     // Another start may have reported this already, and the sandbox may be a new one.
@@ -91,7 +92,7 @@ pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result
     pod.resized(index, id, result.map_err(retry));
 }
 
-/// Applies that the sandbox could not be prepared or released.
+/// Records that the sandbox could not be prepared or released.
 pub(super) fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
     let awaited = Changes::awaited_by_sandbox(failure.reason, pod.record.host_network());

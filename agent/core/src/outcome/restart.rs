@@ -1,15 +1,17 @@
-//! `limpet restart`: containers that run are ended within their grace period and start again at once, whatever their
-//! restart policy; those that wait for their next start do not wait any longer. The pod keeps its UID, sandbox and
-//! volumes. Part of [`super`].
+//! `limpet restart`: running containers are ended within their grace period and start again at once, whatever their
+//! restart policy. Those that wait for their next start do so no longer. The pod keeps its UID, sandbox and volumes.
+//! Part of [`super`].
 
 use crate::plan::{is_finished, wants_restart};
 use crate::pod_order::RestartError;
 use crate::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
 use limpet_model::pod::Role;
 
-/// Takes a request to restart one container, or all that run and all that wait for their next start. Returns their names.
+/// Takes a request to restart one container, or all that run or wait for their next start. Returns their names.
+///
 ///
 /// # Errors
+///
 /// Why nothing is restarted.
 pub fn request_restart(pod: &mut PodState, container: Option<&str>, now: Now) -> Result<Vec<String>, RestartError> {
     let key = pod.record.key.clone();
@@ -49,7 +51,7 @@ pub fn request_restart(pod: &mut PodState, container: Option<&str>, now: Now) ->
     if names.is_empty() { Err(RestartError::NothingRuns(key)) } else { Ok(names) }
 }
 
-/// What runs once is not restarted by itself: init containers and ephemeral ones.
+/// Init containers and ephemeral ones run only once, so they are not restarted alone.
 fn is_restartable(slot: &ContainerSlot) -> bool {
     matches!(slot.role, Role::Main | Role::Sidecar)
 }
@@ -64,7 +66,7 @@ mod tests {
     use crate::outcome::begin;
     use crate::plan::{Action, KillCause, Step, plan};
 
-    /// A pod of two containers that run.
+    /// A pod with two running containers.
     fn running(policy: &str) -> PodState {
         let mut pod = ready(pod(policy, &[], &["a", "b"]));
         for index in 0..2 {

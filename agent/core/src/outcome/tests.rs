@@ -177,8 +177,8 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
         let stopping = Stopping { phase: StopPhase::Kill, ..Stopping::begin(Duration::ZERO, false, Instant::now()) };
         begin(&mut pod, &Action::Stop(0, stopping, KillCause::PodEnds));
         let (id, phase) = (Some(instance(0).id), StopPhase::Kill);
-        let found = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());
-        (pod, found)
+        let early_exit = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());
+        (pod, early_exit)
     };
     let (pod, found) = stopped(exit(7));
     assert_eq!(found, Some((instance(0).id, exit(7))));

@@ -12,7 +12,7 @@ use limpet_model::object::{ObjectKey, in_environment, of_sandbox, pull_secrets};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
-/// What is not there yet.
+/// What does not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Awaited {
     /// An address of the node.
@@ -28,11 +28,8 @@ pub enum Awaited {
         /// The pod's source.
         source: SourceKind,
     },
-    /// The container whose processes an ephemeral container is to see.
-    Target {
-        /// Its name.
-        container: String,
-    },
+    /// The container whose processes an ephemeral container should see.
+    Target { container: String },
 }
 
 impl Awaited {
@@ -64,7 +61,7 @@ pub fn by_sandbox(pod: &PodState) -> Option<Awaited> {
     object(pod, of_sandbox)
 }
 
-/// What the images wait for: the Secrets they are pulled with.
+/// What the images wait for: the Secrets with which they are pulled.
 pub fn by_images(pod: &PodState) -> Option<Awaited> {
     object(pod, pull_secrets)
 }
@@ -77,7 +74,7 @@ pub fn by_container(pod: &PodState, slot: &ContainerSlot, node: NodeState) -> Op
         .or_else(|| target(pod, slot))
 }
 
-/// The containers that are to start now and wait for an address.
+/// The containers that should start now but wait for an address.
 pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaited)> {
     if pod.ending.is_some() || !node.runtime_ready || !matches!(pod.sandbox, SandboxState::Ready(_)) {
         return Vec::new();
@@ -87,7 +84,7 @@ pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaite
     slots.filter_map(|slot| Some((slot, address(pod, pod.container_spec(&slot.name)?, node)?))).collect()
 }
 
-/// The first object among `of` the pod that is not known yet.
+/// The first of the pod's objects selected by `of` that is not known yet.
 fn object(pod: &PodState, of: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) -> Option<Awaited> {
     if !pod.objects.has_unknown() {
         return None;
@@ -96,14 +93,15 @@ fn object(pod: &PodState, of: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) ->
     Some(Awaited::Object { key, source: pod.record.source })
 }
 
-/// The target of an ephemeral container, while it does not run.
+/// The target of an ephemeral container, if it does not run.
 fn target(pod: &PodState, slot: &ContainerSlot) -> Option<Awaited> {
     let target = pod.target_of(slot)?;
     let runs = pod.containers.iter().any(|other| other.name == target && other.is_running());
     (!runs).then(|| Awaited::Target { container: target.to_owned() })
 }
 
-/// The first variable that refers to an address of a node without one. With `hostNetwork` the pod's are the node's.
+/// The first variable that refers to an address of a node without one. With `hostNetwork`, the pod's addresses are
+/// the node's.
 fn address(pod: &PodState, container: &Container, node: NodeState) -> Option<Awaited> {
     if !node.network.addresses.is_empty() {
         return None;
@@ -117,6 +115,6 @@ fn address(pod: &PodState, container: &Container, node: NodeState) -> Option<Awa
         "status.podIP" | "status.podIPs" => pod.record.host_network(),
         _ => false,
     };
-    let mut found = fields.filter(|(_, field)| of_node(field));
-    found.next().map(|(variable, field)| Awaited::Address { variable: variable.clone(), field: field.clone() })
+    let mut awaiting = fields.filter(|(_, field)| of_node(field));
+    awaiting.next().map(|(variable, field)| Awaited::Address { variable: variable.clone(), field: field.clone() })
 }

@@ -1,4 +1,4 @@
-//! One container's next action: its image, its start, its resize, its replacement. Part of [`super`].
+//! One container's next action: its image, start, resize or replacement. Part of [`super`].
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     if let Some((kind, grace)) = probes::verdict(pod, slot) {
         return stop(plan, index, slot, grace, KillCause::ProbeFailed(kind), now);
     }
-    // A stop that has begun is carried through, whatever the desired version is by now.
-    // One that is not to start yet is replaced at once if the start of the container before it waits for that.
+    // A stop that has begun is completed, whatever the desired version is by then. A container that should not start
+    // yet is replaced at once if the start of the container before it waits for that.
     let replaced = wanted || pod.cgroup_waits_for_other_versions();
     if slot.stopping().is_some() || slot.is_running() && (replaced && slot.is_outdated() || is_asked_to_restart(slot)) {
         return replace(plan, pod, index, now);
@@ -53,14 +53,15 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     }
     let planned = plan.actions.len();
     clear(plan, index, slot, true, now);
-    // Its next start would remove it, and that start waits for the cgroup. What may have run and never runs again stays.
+    // Its next start would remove it, but that start waits for the cgroup. What may have run and never runs again
+    // stays.
     let is_removable = slot.role != Role::Ephemeral && slot.unknown_start().is_some();
     if plan.actions.len() == planned && is_removable && pod.cgroup_waits_for_unknown_start() {
         plan.push(Action::Discard(index));
     }
 }
 
-/// The earliest time to start the container: after its crash back-off and the retry delay of the last failure.
+/// The earliest time to start the container, after its crash back-off and the retry delay of the last failure.
 fn due(slot: &ContainerSlot) -> Option<Instant> {
     let backoff = match &slot.instance {
         Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() && !slot.has_completed() => {
@@ -85,8 +86,8 @@ fn is_asked_to_restart(slot: &ContainerSlot) -> bool {
     slot.instance.as_ref().is_some_and(|instance| instance.restart_asked)
 }
 
-/// Replaces a container with an edited image or limit, or one that is asked to restart: pulls first, so that a failed pull
-/// stops nothing.
+/// Replaces a container with an edited image or limit, or one that should be restarted. Pulls first, so that a failed
+/// pull stops nothing.
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
     if image(plan, pod, index, now) && pod.cgroup_lets_replace() || slot.stopping().is_some() {
@@ -96,7 +97,7 @@ fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     }
 }
 
-/// Whether the image is ready for the container's next attempt; plans to get it unless that is in progress.
+/// Whether the image is ready for the container's next attempt. Plans to get it unless that is in progress.
 fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
     let slot = &pod.containers[index];
     match &slot.image {

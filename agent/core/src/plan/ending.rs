@@ -1,4 +1,4 @@
-//! Termination of containers and pods: the phases of a stop, cleanup of exited instances, teardown.
+//! Termination of containers and pods: the phases of a stop, the cleanup of exited instances, and teardown.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::node_state::NodeState;
 use limpet_model::pod::Role;
 use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
-/// kubelet's least grace period of a pod that ends: a `preStop` hook has this time whatever the spec says.
+/// kubelet's shortest grace period of a pod that ends. A `preStop` hook has this time whatever the spec says.
 const LEAST_GRACE_OF_POD: Duration = Duration::from_secs(1);
 
 /// Terminates the pod: stops its containers, then tears it down.
@@ -33,7 +33,8 @@ pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant)
     }
 }
 
-/// Ends a pod to give the node back all it takes: containers, volumes, logs. What is left waits for the end of the verdict.
+/// Ends a pod to free everything it uses on the node: containers, volumes, logs. What is left waits for the end of
+/// the verdict.
 pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let ending = Ending { since: pod.start_time, grace: grace(pod) };
     match end(pod, ending, node, now) {
@@ -42,9 +43,9 @@ pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
     }
 }
 
-/// Stops a container of a pod that ends. A sidecar gets its stop signal after the containers it serves, and after the sidecars
-/// that were started later, with what they leave of the pod's grace period; at the end of that it waits no more. Its `preStop`
-/// hook does not wait.
+/// Stops a container of a pod that ends. A sidecar gets its stop signal after the containers that it serves, and
+/// after the sidecars that were started later, with the remainder of the pod's grace period; at the end of that it
+/// waits no longer. Its `preStop` hook does not wait.
 fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {
     let (slot, of_pod) = (&pod.containers[index], of_pod.max(LEAST_GRACE_OF_POD));
     if slot.role != Role::Sidecar || !slot.is_running() {
@@ -74,7 +75,8 @@ fn is_its_turn(pod: &PodState, sidecar: usize) -> bool {
     !pod.containers.iter().enumerate().any(before)
 }
 
-/// Stops a running container: its stop begins, or continues. No other action in progress, and no failed one, holds it back.
+/// Stops a running container: begins its stop, or continues it. Neither another action in progress nor a failed one
+/// holds it back.
 pub(super) fn stop(
     plan: &mut Plan,
     index: usize,
@@ -106,8 +108,8 @@ pub(super) fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> 
     }
 }
 
-/// The pod has finished, or the node has ended it: stop what runs, record the exits, remove what failed starts have left,
-/// then release the sandbox.
+/// Stops what runs, records the exits and removes what failed starts have left, then releases the sandbox. The pod
+/// has finished, or the node has ended it.
 pub(super) fn release(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
     probes(&mut plan, pod, node, true, now);
@@ -139,8 +141,8 @@ pub(super) fn release(pod: &PodState, node: NodeState, now: Instant) -> Step {
     }
 }
 
-/// Cleans up exited instances, one action at a time. The newest one only when no successor is about to start:
-/// the successor comes first, so that a restart costs no more than a start.
+/// Cleans up exited instances, one action at a time, but the newest one only if no successor is about to start: the
+/// successor comes first, so that a restart takes no longer than a start.
 pub(super) fn clear(plan: &mut Plan, index: usize, slot: &ContainerSlot, newest_too: bool, now: Instant) {
     let unreaped = |instance: &Option<Instance>| {
         matches!(instance, Some(Instance { life: Life::Exited { reaped: false, .. }, .. }))

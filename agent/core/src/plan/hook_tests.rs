@@ -21,7 +21,7 @@ fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// A pod of `mains` in which those named have these hooks.
+/// A pod with the containers `mains`, of which those named have these hooks.
 fn with_hooks(policy: &str, inits: &[&str], mains: &[&str], post_start: &[&str], pre_stop: &[&str]) -> PodState {
     let handler = || Some(LifecycleHandler { sleep: Some(SleepAction { seconds: 1 }), ..LifecycleHandler::default() });
     let mut made = pod(policy, inits, mains).record.pod.clone();
@@ -39,7 +39,7 @@ fn with_hooks(policy: &str, inits: &[&str], mains: &[&str], post_start: &[&str],
     ready(PodState::new(version(made), Timestamp::UNIX_EPOCH))
 }
 
-/// Begins what is planned now.
+/// Begins what is currently planned.
 fn step(pod: &mut PodState, now: Instant) -> Vec<Action> {
     let Step::Do(actions) = plan(pod, READY, now) else { return Vec::new() };
     actions.iter().for_each(|action| begin(pod, action));
@@ -71,7 +71,7 @@ fn stopped(pod: &mut PodState, phase: StopPhase, done: bool, now: Instant) {
     apply(pod, Outcome::Stopped { index: 0, id, phase, result }, at(now));
 }
 
-/// A pod whose only container runs and has a `preStop` hook; its end has begun.
+/// A pod whose only container runs and has a `preStop` hook, and whose end has begun.
 fn ending(grace: Duration, now: Instant) -> PodState {
     let mut pod = with_hooks("Always", &[], &["a"], &[], &["a"]);
     started(&mut pod, 0, now);

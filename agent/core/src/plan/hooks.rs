@@ -7,7 +7,8 @@ use super::ending::stop;
 use super::{Action, KillCause, Plan, grace};
 use limpet_model::pod::Role;
 
-/// Plans the `postStart` hook of a running container, or its stop once the hook has failed. Whether it is being stopped.
+/// Plans the `postStart` hook of a running container, or its stop if the hook has failed. Returns whether it is being
+/// stopped.
 pub(super) fn post_start(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
     let slot = &pod.containers[index];
     let Some(instance) = slot.instance.as_ref().filter(|instance| instance.is_running()) else { return false };
@@ -23,8 +24,9 @@ pub(super) fn post_start(plan: &mut Plan, pod: &PodState, index: usize, now: Ins
     false
 }
 
-/// Whether a container's start waits for one before it in the spec. Containers start side by side, unless a `postStart` hook
-/// can tell: then in their order, each after the hook of the one before. One that cannot start now holds back none.
+/// Whether a container's start waits for a container before it in the spec. Containers start at the same time unless
+/// a `postStart` hook could notice: then they start in their order, each after the hook of the one before. A
+/// container that cannot start now holds back none.
 pub(super) fn hold_back(plan: &Plan, pod: &PodState, index: usize) -> bool {
     let ordered = pod.containers[index].role != Role::Ephemeral
         && pod.containers.iter().any(|slot| slot.hooks.post_start && slot.role != Role::Ephemeral);

@@ -16,7 +16,7 @@ fn sandbox(id: Option<&str>) -> SandboxState {
     SandboxState::Ready(Arc::new(PodSandbox { sandbox, ..PodSandbox::default() }))
 }
 
-/// The container's newest attempt in that sandbox; `None`: it runs.
+/// Sets the container's newest attempt in that sandbox, with its exit code; `None` if it runs.
 fn put(pod: &mut PodState, index: usize, sandbox: Option<&str>, code: Option<i32>, now: Instant) {
     let slot = &mut pod.containers[index];
     let mut instance = instance(slot, slot.next_attempt());
@@ -70,7 +70,7 @@ fn in_a_new_sandbox_all_init_containers_run_again_in_order_and_then_the_others()
 fn in_the_sandbox_they_ran_in_none_runs_again() {
     let now = Instant::now();
     let later = now + Duration::from_secs(300);
-    // Without ids both are of an earlier version.
+    // Without ids, both are of an earlier version.
     for id in [Some("1"), None] {
         let mut pod = ready(pod("Always", &["i", "j"], &["a"]));
         pod.sandbox = sandbox(id);
@@ -134,7 +134,7 @@ fn a_sandbox_that_cannot_be_examined_ends_nothing_and_is_examined_again() {
     apply(&mut again, unknown(), Now { mono: later, ..now });
     assert!(again.retry.is_some_and(|retry| retry.pause == Duration::from_secs(15)), "it is not long unknown");
 
-    // It ends all the same, once nobody looks at it.
+    // It ends nevertheless, once nobody observes it.
     let mut ended = pod.clone();
     running_none(&mut ended, now);
     ended.end(Duration::ZERO, now);

@@ -19,7 +19,7 @@ fn at(mono: Instant) -> Now {
     Now { mono, wall: Timestamp::UNIX_EPOCH }
 }
 
-/// A pod whose only container runs, with probes of these kinds; each fails after two failures.
+/// A pod whose only container runs and has probes of these kinds, each of which fails after two failures.
 fn probed(policy: &str, kinds: &[ProbeKind], grace: Option<i64>, now: Instant) -> PodState {
     let mut manifest = pod(policy, &[], &["a"]).record.pod.clone();
     let probe = Probe {
@@ -48,7 +48,7 @@ fn start(pod: &mut PodState, attempt: u32, now: Instant) {
     apply(pod, Outcome::Started { index: 0, result: Ok(Box::new(started)) }, at(now));
 }
 
-/// Begins what is planned now.
+/// Begins what is currently planned.
 fn step(pod: &mut PodState, now: Instant) -> Vec<Action> {
     let Step::Do(actions) = plan(pod, READY, now) else { return Vec::new() };
     actions.iter().for_each(|action| begin(pod, action));
@@ -118,7 +118,7 @@ fn a_probe_in_progress_holds_back_no_stop() {
     pod.signals_being_sent = 0;
     end(&mut pod, 143, now);
     assert_eq!(step(&mut pod, now), [Action::TearDown]);
-    // Its result is of no use to the one that follows it.
+    // Its result does not apply to the instance that follows.
     let mut pod = probed("Always", &[Liveness], None, now);
     let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
     start(&mut pod, 1, now);
@@ -183,7 +183,7 @@ fn a_container_whose_probe_failed_restarts_unless_the_policy_is_never() {
         assert_eq!(step(&mut pod, now).contains(&Action::Start(0)), restarts, "{policy} {code}");
         assert_eq!(is_finished(&pod), !restarts, "{policy} {code}");
     }
-    // What ends by itself with 0 has succeeded.
+    // A container that exits by itself with 0 has succeeded.
     let mut pod = probed("OnFailure", &[Liveness], None, now);
     end(&mut pod, 0, now);
     assert!(is_finished(&pod));
@@ -208,7 +208,7 @@ fn while_the_pod_ends_readiness_goes_on_and_the_others_stop() {
     let actions = step(&mut pod, now);
     assert_eq!(actions.len(), 2, "{actions:?}");
     assert!(matches!(actions[1], Action::Probe(0, Readiness, _)));
-    // A failure that was under way when the pod's end began changes nothing.
+    // A failure that was in progress when the pod's end began changes nothing.
     fail(&mut pod, Liveness, now);
     assert!(!step(&mut pod, now).iter().any(|action| matches!(action, Action::Stop(..))));
     pod.signals_being_sent = 0;

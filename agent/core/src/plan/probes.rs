@@ -1,5 +1,5 @@
-//! When a pod's containers are probed, and when the results are recorded. What follows from the results is decided
-//! with everything else.
+//! When a pod's containers are probed, and when the results are recorded. The consequences of the results are decided
+//! together with everything else.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::node_state::NodeState;
 use crate::state::{ContainerSlot, Instance, PodState};
 use limpet_model::probe::ProbeKind;
 
-/// Plans the probes that are due. `pod_ends`: everything of the pod is stopped, so that nothing is restarted any more.
+/// Plans the probes that are due. `pod_ends`: the whole pod is being stopped, so nothing is restarted any more.
 pub(super) fn probes(plan: &mut Plan, pod: &PodState, node: NodeState, pod_ends: bool, now: Instant) {
     for (index, slot) in pod.containers.iter().enumerate() {
         let up = slot.instance.as_ref().filter(|instance| instance.is_up());
@@ -27,7 +27,7 @@ pub(super) fn probes(plan: &mut Plan, pod: &PodState, node: NodeState, pod_ends:
     }
 }
 
-/// The probe that a running container is ended for, and the grace period it has for that.
+/// The probe for which a running container is ended, and the grace period for that.
 pub(super) fn verdict(pod: &PodState, slot: &ContainerSlot) -> Option<(ProbeKind, Duration)> {
     let running = slot.instance.as_ref().filter(|instance| instance.is_running());
     let (kind, own) = running.and_then(Instance::failed_probe)?;

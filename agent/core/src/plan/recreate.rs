@@ -1,5 +1,5 @@
-//! Edits of what has ended: the pod or the container has finished, or the node has ended it. What such an edit is to run runs
-//! in a new pod.
+//! Edits of what has ended: the pod or the container has finished, or the node has ended it. What such an edit
+//! requires runs in a new pod.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub enum PodEnd {
     Finished,
     /// The node has ended it, for that reason.
     Failed(String),
-    /// That container of it has finished.
+    /// This container has finished.
     ContainerFinished(String),
 }
 
@@ -33,10 +33,10 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
     pod.record.is_same_incarnation(next) && recreation_cause(pod, next).is_none()
 }
 
-/// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the container has
-/// finished for good.
+/// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the
+/// container has finished for good.
 pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
-    // Pods of the apiserver are identified by their UID: one that has ended stays so, and ignores edits.
+    // Pods of the apiserver are identified by their UID, so one that has ended stays ended, and ignores edits.
     if next.source.traits().is_stored {
         return None;
     }

@@ -1,5 +1,5 @@
-//! Whether a container that exited is restarted: one that was ended for a newer version of itself always, others by
-//! their rules, else by their own policy, else by the pod's.
+//! Whether an exited container is restarted. One that was ended for a newer version of itself always is; others by
+//! their rules, or else by their own policy, or else by the pod's.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -13,19 +13,19 @@ pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     if restart_all::is_superseded(pod, slot) || slot.instance.as_ref().is_some_and(|one| one.replaced) {
         return true;
     }
-    // One that was ended for a failed probe has failed, whatever its exit code.
+    // A container that was ended for a failed probe has failed, whatever its exit code.
     let failed = code != 0 || slot.instance.as_ref().is_some_and(|one| one.failed_probe().is_some());
     let by_policy = || restarts(restart_policy(pod), pod.container_spec(&slot.name), code, failed);
     match slot.role {
         Role::Sidecar => true,
         Role::Ephemeral => false,
-        // Its success is its end, whatever its rules.
+        // Its success is final, whatever its rules.
         Role::Init => code != 0 && by_policy(),
         Role::Main => by_policy(),
     }
 }
 
-/// kubelet's `ContainerShouldRestart`: the first rule that applies decides, and without one the policy.
+/// kubelet's `ContainerShouldRestart`: the first rule that applies decides, or else the policy.
 fn restarts(of_pod: &str, container: Option<&Container>, code: i32, failed: bool) -> bool {
     if container.and_then(|one| matching_rule(one, code)).is_some() {
         return true;
@@ -114,8 +114,8 @@ mod tests {
         for (of_pod, own, rules, expected) in cases {
             let container = json!({ "name": "a", "restartPolicy": own, "restartPolicyRules": rules });
             let container: Container = serde_json::from_value(container).unwrap();
-            let found = [0, 1, 2].map(|code| restarts(of_pod, Some(&container), code, code != 0));
-            assert_eq!(found, expected, "{of_pod} {own:?} {rules}");
+            let restarted = [0, 1, 2].map(|code| restarts(of_pod, Some(&container), code, code != 0));
+            assert_eq!(restarted, expected, "{of_pod} {own:?} {rules}");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! `RestartAllContainers`, an action of `restartPolicyRules`: when a container exits with a code that such a rule
-//! names, every container of the pod is ended without its grace period and started again in its order, init containers
-//! included, in the same sandbox and with the same volumes. Ephemeral containers are not touched.
+//! `RestartAllContainers`, an action of `restartPolicyRules`: if a container exits with a code that such a rule
+//! names, every container of the pod is ended without its grace period and started again in its order, including init
+//! containers, in the same sandbox and with the same volumes. Ephemeral containers are not touched.
 //!
-//! The progress is recorded on the containers alone: each has how many restarts of all came before its start, so a crash in
-//! the middle is an ordinary case.
+//!
+//! The progress is recorded only on the containers: each has the number of restarts of all before its start, so a
+//! crash in the middle is an ordinary case.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use limpet_model::pod::Role;
 /// kubelet's reason for the state of a container that waits because all are restarted.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 
-/// How often all containers of the pod have been restarted, the restart in progress included.
+/// How often all containers of the pod have been restarted, including the restart in progress.
 pub fn pod_restarts(pod: &PodState) -> u32 {
     let of_slot = |slot: &ContainerSlot| {
         let started =
@@ -53,8 +54,8 @@ pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
     Some((slot, slot.instance.as_ref()?.exit()?))
 }
 
-/// Ends what was started before the last restart of all and still runs, with a grace period of 0, as kubelet. Returns whether
-/// anything has to be waited for.
+/// Ends what was started before the last restart of all and still runs, with a grace period of 0, like kubelet.
+/// Returns whether anything has to be waited for.
 pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> bool {
     for (index, slot) in pod.containers.iter().enumerate() {
         if is_superseded(pod, slot) {
@@ -67,7 +68,7 @@ pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> b
     is_ending_all(pod)
 }
 
-/// Whether a start before the last restart of all may have left a process: its answer was lost.
+/// Whether a start before the last restart of all may have left a process, because its answer was lost.
 fn lost_start(pod: &PodState, slot: &ContainerSlot) -> bool {
     slot.role != Role::Ephemeral && slot.unknown_start().is_some() && slot.start_follows < pod_restarts(pod)
 }

@@ -17,7 +17,7 @@ fn pod(policy: &str, containers: Value) -> PodState {
     ready(PodState::new(version(pod), Timestamp::UNIX_EPOCH))
 }
 
-/// `i`, the sidecar `s`, `j`, then `m`.
+/// The containers `i`, the sidecar `s`, `j`, then `m`.
 fn with_sidecar(policy: &str) -> PodState {
     let sidecar = json!({ "name": "s", "image": "app:1", "restartPolicy": "Always" });
     let plain = |name: &str| json!({ "name": name, "image": "app:1" });

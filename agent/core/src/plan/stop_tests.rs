@@ -28,7 +28,7 @@ fn running() -> PodState {
     pod
 }
 
-/// Begins what is planned now; the phase of the stop that was entered, if one was.
+/// Begins what is currently planned. Returns the phase of the stop that was entered, if any.
 fn step(pod: &mut PodState, now: Instant) -> Option<StopPhase> {
     let Step::Do(actions) = plan(pod, READY, now) else { return None };
     actions.iter().for_each(|action| begin(pod, action));
@@ -128,7 +128,7 @@ fn a_later_grace_period_brings_sigkill_forward_and_never_back() {
         assert_eq!(step(&mut pod, now), Some(StopPhase::Signal));
         answer(&mut pod, 0, StopPhase::Signal, true, now);
         pod.end(seconds(second), at(now + seconds(2)));
-        // Planned again and again meanwhile: the deadline does not move.
+        // The stop is planned again and again meanwhile, and the deadline does not move.
         for after in 2..kill_after {
             assert_eq!(plan(&pod, READY, now + seconds(after)), Step::Wait(Some(now + seconds(kill_after))));
         }
@@ -173,13 +173,13 @@ fn a_late_answer_is_not_about_the_successor() {
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + GRACE)), "nor is its failure");
 }
 
-/// A container of the recreated pod may have the same id: it must not get the exit of this one.
+/// A container of the recreated pod may have the same id, and must not get the exit of this one.
 #[test]
 fn a_pod_is_not_torn_down_while_an_exit_is_being_recorded() {
     let now = Instant::now();
     let mut pod = running();
     let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
-    // Two report it.
+    // Two recordings are in progress.
     pod.exits_being_recorded = vec![id.clone(); 2];
     pod.end(GRACE, at(now));
     // containerd's state is read before the recordings are answered.

@@ -265,7 +265,7 @@ fn a_newer_version_and_the_end_wait_for_no_pause() {
     let mut ended = failed();
     ended.end(Duration::from_secs(30), now);
     assert_eq!(next(&ended), Step::Do(vec![Action::TearDown]));
-    // A teardown that fails is not tried without a pause because the pod is to end once more.
+    // A failed teardown is not repeated without a pause just because the pod is ended once more.
     ended.retry = Some(RetryState::after(None, "FailedKillPod", "busy".into(), now.mono));
     ended.end(Duration::from_secs(30), now);
     assert!(matches!(next(&ended), Step::Wait(Some(_))));
@@ -297,7 +297,7 @@ fn a_deadline_is_judged_while_the_pod_is_active() {
     assert!(!over(&ends, 60, READY), "it is being terminated");
     assert!(!over(&|pod| exited(pod, 0, 0, now), 60, READY), "it has finished");
     assert!(!over(&|pod| pod.fail(PodVerdict::rejected("SysctlForbidden", "no")), 60, READY));
-    // Raised in time, it counts from the same start.
+    // A deadline that is raised in time counts from the same start.
     let mut raised = with_deadline("Never", 59, now);
     let mut spec = raised.record.pod.clone();
     spec.spec.as_mut().unwrap().active_deadline_seconds = Some(100);
@@ -361,7 +361,7 @@ fn a_start_that_was_found_again_keeps_its_record_when_the_pod_has_finished() {
     let mut pod = fixtures::pod("Never", &[], &["a"]);
     pod.sandbox = SandboxState::Ready(fixtures::sandbox(&[]));
     exited(&mut pod, 0, 0, now);
-    // Its answer was lost; the runtime's state, read again, had the container.
+    // Its answer was lost, and containerd's state, which was read again, had the container.
     pod.containers[0].possible_orphan = pod.containers[0].instance.as_ref().map(|instance| instance.id.clone());
     assert_eq!(actions(&pod, now), [Action::Reap(0)]);
     reaped(&mut pod, 0);

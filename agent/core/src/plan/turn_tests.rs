@@ -37,7 +37,8 @@ fn running(policy: &str) -> PodState {
     pod
 }
 
-/// Begins the stops that are planned now and answers them: the container, its phase, and the time it has until SIGKILL.
+/// Begins the stops that are currently planned, and answers them. Returns the container, its phase, and the time
+/// until SIGKILL.
 fn stops(pod: &mut PodState, now: Instant) -> Vec<(usize, StopPhase, Duration)> {
     if stops_all(pod, READY) {
         pod.ends_since.get_or_insert(now);
@@ -100,7 +101,7 @@ fn a_hook_of_a_sidecar_that_does_not_end_is_cut_with_the_grace_of_the_pod() {
     pod.end(GRACE, at(now));
     pod.ends_since = Some(now);
     let Step::Do(actions) = plan(&pod, READY, now) else { panic!("nothing to do") };
-    // Begun and not answered.
+    // The stops are begun and not answered.
     actions.iter().for_each(|action| begin(&mut pod, action));
     let phases: Vec<_> = pod.containers.iter().map(|slot| slot.stopping().map(|stopping| stopping.phase)).collect();
     assert_eq!(phases, [Some(StopPhase::PreStop), None, Some(StopPhase::Signal)]);
@@ -190,7 +191,8 @@ fn a_sidecar_with_another_image_is_stopped_by_itself() {
     assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Do(vec![Action::Start(0)]));
 }
 
-/// As after the agent's start: the first sidecar has ended meanwhile, the second was edited and is not to start before it.
+/// As after the agent's start: the first sidecar has ended meanwhile, and the second was edited and must not start
+/// before it.
 #[test]
 fn an_edited_sidecar_is_replaced_when_the_start_before_it_waits_for_the_cgroup() {
     let now = Instant::now();

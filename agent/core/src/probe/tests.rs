@@ -1,4 +1,4 @@
-//! kubelet's cases of its probe worker, and limpet's own of the grid and of what is recorded.
+//! kubelet's cases of its probe worker, and limpet's own cases of the grid and of what is recorded.
 
 #![allow(clippy::unwrap_used)]
 
@@ -147,7 +147,7 @@ fn due_times_meet_on_a_grid_within_a_tenth_of_the_period() {
     let origin = Instant::now();
     let grid = ProbeGrid { origin: Some(origin), slack_percent: 10 };
     let at = |millis| origin + Duration::from_millis(millis);
-    // The period in seconds, when it was due and when that is looked at; when it is due again.
+    // The period in seconds, when the probe was due, the current time, and when it is due again.
     let cases: [(u64, u64, u64, u64); 12] = [
         (10, 0, 0, 10_000),
         (10, 1, 1, 11_000),

@@ -20,7 +20,7 @@ fn a_status_clears_what_is_gone_and_leaves_others_conditions() {
     let patch = status_patch(&pod, "m1", Some(3));
     assert_eq!(patch["metadata"], json!({ "uid": "m1" }));
     let status = &patch["status"];
-    // A pod of a manifest has no generation.
+    // A manifest's pod has no generation.
     assert_eq!((&status["phase"], &status["observedGeneration"]), (&json!("Running"), &Value::Null));
     for cleared in ["reason", "message", "containerStatuses", "podIP"] {
         assert!(status.get(cleared).is_some_and(Value::is_null), "{cleared}: {status}");

@@ -1,4 +1,4 @@
-//! One change of a manifest as a source accepted it: for logs, events and the stored change history.
+//! One change of a manifest as a source accepted it, for logs, events and the stored change history.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -15,7 +15,7 @@ use limpet_model::actor::Actor;
 use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
 use limpet_model::source::SourceKind;
 
-/// At most this many changed parts of a pod are named.
+/// How many changed parts of a pod are named.
 const MAX_PARTS: usize = 12;
 /// Maximum length of one text, in characters.
 const MAX_TEXT: usize = 240;
@@ -24,7 +24,7 @@ const MAX_TEXT: usize = 240;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
-    /// A pod that was not there before.
+    /// A pod that did not exist before.
     Created,
     /// A new version of the pod.
     Edited,
@@ -45,7 +45,7 @@ impl fmt::Display for ChangeKind {
     }
 }
 
-/// One change. Stored in this JSON form, so fields are only ever added.
+/// One change. It is stored in this JSON form, so fields are only ever added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestChange {
@@ -60,10 +60,9 @@ pub struct ManifestChange {
     /// The pod, as `namespace/name`; absent for a rejected manifest of which nothing runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// The pod's UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// The parts that changed, a phrase each.
+    /// The parts that changed, as phrases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub touched: Vec<String>,
     /// Containers it restarted.
@@ -72,19 +71,19 @@ pub struct ManifestChange {
     /// Containers it resized while they run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resizes: Vec<String>,
-    /// The pod was terminated and recreated.
+    /// Whether the pod was terminated and recreated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recreates: bool,
     /// Why it was rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who made it; absent: unknown.
+    /// Who made it; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actor: Option<Actor>,
 }
 
 impl ManifestChange {
-    /// The change from `old` to `new` of one pod; `None` when neither is there.
+    /// The change from `old` to `new` of one pod; `None` if neither exists.
     pub fn between(
         old: Option<&PodRecord>,
         new: Option<&PodRecord>,
@@ -92,7 +91,7 @@ impl ManifestChange {
         actor: Option<Arc<Actor>>,
     ) -> Option<Self> {
         let record = new.or(old)?;
-        let mut change = Self::of(record.source, &record.origin, at, actor);
+        let mut change = Self::blank(record.source, &record.origin, at, actor);
         change.pod = Some(record.key.to_string());
         change.uid = Some(record.uid.to_string());
         change.change = match (old, new) {
@@ -115,7 +114,7 @@ impl ManifestChange {
         Some(change)
     }
 
-    fn of(source: SourceKind, origin: &str, at: Timestamp, actor: Option<Arc<Actor>>) -> Self {
+    fn blank(source: SourceKind, origin: &str, at: Timestamp, actor: Option<Arc<Actor>>) -> Self {
         Self {
             at: Time(at),
             source: source.to_string(),
@@ -152,7 +151,7 @@ impl ManifestChange {
         Self { at, actor, ..self.clone() } == *earlier
     }
 
-    /// Who made it, as text.
+    /// The name of who made it, as text.
     pub fn by(&self) -> String {
         self.actor.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string)
     }
@@ -194,7 +193,7 @@ fn phrase(part: &Part<'_>, old: &PodRecord, new: &PodRecord) -> String {
         all.find(|one| one.name == *container).and_then(|one| one.image.clone()).unwrap_or_default()
     };
     let (before, after) = (image(old), image(new));
-    // For two tags of one image only the tags matter.
+    // If both are tags of one image, only the tags matter.
     let (from, to) = match (before.rsplit_once(':'), after.rsplit_once(':')) {
         (Some((one, from)), Some((other, to))) if one == other => (from, to),
         _ => (&*before, &*after),
@@ -227,7 +226,7 @@ impl ChangeLog {
         Self { source, before: Arc::default(), kept: BTreeMap::new(), known: HashSet::new() }
     }
 
-    /// Sets what an earlier run accepted: its reappearance is not a change.
+    /// Sets what an earlier run accepted, whose reappearance is not a change.
     pub fn expect(&mut self, kept: &BTreeMap<Arc<str>, LastGood>) {
         self.kept.clone_from(kept);
         self.known = kept.values().flat_map(|kept| kept.manifests.iter().cloned()).collect();
@@ -248,7 +247,8 @@ impl ChangeLog {
         Arc::new(SourceSnapshot { changes: changes.into(), ..SourceSnapshot::clone(&snapshot) })
     }
 
-    /// The changes up to `after`. `restore` reads the last good manifests of an origin; `who` is the actor that changed it.
+    /// The changes up to `after`. `restore` reads the last good manifests of an origin; `who` gives the actor that
+    /// changed it.
     fn changes(
         &mut self,
         after: &Arc<SourceSnapshot>,
@@ -290,7 +290,7 @@ impl ChangeLog {
     ) -> Vec<ManifestChange> {
         let mut changes = Vec::new();
         for (origin, rejection) in origins.iter().filter_map(|origin| after.rejected.get_key_value(origin)) {
-            let change = ManifestChange::of(self.source, origin, at, who(origin));
+            let change = ManifestChange::blank(self.source, origin, at, who(origin));
             let kept: Vec<_> = rejection.kept.iter().filter_map(|key| after.pods.get(key)).collect();
             if kept.is_empty() {
                 changes.push(change.rejected(None, &rejection.faults));
@@ -301,7 +301,7 @@ impl ChangeLog {
         changes
     }
 
-    /// Pods that an earlier run accepted and that no longer exist.
+    /// The removals of pods that an earlier run accepted and that no longer exist.
     fn gone(
         &mut self,
         after: &SourceSnapshot,
@@ -314,7 +314,7 @@ impl ChangeLog {
             after.pods.values().for_each(|pod| _ = missing.remove(&pod.manifest));
         }
         for (name, kept) in std::mem::take(&mut self.kept) {
-            // Usually all still exist: nothing to decode.
+            // Usually all of them still exist, so nothing has to be decoded.
             if kept.manifests.iter().all(|manifest| !missing.contains(manifest)) {
                 continue;
             }

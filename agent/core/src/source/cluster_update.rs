@@ -9,29 +9,29 @@ use crate::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodKey;
 
-/// How many updates may wait; then those who send them do.
+/// How many updates may wait. Beyond that, their senders wait.
 pub const UPDATE_QUEUE_LEN: usize = 16;
 
 /// What is new at the apiserver.
 #[derive(Debug)]
 pub enum Update {
-    /// These are all Pods bound to the node, by an apiserver with that history.
+    /// All Pods that are bound to the node, from an apiserver with that history.
     Listed(Vec<Value>, ClusterHistory),
-    /// One is new or was changed.
+    /// A Pod that is new or was changed.
     Stored(Value),
-    /// One is gone.
+    /// A Pod that is gone.
     Deleted(Value),
-    /// The apiserver has come to that version.
+    /// The apiserver has reached that version.
     Reached(String),
     /// The apiserver has confirmed this renewal of the node's lease.
     Renewed(Renewal),
     /// Asks for the last confirmed renewal.
     LastRenewal(oneshot::Sender<Renewal>),
-    /// The cluster has gone back; a list will follow.
+    /// The cluster has gone back to an older state; a list will follow.
     WentBack(HistoryBreak),
-    /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
+    /// The operator accepts the cluster as it is, so what it does not have ends. Answered with these pods.
     Accepted(oneshot::Sender<Vec<PodKey>>),
-    /// An object that pods refer to: its newest version, or that there is none.
+    /// An object that pods refer to: its newest version, or `None` if it does not exist.
     Object(ObjectKey, Option<Arc<ObjectRecord>>),
 }
 

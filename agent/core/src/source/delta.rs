@@ -1,8 +1,10 @@
-//! What differs between two snapshots of a source: known from the source, or found by comparing.
+//! What differs between two snapshots of a source, either known from the source or found by comparison.
 //!
-//! A source notes each key it edits in [`Edits`], and its snapshot names them. A reader that has the snapshot before
-//! needs no comparison ([`between`]). One that missed a snapshot, as a slot keeps only the newest, compares the two:
-//! persistent maps share structure, so that this too costs what differs and not what there is.
+//!
+//! A source records each key that it edits in [`Edits`], and its snapshot lists them. A reader that has the snapshot
+//! before needs no comparison ([`between`]). One that missed a snapshot, because a slot keeps only the newest,
+//! compares the two. Persistent maps share structure, so this too costs as much as what differs and not as much as
+//! there is.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,10 +16,10 @@ use super::SourceSnapshot;
 use limpet_model::object::ObjectKey;
 use limpet_model::pod::PodKey;
 
-/// A snapshot names at most so many keys, about 32 KiB: beyond that, readers compare.
+/// How many keys a snapshot lists, about 32 KiB. Beyond that, readers compare.
 const MAX_KEYS: usize = 1_024;
 
-/// What differs from the snapshot before. A key may be named whose entry is equal to the one before.
+/// What differs from the snapshot before. A key may be listed although its entry is equal to the one before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Delta {
     /// Keys of pods, and of pods that lose within the source.
@@ -31,7 +33,7 @@ pub struct Delta {
 /// The place of a snapshot in the sequence of its source, and what it changed.
 #[derive(Debug, Clone)]
 pub struct Revision {
-    /// The source; a source that starts again has another one.
+    /// Identifies the source. A source that starts again has another one.
     lineage: Arc<()>,
     number: u64,
     delta: Arc<Delta>,
@@ -52,27 +54,27 @@ pub struct Edits {
 }
 
 impl Edits {
-    /// Notes that a pod, or the pods that lose its key, changed.
+    /// Records that a pod, or the pods that lose its key, changed.
     pub fn pod(&mut self, key: PodKey) {
-        // Mostly one pod changes: the slot then keeps room for one key, and not for the four of a growing list.
+        // Usually only one pod changes. The slot then has room for one key, instead of the four of a growing list.
         if self.delta.pods.is_empty() {
             self.delta.pods.reserve_exact(1);
         }
         self.delta.pods.push(key);
     }
 
-    /// Notes that an object changed.
+    /// Records that an object changed.
     pub fn object(&mut self, key: ObjectKey) {
         self.delta.objects.push(key);
     }
 
-    /// Notes that a rejection changed.
+    /// Records that a rejection changed.
     pub fn rejection(&mut self, origin: Arc<str>) {
         self.delta.rejected.push(origin);
     }
 
-    /// The revision of the next snapshot, which has all edits noted since the last one. `None`: they are too many to
-    /// name.
+    /// The revision of the next snapshot, which has all edits recorded since the last one. `None` if they are too
+    /// many to list.
     pub fn next_revision(&mut self) -> Option<Revision> {
         self.number += 1;
         let delta = std::mem::take(&mut self.delta);

@@ -1,11 +1,13 @@
 //! The names of files in the manifest directory: which are read, and which an editor has left.
 //!
-//! kubelet reads every file without a leading dot, and so does limpet: backups of editors, patch and package managers too.
-//! What they hold is mostly an old version of a pod beside them, so they come after all other files, and are named.
+//!
+//! kubelet reads every file without a leading dot, and so does limpet, including backups of editors, patch and
+//! package managers. These mostly contain an old version of a pod beside them, so they come after all other files,
+//! and are reported.
 
-/// vim makes a file of this name to try a directory, and removes it again.
+/// vim creates a file of this name to test a directory, and removes it again.
 const TRIAL: &str = "4913";
-/// The endings of names of leftovers, after the last dot.
+/// The ends of the names of leftovers, after the last dot.
 const LEFTOVER_ENDINGS: [&str; 21] = [
     "bak",
     "backup",

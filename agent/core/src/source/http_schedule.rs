@@ -1,9 +1,11 @@
-//! When the URL is requested again. Pure: random number and time are arguments.
+//! When the URL is requested again. Pure: the random number and the time are arguments.
 //!
-//! While all is well, every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send requests at once. An
-//! unreachable server is retried after a second, then with exponential backoff, which a change of the node's network begins
-//! anew: a network that comes up late is noticed soon. A server with unusable responses is not flooded: its backoff starts at
-//! the frequency. `Retry-After` is the earliest time of the next request.
+//!
+//! While all is well, that is every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send its
+//! requests at the same time. An unreachable server is retried after a second, then with exponential backoff, which a
+//! change of the node's network restarts, so that a network that comes up late is noticed soon. A server with
+//! unusable responses is not flooded, because its backoff starts at the frequency. `Retry-After` is the earliest time
+//! of the next request.
 
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// The longest delay a server can request.
 pub const LONGEST_ASKED: Duration = Duration::from_secs(3_600);
-/// The limit of doubling: far beyond every other limit.
+/// A bound on doubling, far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// The result of the last exchange.
@@ -29,12 +31,12 @@ pub enum ExchangeResult {
     Unreachable,
     /// An unusable response; the server may have requested a delay.
     BadResponse {
-        /// The delay.
+        /// The requested delay.
         retry_after: Option<Duration>,
     },
 }
 
-/// The delay after an exchange. `failures` counts consecutive failures, this one included; `dice` is a random number.
+/// The delay after an exchange. `failures` counts consecutive failures including this one; `dice` is a random number.
 pub fn pause(result: ExchangeResult, failures: u32, frequency: Duration, dice: u64) -> Duration {
     let doubled = |first: Duration| {
         let longest = MAX_BACKOFF.max(frequency);
@@ -111,7 +113,7 @@ mod tests {
             ("Sun, 06 Nov 1994 08:50:37 GMT", None, Some(S(60))),
             ("Sun, 06 Nov 1994 08:49:07 GMT", None, Some(S(0))),
             ("Sun, 06 Nov 2094 08:49:07 GMT", None, Some(S(3_600))),
-            // By the server's clock, whatever ours is.
+            // By the server's clock, whatever ours says.
             ("Sat, 21 Nov 2026 10:00:30 GMT", Some("Sat, 21 Nov 2026 10:00:00 GMT"), Some(S(30))),
             ("Sat, 21 Nov 2026 10:00:30 GMT", Some("yesterday"), Some(S(3_600))),
             ("soon", None, None),

@@ -14,7 +14,6 @@ use limpet_model::source::SourceKind;
 /// A manifest proposed to a source.
 #[derive(Debug)]
 pub struct Proposal {
-    /// Which source it is for.
     pub source: SourceKind,
     /// The file's name, or a stand-in for it.
     pub name: Arc<str>,
@@ -31,7 +30,7 @@ pub struct Proposed {
     pub rejected: Vec<Rejection>,
 }
 
-/// Applies the proposals. `whole`: the proposed files are all that the file source holds.
+/// Applies the proposals. `whole`: the proposed files are all files of the file source.
 pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Proposed {
     let mut by_source: BTreeMap<SourceKind, Vec<Proposal>> = BTreeMap::new();
     for proposal in proposals {
@@ -52,10 +51,10 @@ pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Propos
     proposed
 }
 
-/// A file with the name of one of the source's files replaces it. Pods and objects of any other file replace those of the same
-/// key, whichever file holds them.
+/// Applies files. A file with the name of one of the source's files replaces it. Pods and objects of any other file
+/// replace those of the same key, whichever file they are in.
 fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
-    let mut view = View::of(now);
+    let mut view = View::from_snapshot(now);
     view.finish_update(now.ready, now.health.clone());
     let names: Vec<Arc<str>> = files.iter().map(|file| Arc::clone(&file.name)).collect();
     if whole {

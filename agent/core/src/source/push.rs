@@ -14,7 +14,7 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord, Severity, is_dns_label};
 use limpet_model::source::SourceKind;
 
-/// Queued requests; further senders wait.
+/// How many requests are queued; further senders wait.
 const INBOX_SIZE: usize = 32;
 /// The origin of pushed manifests, as shown to users.
 pub const ORIGIN: &str = "apply";
@@ -24,7 +24,7 @@ pub const ORIGIN: &str = "apply";
 pub enum Verb {
     /// It did not exist.
     Created,
-    /// Another version of it existed.
+    /// It existed in another version.
     Configured,
     /// It existed in this version.
     Unchanged,
@@ -44,13 +44,11 @@ impl Verb {
 /// A pod or object that is on disk and published.
 #[derive(Debug, Clone)]
 pub struct Stored<R> {
-    /// Its current state.
     pub record: Arc<R>,
-    /// What the push did.
     pub verb: Verb,
 }
 
-/// An object that was removed from disk and is not published any more.
+/// An object that was removed from disk and is no longer published.
 #[derive(Debug, Clone)]
 pub struct DeletedObject {
     /// Its last state.
@@ -146,10 +144,12 @@ impl Pusher {
         answered.await.map_err(|_| PushError::Stopping)?
     }
 
-    /// The one Pod in `text`, YAML or JSON, as the pod `name` of `namespace`. 10 MiB of YAML take a while: call it on a
-    /// blocking thread.
+    /// Reads the only Pod in `text`, YAML or JSON, as the pod `name` of `namespace`. 10 MiB of YAML take a while, so
+    /// it must be called on a blocking thread.
+    ///
     ///
     /// # Errors
+    ///
     /// It is rejected.
     pub fn pod(&self, namespace: &str, name: &str, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
         let record = self.one_pod(text)?;
@@ -165,16 +165,19 @@ impl Pusher {
         }
     }
 
-    /// The one ConfigMap or Secret in `text` as the object of that key. Call it on a blocking thread, too.
+    /// Reads the only ConfigMap or Secret in `text` as the object of that key. It must be called on a blocking
+    /// thread, too.
+    ///
     ///
     /// # Errors
+    ///
     /// It is rejected.
     pub fn object(&self, key: &ObjectKey, text: &[u8]) -> Result<Arc<ObjectRecord>, PushError> {
         let manifest = self.decode(text)?;
         let all = manifest.pods.len() + manifest.objects.len();
         let wanted = manifest.objects.into_iter().filter(|object| object.key.kind == key.kind).collect();
         let resource = Resource::Object(key.kind);
-        let record: Arc<ObjectRecord> = one(wanted, all, resource)?;
+        let record: Arc<ObjectRecord> = only_one(wanted, all, resource)?;
         if record.key.name != key.name {
             return Err(mismatch(resource, "name", &record.key.name, &key.name));
         }
@@ -193,7 +196,7 @@ impl Pusher {
     fn one_pod(&self, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
         let manifest = self.decode(text)?;
         let all = manifest.pods.len() + manifest.objects.len();
-        one(manifest.pods, all, Resource::Pod)
+        only_one(manifest.pods, all, Resource::Pod)
     }
 
     fn decode(&self, text: &[u8]) -> Result<Manifest, PushError> {
@@ -205,8 +208,8 @@ impl Pusher {
     }
 }
 
-/// The one of `wanted`, if it is the only document of `all`.
-fn one<R>(mut wanted: Vec<R>, all: usize, resource: Resource) -> Result<R, PushError> {
+/// The only element of `wanted`, if it is also the only document of `all`.
+fn only_one<R>(mut wanted: Vec<R>, all: usize, resource: Resource) -> Result<R, PushError> {
     let kind = resource.kind();
     match wanted.pop() {
         Some(record) if all == 1 => Ok(record),

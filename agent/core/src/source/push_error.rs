@@ -9,20 +9,15 @@ use limpet_model::source::SourceKind;
 /// Why a push was rejected. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PushError {
-    /// The body is not one document of the path's kind and name.
+    /// The body is not a single document of the path's kind and name.
     #[error("{0}")]
     BadRequest(String),
-    /// The document has faults, at least one error among them.
+    /// The document has faults, including at least one error.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Invalid(Vec<Fault>),
     /// No object has that name.
     #[error("{} \"{name}\" not found", resource.plural())]
-    NotFound {
-        /// Its kind.
-        resource: Resource,
-        /// The requested name.
-        name: String,
-    },
+    NotFound { resource: Resource, name: String },
     /// The pod was deleted and has not terminated yet.
     #[error("pod {key} is being deleted; push it again once it has terminated")]
     BeingDeleted { key: PodKey },

@@ -1,4 +1,4 @@
-//! Logs the changes, rejections and warnings of a source's manifests: each once, not at every rescan.
+//! Logs the changes, rejections and warnings of a source's manifests, each only once and not at every rescan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use super::{ChangeKind, ManifestChange, SourceSnapshot, delta};
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
-/// The most faults of one file that are logged; `limpet sources` lists more.
+/// How many faults of one file are logged; `limpet sources` lists more.
 const MAX_LINES: usize = 20;
-/// The most pods that a line names.
+/// How many pods a line names.
 const MAX_KEPT: usize = 10;
 
 /// What one source has already logged.
 #[derive(Debug)]
 pub struct RejectionLog {
     source: SourceKind,
-    /// The snapshot logged last.
+    /// The snapshot that was logged last.
     before: Arc<SourceSnapshot>,
     warned: BTreeMap<Arc<str>, Vec<Fault>>,
 }
@@ -79,7 +79,7 @@ impl RejectionLog {
         self.warned.insert(Arc::clone(name), warnings);
     }
 
-    /// The file is gone: a later file of that name is new.
+    /// Forgets a file that is gone, so that a later file of that name is new.
     pub fn forget(&mut self, name: &str) {
         self.warned.remove(name);
     }

@@ -19,7 +19,7 @@ impl Resource {
         }
     }
 
-    /// As in an API path: `pods`.
+    /// The plural, as in an API path: `pods`.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Pod => "pods",
@@ -40,7 +40,7 @@ impl Resource {
         }
     }
 
-    /// As in kubectl's output: `pod`.
+    /// The singular, as in kubectl's output: `pod`.
     pub fn singular(self) -> &'static str {
         match self {
             Self::Pod => "pod",
@@ -48,7 +48,7 @@ impl Resource {
         }
     }
 
-    /// As in a manifest: `Pod`.
+    /// The kind, as in a manifest: `Pod`.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Pod => "Pod",
@@ -56,7 +56,7 @@ impl Resource {
         }
     }
 
-    /// The kind by one of the names kubectl accepts.
+    /// The kind for one of the names that kubectl accepts.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "pod" | "pods" | "po" => Some(Self::Pod),

@@ -1,5 +1,5 @@
-//! Combines the files of a source into its snapshot: which version of each file is in effect, and which file owns a key
-//! that two claim. Pure: no file is opened here. A URL's response is one file, and so is each push.
+//! Combines the files of a source into its snapshot: which version of each file is in effect, and which file owns a
+//! key that two claim. Pure: no file is opened here. A URL's response counts as one file, and so does each push.
 
 mod claim;
 
@@ -16,7 +16,7 @@ use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, FaultList, PodKey, PodRecord, Severity};
 
-/// The pods and objects of a file, last good versions included.
+/// The pods and objects of a file, including last good versions.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
     pub pods: BTreeMap<PodKey, Arc<PodRecord>>,
@@ -62,13 +62,14 @@ impl Contents {
 /// The effective state of one file.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Its contents, with the last good versions of broken documents. Shared with what saves them.
+    /// Its contents, with the last good versions of broken documents. They are shared with the code that saves them.
     contents: Arc<Contents>,
     /// Why it, or a document of it, was rejected; empty for a good file.
     faults: Vec<Fault>,
     /// Its pods that are last good versions.
     kept: Vec<PodKey>,
-    /// Its name is missing from the directory, not yet confirmed: it yields its keys to existing files.
+    /// Whether its name is missing from the directory, which is not yet confirmed. It yields its keys to existing
+    /// files.
     vanishing: bool,
 }
 
@@ -86,9 +87,9 @@ pub struct View {
 }
 
 impl View {
-    /// Applies what was read from the file `name`. A rejected document keeps its previous version; if it cannot be
-    /// identified, everything without a good version now is kept. `restored` returns the last good version of a file not
-    /// seen since the start.
+    /// Applies what was read from the file `name`. A rejected document keeps its previous version. If it cannot be
+    /// identified, everything that has no good version now is kept. `restored` returns the last good version of a
+    /// file that was not seen since the start.
     pub fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
         let is_known = self.files.contains_key(name);
         let previous = self.files.get(name).map_or_else(restored, |entry| Contents::clone(&entry.contents));
@@ -105,7 +106,7 @@ impl View {
             contents.pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
         let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
-        // A missing document removes its pod even when another one is broken, unless it may be the broken one.
+        // A missing document removes its pod even if another one is broken, unless it may be the broken one.
         let mut kept = Vec::new();
         for (key, pod) in previous.pods {
             if read.unknown_pod_refused || read.refused.contains(&key) {
@@ -126,7 +127,7 @@ impl View {
     }
 
     /// Rebuilds the view that published `snapshot`, as far as possible.
-    pub fn of(snapshot: &SourceSnapshot) -> Self {
+    pub fn from_snapshot(snapshot: &SourceSnapshot) -> Self {
         let mut files: BTreeMap<Arc<str>, Contents> = BTreeMap::new();
         for pod in snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter())) {
             let contents = files.entry(Arc::clone(&pod.origin)).or_default();
@@ -149,7 +150,7 @@ impl View {
         view
     }
 
-    /// Removes what `read` names, accepted or rejected, from the files that hold it, and returns it.
+    /// Removes what `read` names, accepted or rejected, from the files that have it, and returns it.
     pub fn take_out(&mut self, read: &Manifest) -> Contents {
         let pods: BTreeSet<&PodKey> = read.pods.iter().map(|pod| &pod.key).chain(&read.refused).collect();
         let objects = read.objects.iter().map(|object| &object.key).chain(&read.refused_objects);
@@ -204,13 +205,13 @@ impl View {
         self.files.contains_key(name)
     }
 
-    /// The contents of a file; `None`: it has none.
+    /// The contents of a file; `None` if it has none.
     pub fn contents(&self, name: &str) -> Option<Arc<Contents>> {
         let contents = &self.files.get(name)?.contents;
         (!contents.is_empty()).then(|| Arc::clone(contents))
     }
 
-    /// What is in effect of a file, without what other files define instead; `None`: nothing.
+    /// The part of a file that is in effect, without what other files define instead; `None` if there is none.
     pub fn effective(&self, name: &str) -> Option<Arc<Contents>> {
         let contents = self.contents(name)?;
         let is_effective = |claim: Claim| self.owner(&claim).is_some_and(|owner| **owner == *name);
@@ -368,7 +369,7 @@ impl View {
     }
 }
 
-/// Puts `record` into a part of the snapshot. False: it is unchanged.
+/// Puts `record` into a part of the snapshot. Returns false if it is unchanged.
 fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Option<Arc<R>>) -> bool {
     match record {
         Some(record) if part.get(key).is_some_and(|now| Arc::ptr_eq(now, &record)) => false,
@@ -380,7 +381,8 @@ fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Opt
     }
 }
 
-/// The object as read, or the previous record if nothing changed. An immutable object keeps its data and stays immutable.
+/// The object as read, or the previous record if nothing changed. An immutable object keeps its data and stays
+/// immutable.
 fn unless_immutable(
     object: Arc<ObjectRecord>,
     previous: &Contents,
@@ -396,7 +398,7 @@ fn unless_immutable(
     if **before == *object { Arc::clone(before) } else { object }
 }
 
-/// Whether both are equal for all consumers: then the previous record is reused and nothing changes.
+/// Whether both are equal for all consumers, so that the previous record is reused and nothing changes.
 fn same_version(a: &PodRecord, b: &PodRecord) -> bool {
     a.key == b.key && a.uid == b.uid && a.fingerprint == b.fingerprint && a.origin == b.origin && a.pod == b.pod
 }

@@ -1,7 +1,8 @@
 //! The limits of the pod's cgroup, and when a change of them is due. Part of [`super`].
 //!
-//! A container never has more than its pod: the pod's cgroup grows before a container gets higher limits, and shrinks once
-//! nothing is left of containers with other limits.
+//!
+//! A container never has more than its pod: the pod's cgroup grows before a container gets higher limits, and shrinks
+//! once nothing is left of containers with other limits.
 
 use super::{ContainerSlot, Life, OngoingAction, PodState, RetryState, SandboxState};
 use limpet_model::pod::Role;
@@ -10,15 +11,15 @@ use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 /// The state of the pod's cgroup.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupState {
-    /// The limits it was set to last, or the lower ones while that is uncertain; `None`: not known.
+    /// The limits to which it was last set, or the lower ones while that is uncertain; `None` if not known.
     pub set: Option<CgroupLimits>,
-    /// The last attempt failed: it may have set its limits all the same.
+    /// Whether the last attempt failed; it may have set its limits nevertheless.
     pub uncertain: bool,
     /// The limits being set.
     pub setting: Option<CgroupLimits>,
     /// Why they could not be set.
     pub retry: Option<RetryState>,
-    /// The kernel refused the last attempt: a container may have more than the pod's limits.
+    /// Whether the kernel refused the last attempt; a container may have more than the pod's limits.
     pub refused: bool,
 }
 
@@ -37,13 +38,13 @@ impl PodState {
         (self.cgroup.uncertain || self.cgroup.set != Some(due)).then_some(due)
     }
 
-    /// Whether the limits stay unknown while something may be left of a start whose answer was lost: it may have been of
-    /// another version, so nothing is set and nothing starts before it is gone.
+    /// Whether the limits stay unknown while something may be left of a start whose answer was lost. It may have been
+    /// of another version, so nothing is set and nothing starts before it is gone.
     pub fn cgroup_waits_for_unknown_start(&self) -> bool {
         self.cgroup_waits_for_other_versions() && self.containers.iter().any(|slot| slot.unknown_start().is_some())
     }
 
-    /// Whether the limits stay unknown while something of another version is left: nothing starts before it is gone.
+    /// Whether the limits stay unknown while something of another version is left. Nothing starts before it is gone.
     pub fn cgroup_waits_for_other_versions(&self) -> bool {
         matches!(self.sandbox, SandboxState::Ready(_))
             && self.cgroup.set.is_none()
@@ -51,15 +52,16 @@ impl PodState {
             && self.due_cgroup_limits().is_none()
     }
 
-    /// Limits that allow every container's present and desired resources; `None`: one of another version is not
+    /// Limits that allow every container's current and desired resources; `None` if one of another version is not
     /// resized, and what it has is not known.
     fn limits_of_resizes(&self, wanted: CgroupLimits) -> Option<CgroupLimits> {
         let mut others = self.containers.iter().filter(|slot| has_other_version(slot));
         others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
     }
 
-    /// Whether a container may be resized: its pod's cgroup allows its desired resources. Where the kernel refuses the pod's
-    /// limits after the agent's start, what the container has may be the reason, and its resize goes first.
+    /// Whether a container may be resized, because its pod's cgroup allows its desired resources. If the kernel
+    /// refuses the pod's limits after the agent's start, the container's limits may be the reason, and its resize
+    /// comes first.
     pub fn cgroup_lets_resize(&self) -> bool {
         self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.refused
     }
@@ -72,13 +74,15 @@ impl PodState {
         self.cgroup.set.is_some_and(admits) && self.cgroup.setting.is_none_or(admits)
     }
 
-    /// Whether a running container may be stopped for its successor: not while the pod's cgroup could not hold that one.
+    /// Whether a running container may be stopped for its successor, which it may not while the pod's cgroup has no
+    /// room for that.
     pub fn cgroup_lets_replace(&self) -> bool {
         self.cgroup.set.is_none() || self.cgroup_admits()
     }
 
-    /// Whether something writes to the pod's cgroup, volumes or records, or signals a container: none is removed before it is
-    /// done. A recreated container may have the id of the one before, and would get its exit or its signal.
+    /// Whether something writes to the pod's cgroup, volumes or records, or signals a container. None is removed
+    /// before that is done, because a recreated container may have the id of the one before, and would get its exit
+    /// or its signal.
     pub fn is_updating(&self) -> bool {
         self.cgroup.setting.is_some()
             || self.volumes.writing.is_some()
@@ -88,8 +92,8 @@ impl PodState {
     }
 }
 
-/// Whether something may be left of an instance with other limits: the cgroup of an exited one goes when it is reaped, a
-/// start whose answer was lost may have been of an earlier version, and so may the resize in progress.
+/// Whether something may be left of an instance with other limits. The cgroup of an exited one stays until it is
+/// reaped. A start whose answer was lost may have been of an earlier version, and so may the resize in progress.
 fn has_other_version(slot: &ContainerSlot) -> bool {
     if slot.role == Role::Ephemeral {
         // It has no limits, and no other version.

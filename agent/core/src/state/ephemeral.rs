@@ -1,4 +1,4 @@
-//! Ephemeral containers of a pod that runs. Part of [`super`].
+//! Ephemeral containers of a running pod. Part of [`super`].
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use limpet_model::pod::{PodRecord, Role};
 use super::{ContainerSlot, PodState};
 
 impl PodState {
-    /// Takes in a version that differs in added ephemeral containers alone: those start, and nothing else changes.
+    /// Applies a version that differs only in added ephemeral containers: they start, and nothing else changes.
     pub fn add_ephemeral(&mut self, record: Arc<PodRecord>) {
         for added in &record.ephemeral {
             if self.containers.iter().all(|slot| slot.name != added.name) {
@@ -17,7 +17,8 @@ impl PodState {
         self.record = record;
     }
 
-    /// The container whose PID namespace an ephemeral one joins. `None`: it has its own, the pod's or the host's.
+    /// The container whose PID namespace an ephemeral container joins; `None` if it uses its own, the pod's or the
+    /// host's.
     pub fn target_of(&self, slot: &ContainerSlot) -> Option<&str> {
         let spec = self.record.spec();
         let shared = spec.host_pid == Some(true) || spec.share_process_namespace == Some(true);

@@ -1,4 +1,4 @@
-//! What is remembered of a container's hooks. Part of [`super`].
+//! What is remembered about a container's hooks. Part of [`super`].
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// Those of `container`.
-    pub fn of(container: &Container) -> Self {
+    /// The hooks of `container`.
+    pub fn from_container(container: &Container) -> Self {
         let has = |handler: Option<&LifecycleHandler>| {
             handler.is_some_and(|one| {
                 one.exec.is_some() || one.http_get.is_some() || one.sleep.is_some() || one.tcp_socket.is_some()
@@ -32,14 +32,14 @@ impl Hooks {
 /// How far an instance's `postStart` hook is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PostStart {
-    /// There is no hook, or it has succeeded. The same holds for an instance that was found running: as kubelet, an
-    /// agent runs no hook of a container that another one has started.
+    /// There is no hook, or it has succeeded. This also applies to an instance that was found running, because like
+    /// kubelet, an agent runs no hook of a container that another agent has started.
     #[default]
     Done,
-    /// To be run at that time: the container has just started, or containerd went away before the hook began.
+    /// It has to run at that time: the container has just started, or containerd went away before the hook began.
     Due(Instant),
     /// It runs.
     Running,
-    /// It has failed, and its container must stop. The message for people.
+    /// It has failed, and its container must stop. The message is for people.
     Failed(Box<str>),
 }

@@ -1,4 +1,4 @@
-//! How resizes of running containers begin, go on and end. Part of [`super`].
+//! How resizes of running containers begin, continue and end. Part of [`super`].
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl ContainerSlot {
         (resize.in_place && running.fingerprint != self.fingerprint).then_some(resize)
     }
 
-    /// The version whose resources the newest instance has, while it is replaced for those of the desired one alone.
+    /// The version whose resources the newest instance has, while it is replaced only for those of the desired one.
     pub fn restarts_for_resize(&self) -> Option<&Arc<PodRecord>> {
         let instance = self.instance.as_ref()?;
         let resize = instance.resize.as_deref().filter(|resize| resize.restarts)?;
@@ -30,8 +30,8 @@ impl ContainerSlot {
         self.instance.iter().chain(&self.previous).any(in_progress)
     }
 
-    /// Settles whether the running instance is resized, now that `desired` is its pod's version. `from`: the version that it
-    /// has, if that is known; a resize knows its own.
+    /// Determines whether the running instance is resized, now that `desired` is its pod's version. `from` is the
+    /// version that it has, if known; a resize knows its own.
     pub fn settle_resize(&mut self, from: Option<&Arc<PodRecord>>, desired: &PodRecord) {
         let Some(instance) = self.instance.as_mut().filter(|instance| instance.is_running()) else { return };
         let begin = |from: &Arc<PodRecord>| {
@@ -46,22 +46,22 @@ impl ContainerSlot {
 }
 
 impl PodState {
-    /// Applies the outcome of a resize; a failure has the next try.
+    /// Applies the outcome of a resize; a failure has the time of the next attempt.
     pub fn resized(&mut self, index: usize, id: &ContainerId, result: Result<(), RetryState>) {
         let slot = &mut self.containers[index];
         let (name, wanted) = (slot.name.clone(), slot.fingerprint.clone());
         let Some(instance) = slot.instances_mut().find(|instance| instance.id == *id) else { return };
         let Some(set) = instance.resize.as_mut().and_then(|resize| resize.setting.take()) else { return };
         if !instance.is_running() {
-            // Perhaps it ended before: its cgroup may be as it was, until it is reaped.
+            // It may have ended before, so its cgroup may be unchanged until it is reaped.
             instance.resize = None;
             return;
         }
         let reverted = instance.fingerprint == wanted;
         let Some(resize) = instance.resize.as_mut() else { return };
-        // One that failed may have been done: an edit back to what was there does not make it undone.
+        // A resize that failed may have been done, and an edit back to the previous version does not undo it.
         if result.is_ok() || reverted {
-            instance.fingerprint = super::fingerprint(&Authored::of(&set.manifest), &name);
+            instance.fingerprint = super::fingerprint(&Authored::parse(&set.manifest), &name);
             resize.from = set;
         }
         resize.retry = result.err();

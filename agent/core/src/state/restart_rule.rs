@@ -7,7 +7,8 @@ use super::{ContainerSlot, PodState};
 /// The action that restarts every container of the pod.
 pub const RESTART_ALL: &str = "RestartAllContainers";
 
-/// The first rule of the container that names the code. Each action restarts it, and one all others with it.
+/// The first rule of the container that names the code. Each action restarts the container, and one of them also all
+/// others.
 pub fn matching_rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
     // The API refuses rules without a policy.
     container.restart_policy.as_ref()?;
@@ -19,8 +20,8 @@ pub fn matching_rule(container: &Container, code: i32) -> Option<&ContainerResta
 }
 
 impl PodState {
-    /// Whether the container has exited in a way that requires a restart of all. One that was ended for an edit of its own does
-    /// not: an edit restarts what it touches.
+    /// Whether the container has exited in a way that requires a restart of all. One that was ended for an edit of
+    /// itself has not, because an edit restarts only what it touches.
     pub fn asks_for_all(&self, slot: &ContainerSlot) -> bool {
         let Some(instance) = &slot.instance else { return false };
         let Some((container, exit)) = self.container_spec(&slot.name).zip(instance.exit()) else { return false };

@@ -1,4 +1,4 @@
-//! Failures that are tried again: after a pause, or as soon as what they wait for changes. Part of [`super`].
+//! Failures that are retried after a pause, or as soon as what they wait for changes. Part of [`super`].
 
 use std::ops::BitOr;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{CONFIG_ERROR, FAILED_MOUNT, FAILED_UNMOUNT};
 use crate::backoff;
 
-/// What may end a pause before its time.
+/// What may end a pause early.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Changes(u8);
 
@@ -14,7 +14,7 @@ impl Changes {
     pub const NONE: Self = Self(0);
     /// The node's network.
     pub const NETWORK: Self = Self(1);
-    /// A driver of volumes registers, or goes.
+    /// A driver of volumes registers, or is gone.
     pub const VOLUME_DRIVERS: Self = Self(2);
     /// The objects that the pod refers to.
     pub const OBJECTS: Self = Self(4);
@@ -24,7 +24,7 @@ impl Changes {
         self.0 & others.0 != 0
     }
 
-    /// What a failure to prepare or give back a sandbox waits for.
+    /// What a failure to prepare or release a sandbox waits for.
     pub fn awaited_by_sandbox(reason: &str, host_network: bool) -> Self {
         let network = if host_network { Self::NONE } else { Self::NETWORK };
         match reason {
@@ -58,35 +58,35 @@ impl BitOr for Changes {
 pub struct RetryState {
     /// kubelet's reason: `ImagePullBackOff`, `CreateContainerError`…
     pub reason: &'static str,
-    /// The sentence people read.
+    /// The sentence that people read.
     pub message: String,
     /// The earliest time of the retry.
     pub retry_at: Instant,
     /// The back-off before that retry.
     pub pause: Duration,
-    /// What it waits for beside that time.
+    /// What ends the pause early.
     pub awaits: Changes,
 }
 
 impl RetryState {
-    /// The state after a repeated failure: the back-off of `previous` doubles.
+    /// The state after a repeated failure, with twice the back-off of `previous`.
     pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
         let pause = backoff::next(previous.map_or(Duration::ZERO, |retry| retry.pause));
         Self { reason, message, retry_at: now + pause, pause, awaits: Changes::NONE }
     }
 
-    /// A transient failure: retried after a second.
+    /// The state after a transient failure, which is retried after a second.
     pub fn transient(reason: &'static str, message: String, now: Instant) -> Self {
         let pause = Duration::from_secs(1);
         Self { reason, message, retry_at: now + pause, pause: Duration::ZERO, awaits: Changes::NONE }
     }
 
-    /// The same, waiting for one of `changes` too.
+    /// The same, but it also waits for `changes`.
     pub fn awaiting(self, changes: Changes) -> Self {
         Self { awaits: changes, ..self }
     }
 
-    /// Whether one of `changes` is what it waits for: it is tried again at once.
+    /// Whether it waits for one of `changes`, so that it is retried at once.
     pub fn ends_with(&self, changes: Changes) -> bool {
         self.awaits.meet(changes)
     }

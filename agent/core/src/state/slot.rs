@@ -1,4 +1,4 @@
-//! One container of a pod: its image, its instances, the action in progress. Part of [`super`].
+//! One container of a pod: its image, its instances, and the action in progress. Part of [`super`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ pub enum ImageState {
     Unknown,
     /// Being resolved or pulled.
     Pulling,
-    /// Present, and valid for the start of that attempt (`Always` resolves it again for each).
+    /// Present, and valid for the start of that attempt. With `Always` it is resolved again for each.
     Ready {
         image: Arc<LocalImage>,
-        /// The attempt it was made ready for.
+        /// The attempt for which it was made ready.
         attempt: u32,
     },
     /// Not available now.
@@ -41,7 +41,7 @@ pub enum Life {
     Running {
         /// Its process in the host's pid namespace.
         pid: u32,
-        /// A reference to the process itself, where the kernel gives one.
+        /// A reference to the process itself, if the kernel supports that.
         process: Option<Arc<dyn ProcessHandle>>,
         /// Set once it is being stopped.
         stopping: Option<Stopping>,
@@ -50,7 +50,7 @@ pub enum Life {
         exit: Exit,
         /// When a successor may be started, if the restart policy requires one.
         retry_at: Instant,
-        /// Its exit is recorded, its task and its snapshot are gone.
+        /// Whether its exit is recorded, and its task and snapshot are gone.
         reaped: bool,
     },
 }
@@ -58,18 +58,16 @@ pub enum Life {
 /// One instance of a container: one attempt to run it.
 #[derive(Debug, Clone)]
 pub struct Instance {
-    /// Its id in containerd.
     pub id: ContainerId,
-    /// How many came before it.
+    /// How many attempts came before it.
     pub attempt: u32,
-    /// Hash of image and resources it has.
+    /// Hash of its image and resources.
     pub fingerprint: String,
-    /// Its image's name.
     pub image: String,
     /// The digest that the name resolved to.
     pub image_digest: String,
     pub log_path: PathBuf,
-    /// When its process was started; `None`: it never ran.
+    /// When its process was started; `None` if it never ran.
     pub started_at: Option<Timestamp>,
     /// The back-off after its exit.
     pub pause: Duration,
@@ -82,17 +80,18 @@ pub struct Instance {
     /// The sender of the last terminating signal to its first process.
     pub signalled_by: Option<Sender>,
     pub stop_signal: StopSignal,
-    /// Who its first process runs as; `None`: it was never found out, or an earlier version of limpet started it.
+    /// Who its first process runs as; `None` if that was never determined, or an earlier version of limpet started
+    /// it.
     pub user: Option<Arc<ContainerUser>>,
     /// The id of the sandbox it was started in.
     pub sandbox: Option<String>,
     /// How often all containers of its pod had been restarted before its start.
     pub pod_restarts: u32,
-    /// Its exit required a restart of all containers before the container was edited.
+    /// Whether its exit required a restart of all containers before the container was edited.
     pub asked_before_edit: bool,
-    /// It was ended for a newer version of itself: that one starts, whatever the restart policy.
+    /// Whether it was ended for a newer version of itself, which starts whatever the restart policy.
     pub replaced: bool,
-    /// `limpet restart` has asked for its end: it starts again without a back-off.
+    /// Whether `limpet restart` has ended it, so that it starts again without a back-off.
     pub restart_asked: bool,
     /// Its `postStart` hook.
     pub post_start: PostStart,
@@ -105,7 +104,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// One that runs in a process that is not known, and of which nothing else is known.
+    /// A running instance whose process is not known, and about which nothing else is known.
     pub fn new(id: ContainerId, attempt: u32, fingerprint: String) -> Self {
         Self {
             id,
@@ -154,12 +153,12 @@ impl Instance {
         self.is_up() && self.probes.as_ref().is_none_or(|probes| probes.is_ready())
     }
 
-    /// The probe that it is, or was, ended for, and the grace period for that instead of the pod's.
+    /// The probe for which it is or was ended, and the grace period for that instead of the pod's.
     pub fn failed_probe(&self) -> Option<(ProbeKind, Option<Duration>)> {
         self.probes.as_ref()?.failed()
     }
 
-    /// Whether `pid`, of the container `id`, is its process, as far as either is known.
+    /// Whether the process `pid` of the container `id` is its process, as far as either is known.
     pub fn is_process(&self, id: &ContainerId, pid: u32) -> bool {
         let Life::Running { pid: known, .. } = self.life else { return false };
         self.id == *id && (known == pid || known == 0 || pid == 0)
@@ -187,14 +186,14 @@ impl Instance {
             .unwrap_or_default();
         let since = Duration::try_from(now.wall.duration_since(exit.finished_at)).unwrap_or_default();
         let pause = if self.restart_asked { Duration::ZERO } else { backoff::after_exit(self.pause, ran) };
-        // The wall clock may have jumped since: never wait longer than the back-off itself.
+        // The wall clock may have jumped since then, so it never waits longer than the back-off itself.
         let retry_at = now.mono + pause.saturating_sub(since);
         self.pause = pause;
         self.life = Life::Exited { exit, retry_at, reaped: false };
     }
 }
 
-/// The action in progress on a container; one at a time, beside the phases of its stop.
+/// The action in progress on a container. There is one at a time, besides the phases of its stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OngoingAction {
     /// Its next attempt is being started, under this id.
@@ -216,10 +215,10 @@ pub struct ContainerSlot {
     pub instance: Option<Instance>,
     /// The previous one, exited; kept for `--previous`.
     pub previous: Option<Instance>,
-    /// Older ones whose records must be removed.
+    /// Older instances whose records must be removed.
     pub stale: Vec<Instance>,
     pub image: ImageState,
-    /// The image was imported from an archive during its pull: if the pull fails, it is resolved again.
+    /// Whether the image was imported from an archive during its pull. If the pull fails, it is resolved again.
     pub image_came: bool,
     /// The last failure of its image; the next one backs off longer.
     pub pull_retry: Option<RetryState>,
@@ -229,15 +228,17 @@ pub struct ContainerSlot {
     pub busy: Option<OngoingAction>,
     /// How often all containers of the pod had been restarted before its last start began.
     pub start_follows: u32,
-    /// A start failed or was interrupted, and may have left orphans under this id.
+    /// The id under which a failed or interrupted start may have left orphans.
     pub possible_orphan: Option<ContainerId>,
-    /// The removal of those orphans was begun: until it is known to be done, no other process may have their id.
+    /// Whether the removal of those orphans was begun. Until it is known to be done, no other process may have their
+    /// id.
     pub discard_begun: bool,
-    /// The first attempt that is still available: one that was interrupted has it.
+    /// The first attempt number that is still available, also to an interrupted attempt.
     pub attempt_floor: u32,
-    /// An attempt that an earlier agent began and did not run: its next try has the same id.
+    /// An attempt that an earlier agent began and did not run. Its repetition has the same id.
     pub interrupted: Option<(u32, ContainerId)>,
-    /// How many ids no next attempt may have: containerd keeps them reserved, or a process may have run under them.
+    /// How many ids the next attempt must not use, because containerd keeps them reserved, or a process may have run
+    /// under them.
     pub ids_spent: u64,
     /// What has changed since its start began.
     pub changed_meanwhile: Changes,
@@ -246,7 +247,7 @@ pub struct ContainerSlot {
 }
 
 impl ContainerSlot {
-    /// A container of which nothing is known yet.
+    /// A container about which nothing is known yet.
     pub fn new(name: &str, role: Role, fingerprint: String) -> Self {
         Self {
             name: name.to_owned(),
@@ -272,7 +273,8 @@ impl ContainerSlot {
         }
     }
 
-    /// The start of which it is not known what it has left: its answer was lost, and no instance of its id was found since.
+    /// The start of which it is not known what it has left, because its answer was lost and no instance of its id was
+    /// found since.
     pub fn unknown_start(&self) -> Option<&ContainerId> {
         let known = |id: &ContainerId| {
             self.instance.iter().chain(&self.previous).chain(&self.stale).any(|instance| instance.id == *id)
@@ -286,7 +288,7 @@ impl ContainerSlot {
         next.max(self.attempt_floor)
     }
 
-    /// The next attempt gets an id that was in no use.
+    /// Gives the next attempt an id that was not in use.
     pub fn spend_id(&mut self) {
         self.interrupted = None;
         self.ids_spent = self.ids_spent.wrapping_add(1);
@@ -310,7 +312,8 @@ impl ContainerSlot {
         self.role == Role::Init && exit.is_some_and(|exit| exit.code == 0)
     }
 
-    /// Whether the newest instance runs and its `postStart` hook is not over: it does not count as running to others yet.
+    /// Whether the newest instance runs and its `postStart` hook is not over, so that it does not count as running
+    /// for others yet.
     pub fn awaits_post_start(&self) -> bool {
         let instance = self.instance.as_ref().filter(|instance| instance.is_running());
         instance.is_some_and(|instance| instance.post_start != PostStart::Done)
@@ -339,19 +342,19 @@ impl ContainerSlot {
         }
     }
 
-    /// Whether the instance that runs, or ran last, is the desired version.
+    /// Whether the newest instance that runs or ran is the desired version.
     pub fn is_current(&self) -> bool {
         self.instance.as_ref().is_none_or(|instance| instance.fingerprint == self.fingerprint)
     }
 
-    /// Whether the instance that runs, or ran last, gives way to the desired version, as far as it has not ended. An init
-    /// container runs to its end with the image that it has, as under kubelet.
+    /// Whether the newest instance that runs or ran has to be replaced by the desired version, unless it has ended.
+    /// As in kubelet, an init container runs to its end with its current image.
     pub fn is_outdated(&self) -> bool {
         let is_replaceable = self.role != Role::Init || self.restarts_for_resize().is_some();
         !self.is_current() && self.resize().is_none() && is_replaceable
     }
 
-    /// Makes `instance` the newest one; the replaced one becomes the previous, and the one before it stale.
+    /// Makes `instance` the newest one. The replaced one becomes the previous one, and the one before that stale.
     pub fn succeed(&mut self, instance: Instance) {
         let Some(mut old) = self.instance.replace(instance) else { return };
         old.probes = None;

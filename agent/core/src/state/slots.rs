@@ -1,5 +1,5 @@
-//! The containers of a pod. A copy shares each slot until one of the two changes it: every action is given the pod as it
-//! was planned from, and most change one container at most. Part of [`super`].
+//! The containers of a pod. A copy shares each slot until one of the two changes it, because every action is given
+//! the pod from which it was planned, and most actions change at most one container. Part of [`super`].
 
 use std::iter::Map;
 use std::ops::{Index, IndexMut};
@@ -14,7 +14,7 @@ pub struct ContainerSlots(Vec<Arc<ContainerSlot>>);
 
 /// The slots in order.
 pub(super) type Iter<'a> = Map<slice::Iter<'a, Arc<ContainerSlot>>, fn(&'a Arc<ContainerSlot>) -> &'a ContainerSlot>;
-/// The slots in order, to change them: one that a copy of the pod shares becomes the pod's own.
+/// The slots in order, for changes. A slot that a copy of the pod shares becomes the pod's own.
 pub(super) type IterMut<'a> =
     Map<slice::IterMut<'a, Arc<ContainerSlot>>, fn(&'a mut Arc<ContainerSlot>) -> &'a mut ContainerSlot>;
 

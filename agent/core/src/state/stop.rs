@@ -6,16 +6,17 @@ use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 /// The interval between SIGKILLs to a container that does not end.
 pub const KILL_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// A longer grace period is one without an end: no clock has a moment that far away.
+/// A longer grace period counts as infinite, because no clock has a moment that far away.
 const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The phases of a stop, in their order.
 ///
-/// Each has one action. A phase ends at its deadline whether or not its action has been answered, so an action that hangs
-/// holds back no later phase.
+///
+/// Each has one action. A phase ends at its deadline whether or not its action has been answered, so a hanging action
+/// delays no later phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopPhase {
-    /// The `preStop` hook of a container that has one; ends with the hook, or with the grace period.
+    /// The `preStop` hook of a container that has one. It ends with the hook, or with the grace period.
     PreStop,
     /// The stop signal, to the first process.
     Signal,
@@ -31,19 +32,19 @@ pub struct Stopping {
     pub began: Instant,
     /// The end of the grace period. It only ever becomes earlier.
     pub grace_over: Instant,
-    /// When its hook was over, or was given up; `None`: there was none, or it runs.
+    /// When its hook was over, or was given up; `None` if there was none, or it runs.
     pub hook_over: Option<Instant>,
-    /// When the phase's action is repeated; `None`: it is in progress, or has been done.
+    /// When the phase's action is repeated; `None` if it is in progress, or has been done.
     pub repeat_at: Option<Instant>,
 }
 
-/// The end of a grace period, which Kubernetes does not bound.
+/// The end of a grace period, whose length Kubernetes does not bound.
 fn end(grace: Duration, began: Instant) -> Instant {
     began + grace.min(MAX_GRACE_PERIOD)
 }
 
 impl Stopping {
-    /// A stop that begins now: with the `preStop` hook, if the container has one and there is time for it.
+    /// A stop that begins now, with the `preStop` hook if the container has one and there is time for it.
     pub fn begin(grace: Duration, hook: bool, now: Instant) -> Self {
         let phase = if hook && !grace.is_zero() { StopPhase::PreStop } else { StopPhase::Signal };
         Self { phase, began: now, grace_over: end(grace, now), hook_over: None, repeat_at: None }
@@ -59,13 +60,14 @@ impl Stopping {
         self.grace_over.max(self.hook_over.unwrap_or(self.began) + MIN_GRACE_PERIOD)
     }
 
-    /// The next action: when it is due, and the stop as it is in it. `None`: nothing before the current one's outcome.
+    /// When the next action is due, and the stop's state in it; `None` if nothing is due before the current action's
+    /// outcome.
     pub fn next(self, now: Instant) -> Option<(Instant, Self)> {
         let entered = |phase| Self { phase, repeat_at: None, ..self };
         let advance = match self.phase {
             StopPhase::PreStop => {
                 let over = self.hook_over.unwrap_or(self.grace_over);
-                // Its signal has its time also when the agent comes late.
+                // Its signal has its time even if the agent is late.
                 Some((over, Self { hook_over: Some(over.max(now)), ..entered(StopPhase::Signal) }))
             }
             StopPhase::Signal => Some((self.kill_at(), entered(StopPhase::Kill))),
@@ -76,7 +78,7 @@ impl Stopping {
         over.or_else(|| advance.into_iter().chain(repeat).min_by_key(|(at, _)| *at))
     }
 
-    /// The phase's action was done, or is not to be tried again.
+    /// The phase's action was done, or is not repeated.
     pub fn done(&mut self, now: Instant) {
         self.repeat_at = match self.phase {
             StopPhase::PreStop => {

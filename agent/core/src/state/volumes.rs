@@ -9,7 +9,7 @@ use super::{PodState, RetryState};
 use limpet_model::object::{PodObjects, claim, mounted};
 use limpet_model::pod::Fingerprint;
 
-/// The version of pod and objects that volume files are written from.
+/// The version of pod and objects from which volume files are written.
 #[derive(Debug, Clone)]
 pub struct VolumesVersion {
     fingerprint: Fingerprint,
@@ -26,7 +26,7 @@ impl PartialEq for VolumesVersion {
 /// The state of the volumes whose files come from objects or from the pod itself.
 #[derive(Debug, Clone, Default)]
 pub struct VolumesState {
-    /// The version they hold now, if this agent wrote it.
+    /// The version they have now, if this agent wrote it.
     pub written: Option<VolumesVersion>,
     /// The version being written.
     pub writing: Option<VolumesVersion>,
@@ -37,14 +37,14 @@ pub struct VolumesState {
 }
 
 impl PodState {
-    /// The version its volumes should be written from; `None` while an object in them is not known.
+    /// The version from which its volumes should be written; `None` while an object in them is not known.
     pub fn volumes_version(&self) -> Option<VolumesVersion> {
         let known = !self.objects.has_unknown() || self.objects.first_unknown(mounted(&self.record)).is_none();
         known.then(|| VolumesVersion { fingerprint: self.record.fingerprint, objects: Arc::clone(&self.objects) })
     }
 
-    /// When its volumes must be updated, unless they are being written: at once if they are outdated, by `now`, or when drivers
-    /// publish theirs again; `None`: not as they are.
+    /// When its volumes must be updated, unless they are being written: at once if they are outdated at `now`, or
+    /// when drivers publish theirs again; `None` if never in their present state.
     pub fn volumes_due(&self, now: Instant) -> Option<Instant> {
         if self.volumes.writing.is_some() {
             return None;
@@ -104,7 +104,7 @@ mod tests {
         let spec = serde_json::from_value(spec).unwrap();
         let driver = serde_json::from_value(driver).unwrap();
         let volume = CsiVolume::persistent("pv", &spec, Some(&driver)).unwrap().unwrap();
-        Arc::new(PodObjects::of(&pod.record, |key| {
+        Arc::new(PodObjects::collect(&pod.record, |key| {
             claim::csi_record(key.clone(), "apiserver", &volume, Vec::new()).ok().map(Arc::new)
         }))
     }
@@ -124,7 +124,7 @@ mod tests {
         update(&mut pod, Ok(()), now);
         assert_eq!(plan(&pod, READY, now.mono), Step::Wait(Some(now.mono + REPUBLISH_INTERVAL)));
         assert_eq!(plan(&pod, READY, later(REPUBLISH_INTERVAL).mono), Step::Do(vec![Action::UpdateVolumes]));
-        // What fails leaves the pod as it is, and is tried again.
+        // A failure leaves the pod as it is, and is retried.
         let failure = Failure { reason: FAILED_MOUNT, message: String::new(), transient: false };
         update(&mut pod, Err(failure), later(REPUBLISH_INTERVAL));
         let again = REPUBLISH_INTERVAL + Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! The conditions of a pod: whether it is initialized, ready, being resized, disrupted, and why not. Pure; kubelet's rules
-//! (docs/kubelet.md).
+//! The conditions of a pod: whether it is initialized, ready, being resized or disrupted, and if not, why. Pure;
+//! kubelet's rules (docs/kubelet.md).
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
@@ -10,7 +10,7 @@ use crate::state::{ContainerSlot, PodState, Resize, SandboxState};
 use crate::status::resources;
 use limpet_model::pod::Role;
 
-/// The conditions kubelet owns, each with the time it last changed.
+/// The conditions that kubelet owns, each with the time of its last change.
 pub(super) fn of_pod(
     pod: &PodState,
     phase: &str,
@@ -56,7 +56,7 @@ pub(super) fn of_pod(
     .collect()
 }
 
-/// Whether it is missing to the initialization of the pod. In one that is deleted no init container runs again for
+/// Whether it keeps the pod from being initialized. In a pod that is being deleted, no init container runs again for
 /// another sandbox.
 fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
@@ -65,7 +65,7 @@ fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
     }
 }
 
-/// Whether every readiness gate is open: others set their conditions at the apiserver.
+/// Whether every readiness gate is open. Other clients set their conditions at the apiserver.
 fn gates(pod: &PodState) -> ConditionState {
     let set = pod.record.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let shut = pod.record.spec().readiness_gates.iter().flatten().filter_map(|gate| {
@@ -83,7 +83,8 @@ fn gates(pod: &PodState) -> ConditionState {
     ConditionState { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
 }
 
-/// Whether there is a sandbox that containers may start in. In that of a pod that has ended none does: it is about to go.
+/// Whether there is a sandbox in which containers may start. In that of a pod that has ended none does, because it is
+/// about to be removed.
 fn sandboxed(sandbox: &SandboxState, ended: bool) -> ConditionState {
     let message = match sandbox {
         present if present.may_exist() && ended => "pod sandbox is not ready",
@@ -96,7 +97,7 @@ fn sandboxed(sandbox: &SandboxState, ended: bool) -> ConditionState {
     ConditionState { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
 }
 
-/// Whether all containers of a pod with a rule for it are being ended in order to start again.
+/// Whether all containers of a pod with such a rule are being ended in order to start again.
 fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<ConditionState> {
     let holds = ended.is_none() && restart_all::is_ending_all(pod);
     let message = restart_all::cause(pod).filter(|_| holds);
@@ -107,7 +108,8 @@ fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<ConditionState>
     })
 }
 
-/// That the pod has ended for what the node was short of, for a critical pod, or for a shutdown.
+/// The condition that the pod has ended because the node was short of something, for a critical pod, or for a
+/// shutdown.
 fn disrupted(pod: &PodState) -> Option<ConditionState> {
     let verdict = pod.verdict.as_ref().filter(|verdict| verdict.is_final())?;
     let message = match verdict.is_preemption() {
@@ -119,7 +121,7 @@ fn disrupted(pod: &PodState) -> Option<ConditionState> {
     (pod.is_under_eviction() || verdict.is_preemption() || verdict.is_node_shutdown()).then_some(state)
 }
 
-/// That resources of a newer version do not fit beside the other pods.
+/// The condition that resources of a newer version do not fit beside the other pods.
 fn deferred(pod: &PodState) -> Option<ConditionState> {
     let message = pod.deferred.as_ref()?.message.clone();
     Some(ConditionState { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
@@ -171,7 +173,7 @@ fn condition(name: &str, state: ConditionState, now: Timestamp, before: Option<&
         status: status.to_owned(),
         reason: state.reason,
         message: state.message,
-        // kubelet writes it of these alone.
+        // kubelet sets it only in these conditions.
         last_probe_time: changed.clone().filter(|_| name == "PodResizePending" || name == "PodResizeInProgress"),
         last_transition_time: changed,
         ..PodCondition::default()

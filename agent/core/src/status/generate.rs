@@ -1,8 +1,9 @@
-//! The Kubernetes status of a pod, from its worker's state: phase, container statuses, and the
-//! conditions of [`super::conditions`].
+//! The Kubernetes status of a pod, from its worker's state: phase, container statuses, and the conditions of
+//! [`super::conditions`].
 //!
-//! Pure; kubelet's rules (docs/kubelet.md). The previous status is used only to keep `startTime` and the
-//! transition times of conditions.
+//!
+//! Pure; kubelet's rules (docs/kubelet.md). The previous status is only used to keep `startTime` and the transition
+//! times of conditions.
 
 use std::net::IpAddr;
 
@@ -25,13 +26,14 @@ use limpet_model::sandbox::in_order_of_node;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::{PodVerdict, VerdictPhase};
 
-/// The most bytes of the termination messages of a pod's containers together: each has its part (kubelet's
+/// The most bytes of all termination messages of a pod's containers, each of which has its share (kubelet's
 /// `MaxPodTerminationMessageLogLength`).
 const MAX_TERMINATION_MESSAGES: usize = 12 << 10;
 
-/// The status of `pod` now.
+/// The current status of `pod`.
 ///
-/// `qos_class`: as Kubernetes names it.
+///
+/// `qos_class` is in Kubernetes' words.
 pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, before: Option<&PodStatus>) -> PodStatus {
     let phase = phase(pod);
     let (mut init_statuses, mut main_statuses, mut ephemeral_statuses) = (Vec::new(), Vec::new(), Vec::new());
@@ -41,7 +43,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
             Role::Main => &mut main_statuses,
             Role::Ephemeral => &mut ephemeral_statuses,
         };
-        // The status is kept as long as the pod: without spare room for three more.
+        // The status is kept as long as the pod, so it has no spare room for three more.
         list.reserve_exact(1);
         list.push(container_status(pod, slot, node, now));
     }
@@ -79,7 +81,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     }
 }
 
-/// The addresses of its sandbox, also when that is gone; those of the node with `hostNetwork`.
+/// The addresses of its sandbox, even if that is gone; with `hostNetwork` those of the node.
 fn pod_ips(pod: &PodState, node: NodeAddresses) -> Vec<IpAddr> {
     let had_sandbox = pod.sandbox.may_exist() || !pod.last_addresses.is_empty();
     if pod.record.host_network() && had_sandbox {
@@ -88,7 +90,7 @@ fn pod_ips(pod: &PodState, node: NodeAddresses) -> Vec<IpAddr> {
     in_order_of_node(pod.addresses(), node)
 }
 
-/// The pod's phase: kubelet's checks in kubelet's order.
+/// The pod's phase, by kubelet's checks in kubelet's order.
 fn phase(pod: &PodState) -> String {
     if let Some(verdict) = &pod.verdict {
         match verdict.phase {
@@ -121,7 +123,7 @@ fn phase(pod: &PodState) -> String {
     phase.to_owned()
 }
 
-/// Whether this is its last status: it is deleted, and nothing of it is left.
+/// Whether this is its last status, because it is deleted and nothing of it is left.
 fn is_final(pod: &PodState) -> bool {
     pod.ending.is_some() && matches!(pod.sandbox, SandboxState::Gone)
 }
@@ -131,7 +133,7 @@ fn first_waits_for_hook(slot: &ContainerSlot) -> bool {
     slot.awaits_post_start() && slot.previous.is_none()
 }
 
-/// Whether a container runs or is being started: as long as one does, a sidecar for example, the phase is not final.
+/// Whether a container runs or is being started. As long as one does, for example a sidecar, the phase is not final.
 fn lives(pod: &PodState) -> bool {
     pod.containers.iter().any(|slot| slot.is_running() || matches!(slot.busy, Some(OngoingAction::Starting(_))))
 }
@@ -142,7 +144,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
     let ready = match slot.role {
         Role::Init => slot.has_completed() && !restart_all::is_superseded(pod, slot),
         Role::Sidecar | Role::Main => slot.is_ready(),
-        // Its readiness is not used; kubelet leaves it so.
+        // Its readiness is not used, so kubelet leaves it false.
         Role::Ephemeral => false,
     };
     // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
@@ -179,20 +181,20 @@ fn user(user: &ContainerUser) -> k8s::ContainerUser {
     k8s::ContainerUser { linux: Some(linux) }
 }
 
-/// Its present resources during a resize.
+/// Its current resources during a resize.
 fn resources_until_resized(slot: &ContainerSlot) -> Option<ResourceRequirements> {
     let from = slot.resize().map(|resize| &resize.from).or_else(|| slot.restarts_for_resize())?;
     Some(from.container(&slot.name)?.resources.clone().unwrap_or_default())
 }
 
-/// The signal that ends it, where its spec or its image names one.
+/// The signal that ends it, if its spec or its image specifies one.
 fn stop_signal(pod: &PodState, slot: &ContainerSlot) -> Option<String> {
     let asked = pod.container_spec(&slot.name)?.lifecycle.as_ref().is_some_and(|hooks| hooks.stop_signal.is_some());
     let signal = slot.instance.as_ref()?.stop_signal;
     (asked || signal != StopSignal::default()).then(|| signal.to_string())
 }
 
-/// The container's mounts, with `recursiveReadOnly` as it is carried out.
+/// The container's mounts, with the effective `recursiveReadOnly`.
 fn volume_mounts(pod: &PodState, slot: &ContainerSlot) -> Option<Vec<VolumeMountStatus>> {
     let mounts = pod.container_spec(&slot.name)?.volume_mounts.as_ref()?;
     let status = |mount: &VolumeMount| {
@@ -212,7 +214,7 @@ fn volume_mounts(pod: &PodState, slot: &ContainerSlot) -> Option<Vec<VolumeMount
     (!mounts.is_empty()).then(|| mounts.iter().map(status).collect())
 }
 
-/// In kubelet's form: repository and digest.
+/// The image in kubelet's form: repository and digest.
 fn image_id(instance: &Instance) -> String {
     let repository = instance.image.split('@').next().unwrap_or_default();
     let name = match repository.rsplit_once(':') {
@@ -243,7 +245,8 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
     }
 }
 
-/// A container is not shown as running before its `postStart` hook has ended, nor while it is stopped because that has failed.
+/// A container is not shown as running before its `postStart` hook has ended, nor while it is stopped because that
+/// has failed.
 fn waits_for_hook(instance: &Instance) -> ContainerState {
     let (reason, message) = match &instance.post_start {
         PostStart::Failed(message) => ("PostStartHookError", Some(message.to_string())),
@@ -306,7 +309,7 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
             awaited.map(|awaited| awaited.to_string()).unwrap_or_default()
         }
     };
-    // kubelet's, for containers of every role.
+    // kubelet's reason, for containers of every role.
     let has_inits = pod.containers.iter().any(|one| matches!(one.role, Role::Init | Role::Sidecar));
     let reason = if has_inits { "PodInitializing" } else { "ContainerCreating" };
     (reason.to_owned(), message)

@@ -1,11 +1,11 @@
-//! Containers that never ran, in the status of a pod that has ended: none of them waits any more. Pure; kubelet's `TerminatePod`
-//! (pkg/kubelet/status/status_manager.go).
+//! Containers that never ran, in the status of a pod that has ended: none of them waits any more. Pure; kubelet's
+//! `TerminatePod` (`pkg/kubelet/status/status_manager.go`).
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus};
 
-/// Ends those that could have run: main containers of a pod that was initialized, and init containers up to the last one that
-/// was tried, or the first.
-/// `ends_with_sidecar`: the last init container is one, which counts once it has run.
+/// Ends the containers that could have run: main containers of a pod that was initialized, and init containers up to
+/// the last one that was tried, or the first. `ends_with_sidecar`: the last init container is a sidecar, which counts
+/// once it has run.
 pub(super) fn set(inits: &mut [ContainerStatus], mains: &mut [ContainerStatus], ends_with_sidecar: bool) {
     let has_succeeded = |status: &ContainerStatus| {
         let ended = status.state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -43,7 +43,7 @@ mod tests {
 
     use super::*;
 
-    /// `w`: waits, `0`, `1`: has ended with that, `r`: waits after a run, `s`: a sidecar that has ended.
+    /// `w`: waits, `0`, `1`: has exited with that code, `r`: waits after a run, `s`: a sidecar that has ended.
     fn statuses(states: &str) -> Vec<ContainerStatus> {
         let status = |state: char| {
             let ended = |code: char| json!({ "terminated": { "exitCode": code.to_digit(10) } });

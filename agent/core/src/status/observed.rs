@@ -1,7 +1,8 @@
 //! The observed state of every pod, as one snapshot that readers load without a lock.
 //!
-//! Pod workers publish, one entry per pod; the local API, the command line and the metrics read. A reader sees
-//! one consistent state and never blocks a worker. The last status of a pod that is gone stays for the registered
+//!
+//! Pod workers publish, one entry per pod; the local API, the command line and the metrics read. A reader sees one
+//! consistent state and never blocks a worker. The last status of a pod that is gone stays for the registered
 //! [`Consumer`]s until each has taken it: see [`super::retired`].
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use limpet_model::pod::{PodKey, PodUid};
 pub struct ObservedPods {
     /// The pods; cheap to clone.
     pub pods: OrdMap<PodKey, Arc<ObservedPod>>,
-    /// The UIDs of the mirror pods that the apiserver has of pods of the node's own.
+    /// The UIDs of the apiserver's mirror pods of the node's own pods.
     mirrors: OrdMap<PodKey, Arc<str>>,
     /// The last statuses of pods that are gone, for their consumers.
     retired: Retired,
@@ -27,11 +28,11 @@ pub struct ObservedPods {
 
 impl ObservedPods {
     /// A snapshot of these pods, without any that are gone.
-    pub fn of(pods: OrdMap<PodKey, Arc<ObservedPod>>) -> Self {
+    pub fn new(pods: OrdMap<PodKey, Arc<ObservedPod>>) -> Self {
         Self { pods, ..Self::default() }
     }
 
-    /// The pod of that name, if it is the one that is meant: by its UID, if the client gives one, or its mirror's.
+    /// The pod of that name, if it is the requested one by its UID or its mirror's, if the client gives one.
     pub fn find(&self, key: &PodKey, uid: Option<&str>) -> Option<&Arc<ObservedPod>> {
         let is_mirror = |uid: &str| self.mirrors.get(key).is_some_and(|mirror| **mirror == *uid);
         let pod = self.pods.get(key)?;
@@ -43,7 +44,7 @@ impl ObservedPods {
         self.retired.has(uid)
     }
 
-    /// Replaces the pod of `key`. One that is gone by that, or whose place a pod of another UID takes, is retired.
+    /// Replaces the pod of `key`. A pod that is thereby gone, or replaced by one with another UID, is retired.
     fn replace(&mut self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<DroppedStatus> {
         let uid = pod.as_ref().map(|pod| pod.record.uid.clone());
         let before = match pod {
@@ -78,15 +79,15 @@ impl Observed {
         self.shared.pods.load_full()
     }
 
-    /// Replaces the pod of `key`; `None` removes it, and its last status stays for the consumers. Wakes waiting readers.
-    /// Returns the last status of an earlier pod that had to make room for this one's.
+    /// Replaces the pod of `key`; `None` removes it, and its last status stays for the consumers. Wakes waiting
+    /// readers. Returns the last status of an earlier pod that had to make room for this one's.
     pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<DroppedStatus> {
         let overdue = self.change(|next| next.replace(key, pod.clone()));
         self.touch();
         overdue
     }
 
-    /// The apiserver has that mirror of the pod, or none any more.
+    /// Sets the UID of the pod's mirror at the apiserver; `None` if there is none any more.
     pub fn set_mirror(&self, key: &PodKey, uid: Option<&str>) {
         if self.load().mirrors.get(key).map(|uid| &**uid) != uid {
             self.change(|next| match uid {
@@ -96,7 +97,7 @@ impl Observed {
         }
     }
 
-    /// Registers a consumer of the last statuses of pods; `name` is for people.
+    /// Registers a consumer of the last statuses of pods; `name` is for messages.
     pub fn register(&self, name: &'static str) -> Consumer {
         let id = self.change(|next| next.retired.register(name));
         Consumer { observed: self.clone(), id }
@@ -121,7 +122,7 @@ impl Observed {
         }
     }
 
-    /// Wakes the readers although no pod changed: a source's health or rejections did.
+    /// Wakes the readers although no pod changed, because a source's health or rejections did.
     pub fn touch(&self) {
         self.shared.version.send_modify(|version| *version = version.wrapping_add(1));
     }
@@ -145,7 +146,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// What it has not acknowledged in that snapshot, the oldest first, by version.
+    /// The statuses in that snapshot that it has not acknowledged, by version, the oldest first.
     pub fn awaited<'a>(&self, pods: &'a ObservedPods) -> impl Iterator<Item = (u64, &'a Arc<ObservedPod>)> + use<'a> {
         pods.retired.awaited_by(self.id)
     }
@@ -167,7 +168,7 @@ impl Drop for Consumer {
 pub struct Changes(watch::Receiver<u64>);
 
 impl Changes {
-    /// Resolves once something changed since the last call; false when the publisher is gone.
+    /// Resolves once something changed since the last call; returns false when the publisher is gone.
     pub async fn next(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
@@ -209,11 +210,11 @@ mod tests {
         let pod = observed(serde_json::json!({"metadata": {"name": "web-edge1", "uid": "1"}}));
         let key = &pod.record.key;
         observed_pods.publish(key, Some(Arc::clone(&pod)));
-        let found = |uid| observed_pods.load().find(key, uid).is_some();
+        let is_found = |uid| observed_pods.load().find(key, uid).is_some();
         observed_pods.set_mirror(key, Some("2"));
-        assert_eq!([None, Some("1"), Some("2"), Some("3")].map(found), [true, true, true, false]);
+        assert_eq!([None, Some("1"), Some("2"), Some("3")].map(is_found), [true, true, true, false]);
         observed_pods.set_mirror(key, None);
-        assert_eq!([Some("1"), Some("2")].map(found), [true, false]);
+        assert_eq!([Some("1"), Some("2")].map(is_found), [true, false]);
     }
 
     #[test]

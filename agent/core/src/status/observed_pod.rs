@@ -17,7 +17,7 @@ pub struct ObservedContainer {
     pub id: String,
     /// The pid of its first process, while it runs.
     pub pid: Option<u32>,
-    /// The directory that holds its logs: `0.log`, `1.log`, one file per attempt.
+    /// The directory of its logs: `0.log`, `1.log`, one file per attempt.
     pub log_path: PathBuf,
     /// How often it was restarted; also the number of its newest log.
     pub restart_count: u32,

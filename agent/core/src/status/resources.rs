@@ -1,7 +1,8 @@
 //! The resources of a pod and of its containers, as its status shows them.
 //!
-//! Pure. They follow from the manifest but for what is still to be resized, so they are added when a status is read and are
-//! not kept with it.
+//!
+//! Pure. They follow from the manifest except for what is still to be resized, so they are added when a status is
+//! read and are not stored with it.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +14,8 @@ use limpet_model::pod::qos::{CPU, MEMORY};
 
 use crate::state::PodState;
 
-/// The status with `resources` and `allocatedResources` of the pod and of every container. What is being resized has its own
-/// in `resources` already: those it has now. A pod that the node has refused has none.
+/// The status with `resources` and `allocatedResources` of the pod and of every container. What is being resized
+/// already has its current resources in `resources`. A pod that the node has refused has none.
 pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     let mut status = status.clone();
     let statuses = status.init_container_statuses.iter_mut().chain(&mut status.container_statuses);
@@ -27,7 +28,7 @@ pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     status
 }
 
-/// The pod's present resources while its cgroup has other limits than desired; `None`: the desired ones.
+/// The pod's current resources while its cgroup has other limits than desired; `None` if it has the desired ones.
 pub(super) fn while_resized(pod: &PodState) -> Option<ResourceRequirements> {
     let spec = pod.record.spec();
     let set = pod.cgroup.set.filter(|set| *set != pod_limits(spec))?;
@@ -88,13 +89,13 @@ mod tests {
             "containerStatuses": [status("a", limits("3")), status("b", Value::Null)],
         }))
         .unwrap();
-        let found = serde_json::to_value(with_resources(&record, &before)).unwrap();
+        let shown = serde_json::to_value(with_resources(&record, &before)).unwrap();
         let both = |cpu: &str| json!({ "limits": { "cpu": cpu }, "requests": { "cpu": cpu } });
-        let (sidecar, mains) = (&found["initContainerStatuses"][0], &found["containerStatuses"]);
+        let (sidecar, mains) = (&shown["initContainerStatuses"][0], &shown["containerStatuses"]);
         assert_eq!((&sidecar["resources"], &sidecar["allocatedResources"]), (&both("1"), &json!({ "cpu": "1" })));
         assert_eq!((&mains[0]["resources"], &mains[0]["allocatedResources"]), (&limits("3"), &json!({ "cpu": "2" })));
         assert_eq!((&mains[1]["resources"], &mains[1]["allocatedResources"]), (&json!({}), &Value::Null));
-        assert_eq!((&found["resources"], &found["allocatedResources"]), (&both("3"), &json!({ "cpu": "3" })));
+        assert_eq!((&shown["resources"], &shown["allocatedResources"]), (&both("3"), &json!({ "cpu": "3" })));
         let refused = with_resources(&record, &PodStatus::default());
         assert_eq!((refused.resources, refused.allocated_resources), (None, None));
     }
@@ -104,9 +105,9 @@ mod tests {
         let wanted = json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "cpu": "2", "ephemeral-storage": "1Gi" } });
         let wanted: ResourceRequirements = serde_json::from_value(wanted).unwrap();
         let set = |cpu_shares| CgroupLimits { cpu_shares, cpu_quota: Some(150_000), memory: Some(64 << 20) };
-        let found = |cpu_shares| serde_json::to_value(with_limits(wanted.clone(), &set(cpu_shares))).unwrap();
+        let shown_with = |cpu_shares| serde_json::to_value(with_limits(wanted.clone(), &set(cpu_shares))).unwrap();
         let limits = json!({ "cpu": "1500m", "memory": "67108864", "ephemeral-storage": "1Gi" });
-        assert_eq!(found(1_024), json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": limits }));
-        assert_eq!(found(102)["requests"]["cpu"], "100m");
+        assert_eq!(shown_with(1_024), json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": limits }));
+        assert_eq!(shown_with(102)["requests"]["cpu"], "100m");
     }
 }

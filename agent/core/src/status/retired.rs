@@ -1,7 +1,8 @@
 //! The last statuses of pods that are gone, for the consumers that have not taken them yet. Pure and bounded.
 //!
-//! A consumer that is registered when a pod is removed acknowledges it by its version; the last acknowledgement removes it. A
-//! consumer that leaves acknowledges everything. Without consumers nothing is kept.
+//!
+//! A consumer that is registered when a pod is removed acknowledges it by its version, and the last acknowledgement
+//! removes it. A consumer that leaves acknowledges everything. Without consumers nothing is kept.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use imbl::{OrdMap, OrdSet};
 use super::observed_pod::ObservedPod;
 use limpet_model::pod::PodUid;
 
-/// The most statuses that are kept; the oldest makes room for a newer one.
+/// How many statuses are kept; the oldest makes room for a newer one.
 pub const MAX_RETIRED: usize = 128;
 
 /// One registration of a consumer.
@@ -20,12 +21,12 @@ pub struct ConsumerId(u64);
 /// The last status of one pod.
 #[derive(Debug, Clone)]
 pub struct RetiredPod {
-    /// The pod as it was last.
+    /// The pod in its last state.
     pub pod: Arc<ObservedPod>,
     awaited: OrdSet<ConsumerId>,
 }
 
-/// The statuses that are still awaited, and who awaits them. Cheap to clone.
+/// The statuses that are still awaited, and by whom. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Retired {
     /// By version, the oldest first.
@@ -52,7 +53,7 @@ impl Retired {
         id
     }
 
-    /// Removes a consumer; nothing is kept for it any more.
+    /// Removes a consumer, for which nothing is kept any more.
     pub fn leave(&mut self, id: ConsumerId) {
         if self.consumers.remove(&id).is_some() {
             let versions: Vec<u64> = self.awaited_by(id).map(|(version, _)| version).collect();
@@ -77,7 +78,7 @@ impl Retired {
         Some(DroppedStatus { pod, consumers })
     }
 
-    /// The consumer has taken that version. The last one to do so removes it.
+    /// Records that the consumer has taken that version. The last one to do so removes it.
     pub fn acknowledge(&mut self, id: ConsumerId, version: u64) {
         let Some(one) = self.pods.get_mut(&version) else { return };
         one.awaited.remove(&id);
@@ -86,7 +87,7 @@ impl Retired {
         }
     }
 
-    /// What the consumer has not taken yet, the oldest first, by version.
+    /// What the consumer has not taken yet, by version, the oldest first.
     pub fn awaited_by(&self, id: ConsumerId) -> impl Iterator<Item = (u64, &Arc<ObservedPod>)> {
         self.pods.iter().filter(move |(_, one)| one.awaited.contains(&id)).map(|(version, one)| (*version, &one.pod))
     }

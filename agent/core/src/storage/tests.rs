@@ -26,8 +26,8 @@ fn limited(name: &str, limit: &str) -> Value {
 }
 
 fn usage(volumes: &[(&str, u64)], containers: &[(&str, u64)]) -> StorageUsage {
-    let of = |list: &[(&str, u64)]| list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
-    StorageUsage { volumes: of(volumes), containers: of(containers), files: 0 }
+    let by_name = |list: &[(&str, u64)]| list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
+    StorageUsage { volumes: by_name(volumes), containers: by_name(containers), files: 0 }
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl GroupLimits {
             });
         }
         if let Some(pod) = &self.pod {
-            let quota = self.cpu_quotas.of(pod.cpu_quota);
+            let quota = self.cpu_quotas.scaled(pod.cpu_quota);
             let (period, unlimited) = (quota.map_or(CPU_PERIOD, |(_, period)| period), quota.is_none());
             let (quota, memory) = (number(quota.map(|(quota, _)| quota)), number(pod.memory));
             if v2 {
@@ -158,7 +158,7 @@ impl GroupLimits {
             });
         }
         if let Some(pod) = &self.pod {
-            let quota = self.cpu_quotas.of(pod.cpu_quota);
+            let quota = self.cpu_quotas.scaled(pod.cpu_quota);
             let per_second = quota.map_or(u64::MAX, |(quota, period)| quota_per_second(quota, period));
             properties.push(Property::Number("CPUQuotaPerSecUSec", per_second));
             // systemd before 242 has no such property; its default is the usual period.

@@ -226,7 +226,7 @@ mod tests {
         }
         let both = network(&["eth0 192.168.1.5", "eth0 2001:db8::b!80"], &["eth0"], &["eth0"], &[]);
         assert_eq!(chosen(NodeAddresses::NONE, &[], &both), "192.168.1.5,2001:db8::b");
-        let any_v6 = NodeAddresses::one(Ipv6Addr::UNSPECIFIED.into());
+        let any_v6 = NodeAddresses::single(Ipv6Addr::UNSPECIFIED.into());
         assert_eq!(chosen(any_v6, &[], &both), "2001:db8::b,192.168.1.5");
     }
 

@@ -82,7 +82,7 @@ mod tests {
     /// The labelling of a pod that requests no level.
     fn labelling() -> PodLabelling {
         let contexts = ContainerContexts::parse("process=u:r:t:s0\nfile=u:object_r:f:s0").unwrap();
-        PodLabelling::of(&contexts, &Default::default()).unwrap()
+        PodLabelling::new(&contexts, &Default::default()).unwrap()
     }
 
     #[test]

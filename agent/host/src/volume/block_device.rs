@@ -82,7 +82,8 @@ mod tests {
         let claim = serde_json::from_value(json!({"metadata": {"uid": "u"}})).unwrap();
         let spec = json!({"volumeMode": mode, "local": {"path": at}, "claimRef": {"uid": "u"}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
-        let objects = PodObjects::of(&pod, |key| claim::record(key.clone(), "", &claim, &volume).ok().map(Arc::new));
+        let objects =
+            PodObjects::collect(&pod, |key| claim::record(key.clone(), "", &claim, &volume).ok().map(Arc::new));
         let devices =
             container_devices(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
         devices.map_err(|error| error.to_string())

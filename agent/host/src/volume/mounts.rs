@@ -269,7 +269,7 @@ mod tests {
         let claim = serde_json::from_value(json!({"metadata": {"uid": "c"}})).unwrap();
         let spec = json!({"claimRef": {"uid": "c"}, "hostPath": {"path": dir.join("claimed")}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
-        PodObjects::of(&pod, |key| {
+        PodObjects::collect(&pod, |key| {
             Some(Arc::new(match claim::of_object(&key.name) {
                 "data" => claim::record(key.clone(), "", &claim, &volume).unwrap(),
                 _ => claim::refusal(key.clone(), "", "PVC far is not bound".to_owned()),

@@ -1,6 +1,6 @@
 //! The content of a configMap, secret, downwardAPI or projected volume: a pure function of the pod and its objects.
-//! kubelet's rules: without `items` every key is a file; with them only those; a missing key is an error unless
-//! `optional`; of two sources with the same path the later wins.
+//! These are kubelet's rules: without `items` every key becomes a file, with them only those do; a missing key is an
+//! error unless it is `optional`; of two sources with the same path the later one wins.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -18,11 +18,11 @@ use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
-/// Kubernetes' permissions without a `defaultMode`.
+/// Kubernetes' permissions if there is no `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;
 /// A token's permissions before the volume's group is given access.
 const PRIVATE_MODE: i32 = 0o600;
-/// The most bytes in all files of a volume: each object has at most one MiB, but a projection may name many.
+/// The most bytes in all files of a volume. Each object has at most one MiB, but a projection may name many.
 const MAX_BYTES: usize = 32 << 20;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
@@ -32,7 +32,7 @@ const MAX_NAME: usize = 255;
 pub(super) struct PayloadFile {
     pub bytes: SecretBytes,
     pub mode: u32,
-    /// Its owner; `None`: the agent's own user.
+    /// Its owner; `None` for the agent's own user.
     pub user: Option<u32>,
 }
 
@@ -92,15 +92,16 @@ impl Builder<'_> {
         } else if let Some(bundle) = &source.cluster_trust_bundle {
             self.trust_bundle(bundle)
         } else if let Some(certificate) = &source.pod_certificate {
-            self.certificate(certificate, &PodCertificateDemand::of(self.sources.pod, volume, index).name())
+            self.certificate(certificate, &PodCertificateDemand::new(self.sources.pod, volume, index).name())
         } else {
             Err(self.unsupported("a projected source of no kind"))
         }
     }
 
-    /// kubelet's file: empty for an optional bundle that does not exist.
+    /// Adds the certificates of a bundle. As in kubelet, the file is empty if an optional bundle does not exist.
     fn trust_bundle(&mut self, projection: &ClusterTrustBundleProjection) -> Result<(), VolumeError> {
-        let (kind, name) = (ObjectKind::TrustBundle, TrustBundleDemand::of(projection).map(|demand| demand.name()));
+        let (kind, name) =
+            (ObjectKind::TrustBundle, TrustBundleDemand::from_projection(projection).map(|demand| demand.name()));
         let object = name.as_ref().and_then(|name| self.sources.objects.get(kind, name));
         let bytes = match object.and_then(|object| trust_bundle::value(object)) {
             Some(bytes) => bytes.clone(),
@@ -113,7 +114,7 @@ impl Builder<'_> {
         self.add_private(&projection.path, bytes, projection.user)
     }
 
-    /// Key and certificates, in one file or in separate ones.
+    /// Adds key and certificates, in one file or in separate ones.
     fn certificate(&mut self, projection: &PodCertificateProjection, name: &str) -> Result<(), VolumeError> {
         let kind = ObjectKind::PodCertificate;
         let Some(object) = self.sources.objects.get(kind, name) else {
@@ -134,8 +135,9 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Adds a token, a certificate or a trust bundle, with kubelet's permissions: where the containers have one `runAsUser` it is that
-    /// user's, and where there is an owner or an `fsGroup` it is for those alone, whatever `defaultMode` says.
+    /// Adds a token, a certificate or a trust bundle, with kubelet's permissions: if all containers have the same
+    /// `runAsUser` it belongs to that user, and if there is an owner or an `fsGroup` only those can read it, whatever
+    /// `defaultMode` says.
     fn add_private(&mut self, path: &str, bytes: SecretBytes, user: Option<i64>) -> Result<(), VolumeError> {
         let spec = self.sources.pod.spec();
         let owner = user.or(self.user).or_else(|| common_user(self.sources.pod));
@@ -146,7 +148,7 @@ impl Builder<'_> {
 
     fn token(&mut self, token: &ServiceAccountTokenProjection) -> Result<(), VolumeError> {
         let pod = self.sources.pod;
-        let (kind, name) = (ObjectKind::ServiceAccountToken, TokenDemand::of(pod, token).name());
+        let (kind, name) = (ObjectKind::ServiceAccountToken, TokenDemand::new(pod, token).name());
         let Some(bytes) = self.sources.objects.get(kind, &name).and_then(|object| token::value(object)).cloned() else {
             return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
         };
@@ -197,7 +199,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A field of the pod's metadata; whole maps as `key="value"` lines.
+    /// A field of the pod's metadata. Whole maps are lines of `key="value"`.
     fn field(&self, path: &str) -> Option<String> {
         let metadata = &self.sources.pod.pod.metadata;
         match path {
@@ -232,7 +234,7 @@ impl Builder<'_> {
         if size > MAX_BYTES {
             return Err(self.unsupported(&format!("its files are larger than {} MiB together", MAX_BYTES >> 20)));
         }
-        // `a!` sorts between `a` and `a/b`, so the whole map is searched, not the neighbour.
+        // `a!` sorts between `a` and `a/b`, so the whole map is searched and not only the neighbour.
         let above = |path: &str| {
             path.match_indices('/').find(|(at, _)| self.files.contains_key(&path[..*at])).map(|(at, _)| at)
         };
@@ -262,7 +264,7 @@ fn is_inside(path: &str) -> bool {
         && names.all(|part| matches!(part, Component::Normal(name) if name.len() <= MAX_NAME))
 }
 
-/// kubelet's form of a map: sorted, one `key="value"` a line, quoted as Go quotes.
+/// A map in kubelet's form: sorted lines of `key="value"`, quoted as Go quotes.
 fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     let line = |(key, value): (&String, &String)| format!("{key}={}", quoted(value));
     map.into_iter().flatten().map(line).collect::<Vec<_>>().join("\n")

@@ -27,14 +27,15 @@ pub(super) struct Preparation {
     dns: DnsRequest,
 }
 
-/// What is made of a volume before the first container starts.
+/// What is done for a volume before the first container starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PreparedVolume {
     EmptyDir(EmptyDir),
     HostPath(HostPath),
-    /// The directory that an image is mounted on.
+    /// The directory on which an image is mounted.
     Image(PathBuf),
-    /// Where an export of a server, a disk of a target, or a volume of a CSI driver is mounted, which is done.
+    /// The directory on which an export of a server, a disk of a target, or a volume of a CSI driver is already
+    /// mounted.
     Mounted(PathBuf),
     Written(WrittenVolume),
 }
@@ -155,7 +156,7 @@ pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool
             let (path, _) = written::location(pod_dir, volume).ok_or_else(|| unsupported(volume))?;
             Ok((path, true))
         }
-        // They are at the source of their data, which the caller has asked for first.
+        // They are at the source of their data, which the caller has looked up first.
         VolumeKind::HostPath(_)
         | VolumeKind::Nfs(_)
         | VolumeKind::Iscsi(_)
@@ -166,8 +167,8 @@ pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool
     }
 }
 
-/// Rewrites the pod's volumes that come from its objects and its own metadata. Returns the names of those whose content
-/// changed; one that cannot be written does not prevent the others.
+/// Rewrites the pod's volumes that come from its objects and its own metadata. Returns the names of those whose
+/// content changed. A volume that cannot be written does not prevent the others.
 pub(super) fn update(written: Vec<Result<WrittenVolume, VolumeError>>) -> Result<Vec<String>, VolumeError> {
     let mut changed = Vec::new();
     let mut failed = None;
@@ -191,7 +192,7 @@ pub(super) fn written_volumes(sources: Sources<'_>, pod_dir: &Path) -> Vec<Resul
     volumes.filter_map(|volume| written(volume, pod_dir, sources).transpose()).collect()
 }
 
-/// The volume with its files; `None`: it is of another kind.
+/// The volume with its files; `None` if it is of another kind.
 fn written(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Option<WrittenVolume>, VolumeError> {
     let Some((path, memory)) = written::location(pod_dir, volume) else { return Ok(None) };
     let Some(payload) = payload(volume, sources)? else { return Ok(None) };

@@ -1,9 +1,10 @@
 //! Removes a pod's directory and nothing else.
 //!
+//!
 //! A container may have filled its volumes with anything: symlinks to any path, very deep trees, files created while
-//! they are deleted. So: mounts below are detached first; every directory is opened by a descriptor of its parent,
-//! without following a symlink and without crossing into another mount; and the recursion is limited to [`MAX_DEPTH`]:
-//! deeper directories are moved up to the top and removed from there.
+//! they are deleted. So mounts below are detached first, every directory is opened by a descriptor of its parent,
+//! without following a symlink and without crossing into another mount, and the recursion is limited to
+//! [`MAX_DEPTH`]: deeper directories are moved up to the top and removed from there.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io;
@@ -19,13 +20,13 @@ use super::VolumeError;
 use crate::confined::{self, Confinement};
 use crate::mount_table;
 
-/// Directories open at a time, and the depth of the recursion.
+/// How many directories are open at a time, which is also the depth of the recursion.
 const MAX_DEPTH: usize = 32;
 
-/// How often a directory to which a process still writes is emptied before that is an error.
+/// How often a directory to which a process still writes is emptied before that counts as an error.
 const MAX_ROUNDS: usize = 8;
 
-/// Removes the directory `name` in `parent`; a missing one is success.
+/// Removes the directory `name` in `parent`; a missing one counts as success.
 pub(super) fn remove(parent: &Path, name: &str) -> Result<(), VolumeError> {
     let path = parent.join(name);
     detach_below(&path)?;
@@ -45,7 +46,7 @@ pub(super) fn detach_below(path: &Path) -> Result<(), VolumeError> {
     let mounts = mount_table::mount_points().map_err(VolumeError::io("read", "/proc/self/mountinfo"))?;
     for mounted in mounts.iter().rev().filter(|mounted| mounted.starts_with(&real)) {
         match rustix::mount::unmount(mounted, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            // Unmounted with the mount below it, or not a mount any more.
+            // It was unmounted with the mount below it, or is not a mount any more.
             Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
             Err(errno) => return Err(VolumeError::io("unmount", mounted)(errno.into())),
         }
@@ -61,7 +62,7 @@ fn remove_tree(parent: &Path, name: &str) -> Result<(), Errno> {
     };
     let top = match enter(&parent, &name) {
         Err(Errno::NOENT) => return Ok(()),
-        // Not a directory: not created by the agent, but it occupies the path.
+        // It is not a directory and was not created by the agent, but it occupies the path.
         Err(Errno::NOTDIR | Errno::LOOP) => return rustix::fs::unlinkat(&parent, &name, AtFlags::empty()),
         other => other?,
     };
@@ -72,7 +73,7 @@ fn remove_tree(parent: &Path, name: &str) -> Result<(), Errno> {
         removal.empty(&top, 0)?;
         match rustix::fs::unlinkat(&parent, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // Directories that were moved up are removed in the next round; each round makes the tree smaller.
+            // Directories that were moved up are removed in the next round, so each round makes the tree smaller.
             Err(Errno::NOTEMPTY) if removal.moved_up > moved_before => {}
             Err(Errno::NOTEMPTY) if rounds < MAX_ROUNDS => rounds += 1,
             Err(errno) => return Err(errno),
@@ -109,20 +110,20 @@ impl Removal<'_> {
     fn remove_dir(&mut self, dir: &OwnedFd, name: &CStr, depth: usize) -> Result<(), Errno> {
         let inner = match enter(dir, name) {
             Err(Errno::NOENT) => return Ok(()),
-            // A file, which may not be unlinked (chattr +i).
+            // It is a file that may not be unlinked (chattr +i).
             Err(Errno::NOTDIR | Errno::LOOP) => return Err(Errno::PERM),
             other => other?,
         };
         self.empty(&inner, depth + 1)?;
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            // A process still writes there; the next round removes it.
+            // A process still writes there, so the next round removes it.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
     fn move_up(&mut self, dir: &OwnedFd, name: &CStr) -> Result<(), Errno> {
-        // Must not be a mount: a rename of one is EBUSY.
+        // It must not be a mount, because renaming one is EBUSY.
         loop {
             self.moved_up += 1;
             let new = format!(".removed-{}", self.moved_up);

@@ -266,8 +266,9 @@ async fn secrets_are_on_a_tmpfs_and_follow_their_object() {
 
     // One volume's object is missing: that volume does not change, the others are updated.
     let (_, three) = written("three");
-    let without =
-        PodObjects::of(&pod, |key| three.iter().find(|o| o.key == *key && key.kind == ObjectKind::Secret).cloned());
+    let without = PodObjects::collect(&pod, |key| {
+        three.iter().find(|o| o.key == *key && key.kind == ObjectKind::Secret).cloned()
+    });
     let error = node.volumes.update(&pod, &without).await.unwrap_err();
     assert_eq!(error.to_string(), "MountVolume.SetUp failed for volume \"map\" : configmap \"m\" not found");
     assert_eq!((read("configmap", "map/k"), read("secret", "own/k")), ("plain".to_owned(), "three".to_owned()));

@@ -77,7 +77,7 @@ fn ready(snapshot: &SourceSnapshot) -> ObservedPods {
         .unwrap();
         (record.key.clone(), Arc::new(pod))
     });
-    ObservedPods::of(pods.collect())
+    ObservedPods::new(pods.collect())
 }
 
 #[test]

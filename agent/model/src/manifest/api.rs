@@ -1,8 +1,9 @@
 //! Pods as an apiserver stores them: the part that a node acts on, and whether this node can run it.
 //!
-//! An apiserver has validated its Pods, and a newer one may have fields that this agent does not know: like kubelet, it
-//! ignores those. A field that limpet knows and does not act on is refused, as in a manifest. So is a name that would leave
-//! the pod's directory: what answers may not be the apiserver.
+//!
+//! An apiserver has validated its Pods, and a newer one may have fields that this agent does not know; like kubelet,
+//! it ignores those. A field that limpet knows and does not act on is refused, as in a manifest. So is a name that
+//! would leave the pod's directory, because what answers may not be the apiserver.
 
 use std::sync::Arc;
 
@@ -12,15 +13,17 @@ use crate::pod::draft::{DELETION, Draft};
 use crate::pod::{Fault, PodRecord, Severity, decode, is_terminal_phase, unsupported};
 use crate::source::SourceKind;
 
-/// The origin of every such pod.
+/// The origin of all such pods.
 pub const ORIGIN: &str = "apiserver";
-/// The metadata that a node acts on. The rest changes with every status it reports itself.
+/// The metadata that a node acts on. The rest changes with every status that it reports itself.
 const METADATA: [&str; 5] = ["name", "namespace", "uid", "labels", "annotations"];
 
 /// Reads a Pod as an apiserver stores it.
 ///
+///
 /// # Errors
-/// It uses something that this node does not support, a name in it is none, or it is no Pod.
+///
+/// It uses something that this node does not support, one of its names is not valid, or it is not a Pod.
 pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let desired = desired(pod);
     let (decoded, faults) = decode::decode_with_value(&desired);
@@ -35,7 +38,8 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     Draft::new(&value, pod, Arc::from(ORIGIN), SourceKind::Api, node_name).record()
 }
 
-/// The part of a stored Pod that a node acts on: of its status only an end, and the conditions of its readiness gates.
+/// The part of a stored Pod that a node acts on. Of its status, that is only its end and the conditions of its
+/// readiness gates.
 fn desired(pod: &Value) -> Value {
     let metadata: Map<String, Value> = METADATA
         .iter()
@@ -44,7 +48,7 @@ fn desired(pod: &Value) -> Value {
         .collect();
     let mut desired =
         serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"] });
-    // What has ended for good does not run again, whatever is left of it here.
+    // What has ended for good does not run again, even if nothing of it is left here.
     if let Some(phase) = pod["status"]["phase"].as_str().filter(|phase| is_terminal_phase(phase)) {
         desired["status"] = serde_json::json!({ "phase": phase });
     }
@@ -62,8 +66,8 @@ fn gate_conditions(pod: &Value) -> Vec<Value> {
     let is_gate = |condition: &&Value| {
         condition["type"].is_string() && gates.iter().any(|gate| gate["conditionType"] == condition["type"])
     };
-    let found = conditions.iter().filter(is_gate);
-    found.map(|condition| serde_json::json!({ "type": condition["type"], "status": condition["status"] })).collect()
+    let of_gates = conditions.iter().filter(is_gate);
+    of_gates.map(|condition| serde_json::json!({ "type": condition["type"], "status": condition["status"] })).collect()
 }
 
 #[cfg(test)]
@@ -113,8 +117,8 @@ mod tests {
         ]);
         let after = read(&pod, "edge1").unwrap();
         let conditions = after.pod.status.as_ref().unwrap().conditions.as_ref().unwrap();
-        let found: Vec<_> = conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
-        assert_eq!(found, [("example.com/dns", "True")]);
+        let kept: Vec<_> = conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+        assert_eq!(kept, [("example.com/dns", "True")]);
         assert!(after != before && after.fingerprint == before.fingerprint && after.is_same_incarnation(&before));
         pod["status"]["conditions"][0]["status"] = json!("True");
         assert!(read(&pod, "edge1").unwrap() == after, "the node's own conditions change nothing");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::pod::{Fault, Reason};
 
-/// Kinds without which pods run as well, and which need no remark: a namespace exists as soon as an object is in it.
+/// Kinds that need no warning, because pods run without them: a namespace exists as soon as an object is in it.
 const ACCEPTED: [(&str, &str); 2] = [("", "Namespace"), ("", "ServiceAccount")];
 
 /// Kinds that only an apiserver or a cluster's controllers act on, by group.
@@ -27,19 +27,19 @@ const REFUSED: [(&str, &str, &str); 2] = [
     ("networking.k8s.io", "Ingress", "run an ingress controller as a pod with hostPort or hostNetwork"),
 ];
 
-/// What becomes of an object of another kind than those that a node runs.
+/// What happens to an object of a kind that a node does not run.
 #[derive(Debug)]
 pub(super) enum OtherKind {
     /// It is left out.
     Accepted,
-    /// It is left out, with one remark for all of its kind.
+    /// It is left out, with one warning for all of its kind.
     NoEffect(&'static str),
     /// It is an error.
     Refused(Fault),
 }
 
-/// What becomes of the document; `None`: it is none of these kinds.
-pub(super) fn of(document: &Value) -> Option<OtherKind> {
+/// What happens to the document; `None` if it is none of these kinds.
+pub(super) fn classify(document: &Value) -> Option<OtherKind> {
     let (version, kind) = (document["apiVersion"].as_str()?, document["kind"].as_str()?);
     let group = version.split_once('/').map_or("", |(group, _)| group);
     if ACCEPTED.contains(&(group, kind)) {
@@ -48,18 +48,18 @@ pub(super) fn of(document: &Value) -> Option<OtherKind> {
     if let Some((_, name)) = NO_EFFECT.iter().find(|known| **known == (group, kind)) {
         return Some(OtherKind::NoEffect(name));
     }
-    let (.., remedy) = REFUSED.iter().find(|(of, name, _)| (*of, *name) == (group, kind))?;
+    let (.., remedy) = REFUSED.iter().find(|(known, name, _)| (*known, *name) == (group, kind))?;
     let fault =
         Fault::error("kind", format!("{kind} is not accepted: nothing on a node without an apiserver serves it"));
     Some(OtherKind::Refused(fault.with_remedy(*remedy)))
 }
 
-/// The kinds without effect that a manifest has, with the position of the first object of each.
+/// The kinds without effect in a manifest, with the position of the first object of each.
 #[derive(Debug, Default)]
 pub(super) struct WithoutEffect(BTreeMap<&'static str, (Fault, usize)>);
 
 impl WithoutEffect {
-    /// Notes an object of that kind; `fault` makes the remark.
+    /// Counts an object of that kind; `locate` completes the warning.
     pub(super) fn add(&mut self, kind: &'static str, locate: impl FnOnce(&mut Fault)) {
         let (_, count) = self.0.entry(kind).or_insert_with(|| {
             let mut fault = Fault::warning("kind", "").because(Reason::NoEffect);
@@ -69,7 +69,7 @@ impl WithoutEffect {
         *count += 1;
     }
 
-    /// One remark for each kind.
+    /// One warning for each kind.
     pub(super) fn finish(self) -> impl Iterator<Item = Fault> {
         self.0.into_iter().map(|(kind, (fault, count))| {
             let objects = if count == 1 { String::new() } else { format!(" ({count} objects)") };

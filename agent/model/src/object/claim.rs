@@ -1,8 +1,10 @@
-//! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, the disk of an iSCSI target, or the
-//! volume of a CSI driver behind a claim's volume.
+//! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, the disk of an iSCSI
+//! target, or the volume of a CSI driver behind a claim's volume.
 //!
-//! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
-//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, `iscsi`, and `csi` with all that its driver needs.
+//!
+//! Each is kept as an object that a pod's volumes refer to, made from the claim and the PersistentVolume that it is
+//! bound to. Supported are volumes whose data is on the node (`hostPath` and `local`), `nfs`, `iscsi`, and `csi` with
+//! all that its driver needs.
 
 pub mod group;
 pub mod iscsi;
@@ -21,13 +23,13 @@ use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
-/// The same of a `local` volume.
+/// The entry with the volume's `local`, as JSON.
 const LOCAL: &str = "local";
 /// The entry with the volume's `nfs`, as JSON.
 const NFS: &str = "nfs";
 /// The entry with the volume's `mountOptions`, as JSON.
 const MOUNT_OPTIONS: &str = "mountOptions";
-/// The entry with the volume's mode where it is not a file system.
+/// The entry with the volume's mode, if that is not a file system.
 const MODE: &str = "volumeMode";
 /// The entry with the volume of a CSI driver, as JSON.
 const CSI: &str = "csi";
@@ -39,27 +41,25 @@ const REFUSED: &str = "refused";
 pub struct ClaimedVolume {
     /// Where its data is.
     pub source: ClaimedSource,
-    /// Containers get it as a block device (`volumeMode: Block`), and not as a directory.
+    /// Whether containers get it as a block device (`volumeMode: Block`) and not as a directory.
     pub block: bool,
 }
 
 /// Where the data of a claim's volume is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClaimedSource {
-    /// On the node: the path, and what it has to be.
+    /// On the node: the path and its required type.
     HostPath(HostPathVolumeSource),
-    /// The same, where the path is the volume's alone: its files get the labels of SELinux of the containers that mount it.
+    /// As above, but the path belongs to the volume alone: its files get the SELinux labels of the containers that
+    /// mount it.
     Local(HostPathVolumeSource),
-    /// On a server.
     Nfs {
         /// The server and its export.
         export: NFSVolumeSource,
-        /// The volume's `mountOptions`.
         options: Vec<String>,
     },
-    /// A disk of an iSCSI target.
     Iscsi(Box<IscsiVolume>),
-    /// A CSI driver has it.
+    /// A CSI driver provides it.
     Csi(Box<CsiVolume>),
 }
 
@@ -84,7 +84,7 @@ pub enum CsiCall {
 }
 
 impl CsiCall {
-    /// What the names of the entries with the values of its Secret begin with.
+    /// The prefix of the entries with the values of its Secret.
     fn prefix(self) -> &'static str {
         match self {
             Self::Stage => "nodeStageSecret/",
@@ -92,15 +92,15 @@ impl CsiCall {
         }
     }
 
-    /// Whether the entry of a claim's object is of a Secret, a disk's too, or a token.
+    /// Whether this entry of a claim's object is secret: a value of a Secret, that of a disk included, or a token.
     pub(super) fn is_secret(entry: &str) -> bool {
         let of_call = [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix()));
         of_call || tokens::is_token(entry) || iscsi::is_secret(entry)
     }
 }
 
-/// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it; a
-/// driver's inline volume has an object, too, under a name that no claim can have.
+/// The name of the claim that the volume refers to, if any. For an `ephemeral` volume it contains the pod's name. A
+/// driver's inline volume also has an object, under a name that no claim can have.
 pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
     if volume.csi.is_some() {
         return Some(format!("csi:{}", volume.name));
@@ -116,7 +116,7 @@ pub fn may_need_driver(pod: &PodRecord) -> bool {
     pod.spec().volumes.iter().flatten().any(|volume| object_name(pod, volume).is_some())
 }
 
-/// The volumes of CSI drivers that the pod has, as far as they are known, each with its object.
+/// The pod's volumes of CSI drivers, as far as they are known, each with its object.
 pub fn csi_volumes<'a>(
     pod: &'a PodRecord,
     objects: &'a PodObjects,
@@ -135,15 +135,15 @@ pub fn is_republished(pod: &PodRecord, objects: &PodObjects) -> bool {
     csi_volumes(pod, objects).any(|(_, volume, _)| volume.settings.republish)
 }
 
-/// Whether the pod has what stands behind the object of that name read-only.
+/// Whether the pod uses the object of that name only read-only.
 pub fn is_read_only(pod: &PodRecord, object: &str) -> bool {
     let mut users =
         pod.spec().volumes.iter().flatten().filter(|volume| object_name(pod, volume).as_deref() == Some(object));
     users.all(|volume| volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true)))
 }
 
-/// The name of the object with what the volume's claim is bound to: each pod has its own, so that its successor under the
-/// same name, which may have another claim of the same name, gets nothing of it.
+/// The name of the object with what the volume's claim is bound to. It differs for each pod, so that a successor of
+/// the same name, which may have another claim of the same name, does not inherit it.
 pub fn object_name(pod: &PodRecord, volume: &Volume) -> Option<String> {
     Some(format!("{}@{}", name(pod, volume)?, pod.uid))
 }
@@ -158,7 +158,9 @@ const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// The name of the PersistentVolume that a claim is bound to, by kubelet's conditions.
 ///
+///
 /// # Errors
+///
 /// The pod cannot have it, or not yet; kubelet's message.
 pub fn volume_name(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volume) -> Result<String, String> {
     let metadata = &claim.metadata;
@@ -167,7 +169,7 @@ pub fn volume_name(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volu
     if volume.ephemeral.is_some() && !owned() {
         return Err(format!("PVC {}/{name} was not created for the pod", pod.key.namespace()));
     }
-    // While it is protected a pod that uses it already may go on, after a change of the node's agent for example.
+    // While it is protected, a pod that already uses it may go on, for example after the node's agent was replaced.
     let is_protected = metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
     if metadata.deletion_timestamp.is_some() && !is_protected {
         return Err(format!("PVC {name} is being deleted"));
@@ -197,10 +199,12 @@ pub fn record(
     Ok(ObjectRecord::of_texts(key, origin, source.into_iter().chain(mode)))
 }
 
-/// Refuses a volume that is another claim's.
+/// Refuses a volume that belongs to another claim.
+///
 ///
 /// # Errors
-/// It is; in words.
+///
+/// It does; a message.
 pub fn check_bound(key: &ObjectKey, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), String> {
     let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.uid.as_deref());
     if owner == claim.metadata.uid.as_deref() {
@@ -212,8 +216,10 @@ pub fn check_bound(key: &ObjectKey, claim: &PersistentVolumeClaim, volume: &Pers
 
 /// The object for a volume of a CSI driver, with the values of the Secrets of its calls.
 ///
+///
 /// # Errors
-/// It cannot be written down.
+///
+/// It cannot be encoded.
 pub fn csi_record(
     key: ObjectKey,
     origin: &str,
@@ -238,7 +244,7 @@ pub fn csi_secret(object: &ObjectRecord, call: CsiCall) -> BTreeMap<String, Stri
     object.data.iter().filter_map(value).collect()
 }
 
-/// The entries with where the data of the volume `name` is.
+/// The entries that say where the data of the volume `name` is.
 fn entries(name: &str, spec: &PersistentVolumeSpec, block: bool) -> Result<Vec<(&'static str, String)>, String> {
     let path = match (&spec.host_path, &spec.local, &spec.nfs) {
         (Some(source), ..) => &source.path,
@@ -274,8 +280,10 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
 
 /// The volume of a claim's object on the node.
 ///
+///
 /// # Errors
-/// Why there is nothing.
+///
+/// Why the pod cannot have one.
 pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     let text = |name: &str| object.data.get(name).and_then(|entry| entry.bytes.expose_text());
     if let Some(why) = text(REFUSED) {
@@ -337,17 +345,17 @@ mod tests {
     fn a_claim_is_read_on_once_it_is_bound() {
         let pod = pod();
         let volumes = pod.spec().volumes.clone().unwrap();
-        let of = |volume: usize, change: Value| volume_name(&claim(change), &pod, &volumes[volume]);
-        assert_eq!(of(0, json!({})), Ok("pv".to_owned()));
-        assert_eq!(of(0, json!({"status": {"phase": "Pending"}})), Err("PVC data is not bound".to_owned()));
-        assert_eq!(of(0, json!({"spec": {}})), Err("PVC data is not bound".to_owned()));
+        let name_of = |volume: usize, change: Value| volume_name(&claim(change), &pod, &volumes[volume]);
+        assert_eq!(name_of(0, json!({})), Ok("pv".to_owned()));
+        assert_eq!(name_of(0, json!({"status": {"phase": "Pending"}})), Err("PVC data is not bound".to_owned()));
+        assert_eq!(name_of(0, json!({"spec": {}})), Err("PVC data is not bound".to_owned()));
         let deleted = json!({"metadata": {"name": "data", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        assert_eq!(of(0, deleted), Err("PVC data is being deleted".to_owned()));
+        assert_eq!(name_of(0, deleted), Err("PVC data is being deleted".to_owned()));
         let block = json!({"spec": {"volumeName": "pv", "volumeMode": "Block"}});
-        assert_eq!(of(0, block), Ok("pv".to_owned()));
+        assert_eq!(name_of(0, block), Ok("pv".to_owned()));
         let others = json!({"metadata": {"name": "web-tmp", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
             "name": "web", "uid": "u-0"}]}});
-        assert_eq!(of(1, others), Err("PVC n/web-tmp was not created for the pod".to_owned()));
+        assert_eq!(name_of(1, others), Err("PVC n/web-tmp was not created for the pod".to_owned()));
         assert_eq!(object_name(&pod, &volumes[1]).as_deref(), Some("web-tmp@u-1"));
         assert_eq!((of_object("web-tmp@u-1"), of_object("data")), ("web-tmp", "data"));
     }
@@ -363,8 +371,8 @@ mod tests {
         let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
         let restored = crate::object::restore(&manifest, "apiserver").unwrap().unwrap();
         assert_eq!(restored, record);
-        let found = source(&restored).unwrap();
-        assert_eq!(found, ClaimedVolume { source: ClaimedSource::Csi(Box::new(volume)), block: false });
+        let claimed = source(&restored).unwrap();
+        assert_eq!(claimed, ClaimedVolume { source: ClaimedSource::Csi(Box::new(volume)), block: false });
         assert_eq!(csi_secret(&restored, CsiCall::Stage)["key"], "hunter2");
         assert_eq!(csi_secret(&restored, CsiCall::Publish)["key"], "hunter3");
     }
@@ -372,13 +380,13 @@ mod tests {
     #[test]
     fn a_volume_on_the_node_is_a_path_and_every_other_is_refused_by_name() {
         let key = || ObjectKey::new(ObjectKind::VolumeClaim, "n", "data@u-1");
-        let of = |spec: Value, uid: &str| {
+        let check_spec = |spec: Value, uid: &str| {
             let mut volume = json!({"metadata": {"name": "pv"}, "spec": spec});
             volume["spec"]["claimRef"] = json!({"uid": uid});
             record(key(), "apiserver", &claim(json!({})), &serde_json::from_value(volume).unwrap())
         };
         let path = |spec: Value| {
-            let record = of(spec, "c-1")?;
+            let record = check_spec(spec, "c-1")?;
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
             source(&record).map(|found| match found.source {
@@ -397,7 +405,7 @@ mod tests {
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
         assert_eq!(path(host), Ok(("/srv/a".to_owned(), "DirectoryOrCreate".to_owned())));
         assert_eq!(path(json!({"local": {"path": "/mnt/b"}})), Ok(("/mnt/b".to_owned(), "Directory".to_owned())));
-        let kept = of(json!({"local": {"path": "/mnt/b"}}), "c-1").unwrap();
+        let kept = check_spec(json!({"local": {"path": "/mnt/b"}}), "c-1").unwrap();
         assert!(matches!(source(&kept).unwrap().source, ClaimedSource::Local(_)));
         for kind in ["hostPath", "local"] {
             let device = json!({"volumeMode": "Block", kind: {"path": "/dev/b"}});
@@ -414,7 +422,7 @@ mod tests {
             path(cloud),
             Err("PV pv is neither hostPath, local, nfs, iscsi nor csi; use one of these".to_owned())
         );
-        let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
+        let foreign = check_spec(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
         assert_eq!(foreign, Err("PV pv is not bound to PVC data".to_owned()));
     }
 }

@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers as pods have them, and kubelet's names for them.
+//! Volumes of CSI drivers as pods use them, and kubelet's names for them.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use crate::pod::{PodRecord, is_dns_subdomain};
 
 /// The longest handle of a volume, in bytes.
 const MAX_HANDLE: usize = 4096;
-/// How many tokens a driver gets at most.
+/// A bound on the tokens that a driver gets.
 const MAX_TOKENS: usize = 32;
 /// The attribute of a volume, or the value of its Secret, with the tokens.
 pub const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// The mode of a volume that is removed with its pod.
 const EPHEMERAL: &str = "Ephemeral";
-/// The mode of every other one.
+/// The mode of all other volumes.
 const PERSISTENT: &str = "Persistent";
 
 /// The mode of a volume that containers get as a device.
@@ -27,31 +27,29 @@ pub(super) const BLOCK: &str = "Block";
 /// When a volume's files are given to the pod's `fsGroup`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FsGroupPolicy {
-    /// Where it has a type of file system and one node at a time writes to it.
+    /// If the volume has a file system type and only one node at a time writes to it.
     #[default]
     ReadWriteOnceWithFSType,
-    /// Always.
     File,
-    /// Never.
     None,
 }
 
 /// A driver's settings in the cluster: its CSIDriver object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSettings {
-    /// Volumes are attached to the node first, by a VolumeAttachment.
+    /// Whether volumes are attached to the node first, by a VolumeAttachment.
     pub attach: bool,
-    /// The driver gets information about the pod.
+    /// Whether the driver gets information about the pod.
     pub pod_info: bool,
     /// `fsGroupPolicy`.
     pub fs_group: FsGroupPolicy,
-    /// `tokenRequests`: the driver gets these tokens of the pod's service account.
+    /// `tokenRequests`: the tokens of the pod's service account that the driver gets.
     #[serde(default)]
     pub tokens: Vec<DriverToken>,
-    /// `serviceAccountTokenInSecrets`: it gets them among the values of the Secret.
+    /// `serviceAccountTokenInSecrets`: whether it gets them among the values of the Secret.
     #[serde(default)]
     pub tokens_in_secrets: bool,
-    /// `requiresRepublish`: it is called again and again, for it may have something new for the volume.
+    /// `requiresRepublish`: whether it is called periodically, because it may have something new for the volume.
     #[serde(default)]
     pub republish: bool,
 }
@@ -59,14 +57,14 @@ pub struct DriverSettings {
 /// A token that a driver requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverToken {
-    /// Whom it is for; empty: the apiserver.
+    /// Whom it is for; empty for the apiserver.
     pub audience: String,
-    /// Its requested lifetime in seconds; `None`: the apiserver's default.
+    /// Its requested lifetime in seconds; `None` for the apiserver's default.
     pub lifetime: Option<i64>,
 }
 
 impl Default for DriverSettings {
-    /// Those of a driver without a CSIDriver object.
+    /// The settings of a driver without a CSIDriver object.
     fn default() -> Self {
         Self {
             attach: true,
@@ -80,11 +78,13 @@ impl Default for DriverSettings {
 }
 
 impl DriverSettings {
-    /// Those of the driver `name`, for a volume that is or is not removed with its pod.
+    /// The settings of the driver `name` for a volume, which is removed with its pod if `ephemeral`.
+    ///
     ///
     /// # Errors
+    ///
     /// The driver has no such volumes, or requests too much; a message.
-    pub fn of(name: &str, driver: Option<&CSIDriver>, ephemeral: bool) -> Result<Self, String> {
+    pub fn for_volume(name: &str, driver: Option<&CSIDriver>, ephemeral: bool) -> Result<Self, String> {
         let mode = if ephemeral { EPHEMERAL } else { PERSISTENT };
         let Some(driver) = driver else {
             return match ephemeral {
@@ -94,7 +94,7 @@ impl DriverSettings {
         };
         let spec = &driver.spec;
         let modes = spec.volume_lifecycle_modes.as_deref().unwrap_or_default();
-        // An apiserver fills the list: an empty one is of no mode but the default.
+        // An apiserver fills the list, so an empty one means the default mode.
         let has = if modes.is_empty() { !ephemeral } else { modes.iter().any(|one| one == mode) };
         if !has {
             return Err(format!("volume mode \"{mode}\" not supported by driver {name} (only supports {modes:?})"));
@@ -130,14 +130,14 @@ impl DriverSettings {
 /// A volume of a CSI driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CsiVolume {
-    /// The PersistentVolume's name; of a volume that is removed with its pod its name there.
+    /// The PersistentVolume's name, or the name in the pod of a volume that is removed with it.
     pub name: String,
     pub driver: String,
     /// The volume's name for the driver.
     pub handle: String,
-    /// It is removed with its pod.
+    /// Whether it is removed with its pod.
     pub ephemeral: bool,
-    /// Containers get it as a device (`volumeMode: Block`).
+    /// Whether containers get it as a device (`volumeMode: Block`).
     #[serde(default)]
     pub block: bool,
     /// The type of file system; may be empty.
@@ -149,17 +149,18 @@ pub struct CsiVolume {
     /// `mountOptions`.
     pub mount_options: Vec<String>,
     pub read_only: bool,
-    /// The driver's settings in the cluster.
     pub settings: DriverSettings,
     /// What the driver's controller reported when it attached the volume.
     pub publish_context: BTreeMap<String, String>,
 }
 
 impl CsiVolume {
-    /// The volume of a PersistentVolume of that name; `None`: it is of another kind.
+    /// The volume of the PersistentVolume of that name; `None` if that is of another kind.
+    ///
     ///
     /// # Errors
-    /// The driver does not have it; in words.
+    ///
+    /// The driver cannot provide it; a message.
     pub fn persistent(
         name: &str,
         spec: &PersistentVolumeSpec,
@@ -167,7 +168,7 @@ impl CsiVolume {
     ) -> Option<Result<Self, String>> {
         let source = spec.csi.as_ref()?;
         let volume = || -> Result<Self, String> {
-            let settings = DriverSettings::of(&source.driver, driver, false)?;
+            let settings = DriverSettings::for_volume(&source.driver, driver, false)?;
             check(name, &source.driver, &source.volume_handle)?;
             Ok(Self {
                 name: name.to_owned(),
@@ -187,17 +188,19 @@ impl CsiVolume {
         Some(volume().map_err(|why| format!("PV {name}: {why}")))
     }
 
-    /// The volume `name` of a pod's own.
+    /// The volume `name` that the pod itself defines.
+    ///
     ///
     /// # Errors
-    /// The driver does not have such volumes; in words.
+    ///
+    /// The driver does not have such volumes; a message.
     pub fn inline(
         pod: &PodRecord,
         name: &str,
         source: &CSIVolumeSource,
         driver: Option<&CSIDriver>,
     ) -> Result<Self, String> {
-        let settings = DriverSettings::of(&source.driver, driver, true)?;
+        let settings = DriverSettings::for_volume(&source.driver, driver, true)?;
         let handle = format!("csi-{}", sha256(&format!("{}{name}", pod.uid)));
         check(name, &source.driver, &handle)?;
         Ok(Self {
@@ -216,7 +219,7 @@ impl CsiVolume {
         })
     }
 
-    /// The VolumeAttachment with the state of its attachment to the node of that name.
+    /// The name of the VolumeAttachment with the state of its attachment to the node.
     pub fn attachment(&self, node: &str) -> String {
         format!("csi-{}", sha256(&format!("{}{}{node}", self.handle, self.driver)))
     }
@@ -245,7 +248,7 @@ impl CsiVolume {
         attributes
     }
 
-    /// Whether the node gives its files to the pod's `fsGroup`; kubelet's rule.
+    /// Whether the node gives its files to the pod's `fsGroup`, by kubelet's rule.
     pub fn takes_fs_group(&self, read_only: bool) -> bool {
         let of_one_node = || {
             self.ephemeral || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
@@ -269,7 +272,7 @@ pub fn staging_directory(handle: &str) -> String {
     sha256(handle)
 }
 
-/// Refuses names that would not be a directory, or would be too long for a request.
+/// Refuses names that cannot be a directory, or are too long for a request.
 pub(super) fn check(name: &str, driver: &str, handle: &str) -> Result<(), String> {
     if !is_dns_subdomain(name) {
         return Err(format!("{name:?} is not the name of a volume"));
@@ -311,7 +314,7 @@ mod tests {
     #[test]
     fn names_are_kubelets() {
         let volume = volume(json!({}), None).unwrap();
-        // sha256 of "hdn", and of "h".
+        // The SHA-256 of "hdn", and of "h".
         assert_eq!(volume.attachment("n"), format!("csi-{}", sha256("hdn")));
         assert_eq!(volume.unique_name(), "kubernetes.io/csi/d^h");
         assert_eq!(staging_directory("h"), "aaa9402664f1a41f40ebbc52c9993eb66aeb366602958fdfaa283b71e64db123");
@@ -319,9 +322,10 @@ mod tests {
 
     #[test]
     fn a_driver_is_what_its_object_says() {
-        let of = |spec: Value, ephemeral: bool| DriverSettings::of("d", Some(&driver(spec)), ephemeral);
-        assert_eq!(DriverSettings::of("d", None, false), Ok(DriverSettings::default()));
-        let none = DriverSettings::of("d", None, true).unwrap_err();
+        let settings_of =
+            |spec: Value, ephemeral: bool| DriverSettings::for_volume("d", Some(&driver(spec)), ephemeral);
+        assert_eq!(DriverSettings::for_volume("d", None, false), Ok(DriverSettings::default()));
+        let none = DriverSettings::for_volume("d", None, true).unwrap_err();
         assert_eq!(none, "volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)");
         let both = json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"], "attachRequired": true, "podInfoOnMount": true,
             "fsGroupPolicy": "File"});
@@ -331,20 +335,20 @@ mod tests {
             fs_group: FsGroupPolicy::File,
             ..DriverSettings::default()
         };
-        assert_eq!(of(both.clone(), false), Ok(settings(true)));
-        assert_eq!(of(both, true), Ok(settings(false)));
+        assert_eq!(settings_of(both.clone(), false), Ok(settings(true)));
+        assert_eq!(settings_of(both, true), Ok(settings(false)));
         let persistent = json!({"volumeLifecycleModes": ["Persistent"], "attachRequired": false});
-        assert!(!of(persistent.clone(), false).unwrap().attach);
-        assert!(of(persistent, true).unwrap_err().contains("(only supports [\"Persistent\"])"));
+        assert!(!settings_of(persistent.clone(), false).unwrap().attach);
+        assert!(settings_of(persistent, true).unwrap_err().contains("(only supports [\"Persistent\"])"));
         let wants = json!({"tokenRequests": [{"audience": ""}, {"audience": "a", "expirationSeconds": 600}],
             "requiresRepublish": true, "serviceAccountTokenInSecrets": true});
-        let found = of(wants, false).unwrap();
-        assert!(found.republish && found.tokens_in_secrets);
+        let settings = settings_of(wants, false).unwrap();
+        assert!(settings.republish && settings.tokens_in_secrets);
         let token = |audience: &str, lifetime| DriverToken { audience: audience.to_owned(), lifetime };
-        assert_eq!(found.tokens, [token("", None), token("a", Some(600))]);
+        assert_eq!(settings.tokens, [token("", None), token("a", Some(600))]);
         let many = json!({"tokenRequests": vec![json!({"audience": "a"}); 33]});
-        assert!(of(many, false).unwrap_err().contains("33 tokenRequests"));
-        // As an agent before this one has kept it.
+        assert!(settings_of(many, false).unwrap_err().contains("33 tokenRequests"));
+        // As an earlier agent has stored it.
         let kept = r#"{"attach":true,"pod_info":false,"fs_group":"ReadWriteOnceWithFSType"}"#;
         assert_eq!(serde_json::from_str::<DriverSettings>(kept).unwrap(), DriverSettings::default());
     }

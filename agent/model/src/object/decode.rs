@@ -1,6 +1,7 @@
 //! Decodes a document into an object, as strictly as an apiserver.
 //!
-//! Written by hand: a generic decoder's errors quote the wrong value, which must not happen to a Secret.
+//!
+//! Written by hand, because the errors of a generic decoder quote the wrong value, which must not happen to a Secret.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<Obje
     (record, faults.finish())
 }
 
-/// The same, for a document among others.
+/// The same as [`decode`], for one document among others.
 pub(crate) fn read(
     value: &Value,
     kind: ObjectKind,
@@ -85,10 +86,12 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
     Some(record.ok_or(faults))
 }
 
-/// Decodes an object as an apiserver stores it. What it has checked need not be checked here: of the metadata name and UID
-/// count, and a Secret that holds a token is one like others.
+/// Decodes an object as an apiserver stores it. What the apiserver has checked is not checked again: only name and
+/// UID of the metadata matter, and a Secret that holds a token is treated like any other.
+///
 ///
 /// # Errors
+///
 /// It is not of that kind.
 pub fn from_apiserver(object: &Value, kind: ObjectKind, origin: &str) -> Result<ObjectRecord, Vec<Fault>> {
     let mut value = object.clone();
@@ -103,18 +106,18 @@ pub fn from_apiserver(object: &Value, kind: ObjectKind, origin: &str) -> Result<
 }
 
 fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut FaultList) {
-    let own: &[&str] = match kind {
+    let of_kind: &[&str] = match kind {
         ObjectKind::ConfigMap => &["data", "binaryData", "immutable"],
         ObjectKind::Secret => &["data", "stringData", "immutable", "type"],
         _ => &["data"],
     };
-    let known = || own.iter().chain(&["apiVersion", "kind", "metadata"]);
+    let known = || of_kind.iter().chain(&["apiVersion", "kind", "metadata"]);
     for field in document.keys().filter(|field| !known().any(|known| known == field)) {
         let near = known().find(|known| strsim::jaro_winkler(known, field) > 0.85);
         let fault = Fault::error(field, "no such field").because(Reason::Strict);
         faults.push(match near {
             Some(near) => fault.with_remedy(format!("did you mean {near}?")),
-            None => fault.with_remedy(format!("a {} has {}", kind.as_str(), own.join(", "))),
+            None => fault.with_remedy(format!("a {} has {}", kind.as_str(), of_kind.join(", "))),
         });
     }
 }
@@ -147,7 +150,7 @@ fn secret_data(document: &Map<String, Value>, faults: &mut FaultList) -> BTreeMa
     data
 }
 
-/// One map of values; wrong ones are omitted and reported as faults.
+/// Reads one map of values. Wrong ones are omitted and reported as faults.
 fn values(
     document: &Map<String, Value>,
     field: &str,
@@ -162,17 +165,17 @@ fn values(
             return BTreeMap::new();
         }
     };
-    let mut found = BTreeMap::new();
+    let mut values = BTreeMap::new();
     for (key, value) in map {
         if !is_key(key) {
             faults.push(Fault::error(path(field, key), format!("{key:?} is not a valid key")).with_remedy(KEY_RULE));
         }
         match bytes(value, encoded) {
-            Ok(bytes) => drop(found.insert(key.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false })),
+            Ok(bytes) => drop(values.insert(key.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false })),
             Err(fault) => faults.push(Fault { path: path(field, key), ..fault }),
         }
     }
-    found
+    values
 }
 
 fn bytes(value: &Value, encoded: bool) -> Result<Vec<u8>, Fault> {

@@ -1,13 +1,13 @@
-//! iSCSI disks as pods have them: of a volume of the pod's own, or of a PersistentVolume.
+//! iSCSI disks as pods use them, defined by the pod itself or by a PersistentVolume.
 
 use k8s_openapi::api::core::v1::{ISCSIPersistentVolumeSource, ISCSIVolumeSource, PersistentVolumeSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::object::csi::BLOCK;
 
-/// The file system of a disk whose volume names none.
+/// The file system of a disk whose volume specifies none.
 const FILE_SYSTEM: &str = "ext4";
-/// The interface of a volume that names none: TCP with the node's own initiator name.
+/// The interface of a volume that specifies none: TCP with the node's own initiator name.
 const INTERFACE: &str = "default";
 
 /// A disk of an iSCSI target, as its volume describes it.
@@ -17,11 +17,9 @@ pub struct IscsiVolume {
     pub name: String,
     /// `targetPortal`, then `portals`, as written.
     pub portals: Vec<String>,
-    /// The target's name.
     pub iqn: String,
     /// The disk's number at the target.
     pub lun: i32,
-    /// The interface of the initiator.
     pub interface: String,
     /// The initiator's name, if it is not the node's own.
     pub initiator: Option<String>,
@@ -30,16 +28,16 @@ pub struct IscsiVolume {
     /// Its `mountOptions`.
     pub options: Vec<String>,
     pub read_only: bool,
-    /// Discovery requires CHAP.
+    /// Whether discovery requires CHAP.
     pub chap_discovery: bool,
-    /// The session requires CHAP.
+    /// Whether the session requires CHAP.
     pub chap_session: bool,
-    /// Containers get it as a block device.
+    /// Whether containers get it as a block device.
     pub block: bool,
 }
 
 impl IscsiVolume {
-    /// That of the volume `name` of a pod's own.
+    /// The disk of the volume `name` that the pod itself defines.
     pub fn inline(name: &str, source: &ISCSIVolumeSource) -> Self {
         Self {
             name: name.to_owned(),
@@ -57,7 +55,7 @@ impl IscsiVolume {
         }
     }
 
-    /// That of the PersistentVolume `name`.
+    /// The disk of the PersistentVolume `name`.
     pub fn persistent(name: &str, source: &ISCSIPersistentVolumeSource, spec: &PersistentVolumeSpec) -> Self {
         Self {
             name: name.to_owned(),
@@ -81,7 +79,7 @@ impl IscsiVolume {
         format!("kubernetes.io/iscsi/{portal}:{}:{}", self.iqn, self.lun)
     }
 
-    /// Whether it takes the values of a Secret.
+    /// Whether it needs the values of a Secret.
     pub fn has_chap(&self) -> bool {
         self.chap_discovery || self.chap_session
     }

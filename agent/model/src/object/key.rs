@@ -10,9 +10,10 @@ pub enum ObjectKind {
     ConfigMap,
     /// `v1 Secret`.
     Secret,
-    /// A token that an apiserver has issued for one pod: no object of the API, but used like one. See [`super::token`].
+    /// A token that an apiserver has issued for one pod. It is not an object of the API, but is used like one. See
+    /// [`super::token`].
     ServiceAccountToken,
-    /// The variables of a namespace's Services, which no object of the API has either. See [`super::service`].
+    /// The variables of a namespace's Services, which are not an object of the API either. See [`super::service`].
     ServiceVariables,
     /// A `v1 PersistentVolumeClaim` with the volume that it is bound to. See [`super::claim`].
     VolumeClaim,
@@ -92,7 +93,7 @@ impl ObjectKind {
         }
     }
 
-    /// The kinds that an apiserver alone has, and no manifest defines.
+    /// The kinds that only an apiserver has, and that no manifest defines.
     pub(super) const OF_APISERVER: [Self; 6] = [
         Self::ServiceAccountToken,
         Self::ServiceVariables,
@@ -127,20 +128,16 @@ impl ObjectKind {
     }
 }
 
-/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules, but for the name of a
-/// token or a certificate.
+/// Kind, namespace and name: the target of a reference. The parts follow Kubernetes' rules for names, except the name
+/// of a token or a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// What kind of object it is.
     pub kind: ObjectKind,
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
 impl ObjectKey {
-    /// Makes a key.
     pub fn new(kind: ObjectKind, namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { kind, namespace: namespace.into(), name: name.into() }
     }

@@ -7,10 +7,10 @@ use crate::object::{ObjectKey, ObjectKind};
 use crate::pod::{Fault, FaultList, Reason, Severity, is_dns_label, is_dns_subdomain, strict};
 
 const DEFAULT_NAMESPACE: &str = "default";
-/// On a Secret that the agent returns: the names of its keys, in place of its data.
+/// The annotation of a Secret that the agent returns, with the names of its keys in place of its data.
 pub const KEYS_ANNOTATION: &str = "limpet.dev/keys";
 
-/// The key, with the faults of what it consists of and of metadata without effect.
+/// The key, with the faults of its parts and of metadata without effect.
 pub(super) fn key(metadata: ObjectMeta, kind: ObjectKind, faults: &mut FaultList) -> ObjectKey {
     let name = metadata.name.unwrap_or_default();
     if name.is_empty() && metadata.generate_name.is_some() {

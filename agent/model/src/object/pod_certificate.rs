@@ -1,9 +1,10 @@
-//! The certificates of pods: which one a projection of kind `podCertificate` requires, the PodCertificateRequest that a signer
-//! answers, and the issued one as an object of its pod.
+//! The certificates of pods: which one a projection of kind `podCertificate` requires, the PodCertificateRequest that
+//! a signer answers, and the issued certificate as an object of its pod.
 //!
-//! kubelet's rules (`pkg/kubelet/podcertificate`): the node makes the key, a request is made for each projection, a
-//! denied or failed one is final, and another one is made at the time that the signer has set. kubelet forgets keys
-//! when it ends; here they are kept, sealed like a Secret, for a start without an apiserver.
+//!
+//! These are kubelet's rules (`pkg/kubelet/podcertificate`): the node makes the key, each projection makes a request,
+//! a denied or failed request is final, and a new one is made at the time that the signer has set. kubelet forgets
+//! keys when it exits; here they are kept, sealed like a Secret, for a start without an apiserver.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +23,7 @@ const CHAIN: &str = "chain";
 /// The keys of two times, in RFC 3339: its expiry, and when a new one is requested.
 const EXPIRY: &str = "expires";
 const RENEWAL: &str = "renewal";
-/// The key of why there will be none.
+/// The key of the reason why no certificate will be issued.
 const REFUSED: &str = "refused";
 /// The type of a block with a certificate.
 const CERTIFICATE: &str = "CERTIFICATE";
@@ -38,8 +39,8 @@ pub struct PodCertificateDemand {
 }
 
 impl PodCertificateDemand {
-    /// Of the projection at the index `source` of a volume of `pod`.
-    pub fn of(pod: &PodRecord, volume: &Volume, source: usize) -> Self {
+    /// The certificate for the projection at the index `source` of a volume of `pod`.
+    pub fn new(pod: &PodRecord, volume: &Volume, source: usize) -> Self {
         Self { pod_uid: pod.uid.to_string(), volume: volume.name.clone(), source }
     }
 
@@ -55,7 +56,7 @@ impl PodCertificateDemand {
         Some(Self { pod_uid, volume, source: parts.next()?.parse().ok()? })
     }
 
-    /// The projection, of the pod that it is of.
+    /// The projection it is for, in the pod it belongs to.
     pub fn projection<'a>(&self, pod: &'a PodRecord) -> Option<&'a PodCertificateProjection> {
         let volume = pod.spec().volumes.iter().flatten().find(|volume| volume.name == self.volume)?;
         let source = volume.projected.as_ref()?.sources.as_ref()?.get(self.source)?;
@@ -69,7 +70,6 @@ pub struct Requester<'a> {
     pub pod: &'a PodRecord,
     /// The UID of its service account.
     pub account_uid: &'a str,
-    /// The node's name.
     pub node_name: &'a str,
     pub node_uid: &'a str,
 }
@@ -120,11 +120,11 @@ pub enum Answer {
         /// When it expires.
         expires: Timestamp,
     },
-    /// It never will: the condition, `Denied` or `Failed`, and the reason in words.
+    /// It will never be issued: the condition, `Denied` or `Failed`, and the reason.
     Refused(&'static str, String),
 }
 
-/// Reads the answer from the PodCertificateRequest; kubelet's messages.
+/// Reads the answer from the PodCertificateRequest, with kubelet's messages.
 pub fn answer(request: &Value) -> Answer {
     let status = &request["status"];
     for condition in status["conditions"].as_array().into_iter().flatten() {
@@ -148,13 +148,13 @@ fn issued(status: &Value) -> Option<Answer> {
     let time = |field: &str| status[field].as_str()?.parse::<Timestamp>().ok();
     let blocks = pem::parse_many(status["certificateChain"].as_str()?).ok()?;
     let encoding = EncodeConfig::new().set_line_ending(LineEnding::LF);
-    // The text between the blocks, and their headers, are left out.
+    // Text between the blocks, and their headers, are left out.
     let block = |block: Pem| pem::encode_config(&Pem::new(CERTIFICATE, block.into_contents()), encoding);
     let chain: String = blocks.into_iter().map(block).collect();
     Some(Answer::Issued { chain, renewal: time("beginRefreshAt")?, expires: time("notAfter")? })
 }
 
-/// An issued certificate as an object. `private_key`: in PEM.
+/// An issued certificate as an object. `private_key` is in PEM.
 pub fn record(
     key: ObjectKey,
     origin: &str,
@@ -172,10 +172,12 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
     ObjectRecord::of_texts(key, origin, [(REFUSED, why)])
 }
 
-/// Private key and certificates.
+/// The private key and the certificates.
+///
 ///
 /// # Errors
-/// There are none, and why.
+///
+/// The reason why there are none.
 pub fn bundle(record: &ObjectRecord) -> Result<(&SecretBytes, &SecretBytes), String> {
     let bytes = |key: &str| record.data.get(key).map(|entry| &entry.bytes);
     if let Some(why) = bytes(REFUSED) {
@@ -189,7 +191,7 @@ pub(super) fn is_secret(entry: &str) -> bool {
     entry == KEY
 }
 
-/// When a new one is requested; `None`: never, it was refused. A time that has passed when it cannot be read.
+/// When a new one is requested: `None` if the request was refused, and a time in the past if it cannot be read.
 pub fn renewal(record: &ObjectRecord) -> Option<Timestamp> {
     (!record.data.contains_key(REFUSED)).then(|| time(record, RENEWAL).unwrap_or(Timestamp::UNIX_EPOCH))
 }
@@ -225,7 +227,7 @@ mod tests {
     fn a_request_names_the_pod_and_who_asks_for_it() {
         let pod = pod();
         let volume = &pod.spec().volumes.as_ref().unwrap()[0];
-        let demand = PodCertificateDemand::of(&pod, volume, 1);
+        let demand = PodCertificateDemand::new(&pod, volume, 1);
         assert_eq!(PodCertificateDemand::from_name(&demand.name()), Some(demand.clone()));
         assert!(PodCertificateDemand { pod_uid: "u-2".to_owned(), ..demand.clone() }.projection(&pod).is_none());
         let projection = demand.projection(&pod).unwrap();
@@ -241,19 +243,19 @@ mod tests {
     #[test]
     fn an_answer_is_final_once_it_has_one_of_three_conditions() {
         assert_eq!(answer(&json!({})), Answer::Pending);
-        let of = |kind: &str, rest: Value| {
+        let answer_of = |kind: &str, rest: Value| {
             let mut status = json!({"conditions": [{"type": kind, "status": "True", "reason": "R", "message": "m"}]});
             status.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
             answer(&json!({"status": status}))
         };
         let why = "PodCertificateRequest was permanently denied: reason=\"R\" message=\"m\"";
-        assert_eq!(of("Denied", json!({})), Answer::Refused("Denied", why.to_owned()));
-        assert!(matches!(of("Failed", json!({})), Answer::Refused("Failed", _)));
-        assert!(matches!(of("Issued", json!({})), Answer::Refused("Failed", _)));
+        assert_eq!(answer_of("Denied", json!({})), Answer::Refused("Denied", why.to_owned()));
+        assert!(matches!(answer_of("Failed", json!({})), Answer::Refused("Failed", _)));
+        assert!(matches!(answer_of("Issued", json!({})), Answer::Refused("Failed", _)));
         let block = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         let times = json!({"certificateChain": format!("# leaf\n{block}"), "beginRefreshAt": "2026-01-01T12:00:00Z",
             "notAfter": "2026-01-02T00:00:00Z"});
-        let Answer::Issued { chain, renewal: at, expires } = of("Issued", times) else { panic!("not issued") };
+        let Answer::Issued { chain, renewal: at, expires } = answer_of("Issued", times) else { panic!("not issued") };
         assert_eq!(chain, block);
         let key = ObjectKey::new(ObjectKind::PodCertificate, "n", "u-1/ids/1");
         let record = record(key.clone(), "apiserver", "private".to_owned(), chain, at, expires);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 
-/// What is known of one object.
+/// What is known about one object.
 #[derive(Debug, Clone)]
 pub enum ObjectState {
     /// It exists, in this version.
@@ -37,7 +37,7 @@ impl PodObjects {
         keys.into_iter().find(|key| matches!(self.0.get(key), Some(ObjectState::Unknown)))
     }
 
-    /// The object of that kind and name; all but the apiserver's own Service are in the pod's namespace.
+    /// The object of that kind and name. All but the apiserver's own Service are in the pod's namespace.
     pub fn get(&self, kind: ObjectKind, name: &str) -> Option<&Arc<ObjectRecord>> {
         self.iter().find(|object| object.key.kind == kind && *object.key.name == *name)
     }
@@ -86,7 +86,7 @@ mod tests {
         let before = PodObjects::unknown(&pod);
         assert_eq!(before.first_unknown(keys()).unwrap().to_string(), "ConfigMap shop/a");
         let without = |state: fn() -> ObjectState| {
-            PodObjects::of(&pod, |key| if &*key.name == "a" { ObjectState::Absent } else { state() })
+            PodObjects::collect(&pod, |key| if &*key.name == "a" { ObjectState::Absent } else { state() })
         };
         let half = without(|| ObjectState::Unknown);
         assert_eq!(half.first_unknown(keys()).unwrap().to_string(), "ConfigMap shop/b");
@@ -94,6 +94,6 @@ mod tests {
         assert!(before.has_unknown() && half.has_unknown() && !none.has_unknown());
         assert_eq!(none.first_unknown(keys()), None);
         assert_eq!(none.get(ObjectKind::ConfigMap, "a"), None);
-        assert!(before != half && half != none && none == PodObjects::of(&pod, |_| None));
+        assert!(before != half && half != none && none == PodObjects::collect(&pod, |_| None));
     }
 }

@@ -16,9 +16,8 @@ use crate::pod::Fault;
 /// One value of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its content.
     pub bytes: SecretBytes,
-    /// It is from a ConfigMap's `binaryData`: usable in files, not in environment variables.
+    /// Whether it is from a ConfigMap's `binaryData`, usable in files but not in environment variables.
     pub binary: bool,
 }
 
@@ -29,20 +28,20 @@ pub struct ObjectRecord {
     pub key: ObjectKey,
     /// Its origin within the source: a file's name, a URL.
     pub origin: Arc<str>,
-    /// Its UID: two objects of one name that followed each other differ in it. Empty for one that has none.
+    /// Its UID, which differs for two successive objects of one name. Empty if it has none.
     pub uid: Arc<str>,
-    /// Its data must not change any more.
+    /// Whether its data must not change any more.
     pub immutable: bool,
     /// A Secret's type; empty for a ConfigMap.
     pub secret_type: Arc<str>,
     /// Its values by key.
     pub data: BTreeMap<String, Entry>,
-    /// What pods are made of, and how; `None` for an object that is none of [`ObjectKind::WORKLOADS`].
+    /// The workload's definition; `None` for an object that is none of [`ObjectKind::WORKLOADS`].
     pub workload: Option<Arc<Workload>>,
 }
 
 impl ObjectRecord {
-    /// An object of a kind that no manifest defines, with these texts.
+    /// An object with these texts, of a kind that no manifest defines.
     pub(super) fn of_texts<K: Into<String>>(
         key: ObjectKey,
         origin: &str,
@@ -78,8 +77,8 @@ impl ObjectRecord {
         self.data == other.data && self.secret_type == other.secret_type && self.workload == other.workload
     }
 
-    /// Why `next` must not replace it: an immutable object keeps its data and stays immutable, and a workload has fields
-    /// that cannot change.
+    /// Why `next` must not replace it: an immutable object keeps its data and stays immutable, and some fields of a
+    /// workload cannot change.
     pub fn forbids(&self, next: &Self) -> Option<Fault> {
         if let (Some(before), Some(next)) = (&self.workload, &next.workload) {
             return workload::forbidden(&self.key, before, next);
@@ -101,8 +100,10 @@ impl ObjectRecord {
 
     /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
     ///
+    ///
     /// # Errors
-    /// It was stored otherwise.
+    ///
+    /// It has another form.
     pub(super) fn restore(value: &Value, kind: ObjectKind, origin: &str) -> Result<Self, Vec<Fault>> {
         let damaged = || vec![Fault::error("data", format!("stored {}: damaged", kind.resource()))];
         let text = |field: &Value| field.as_str().map(str::to_owned).ok_or_else(damaged);

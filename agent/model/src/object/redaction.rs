@@ -1,11 +1,11 @@
-//! What a text must not show of a pod's objects: the values of Secrets and of all else that is secret.
+//! Removes from texts what is secret among a pod's objects.
 
 use crate::object::claim::CsiCall;
 use crate::object::{ObjectKind, PodObjects, pod_certificate};
 
 impl PodObjects {
-    /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
-    /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
+    /// `text` without the values of Secrets, because an error of another program may quote a command that contains
+    /// one. Values of fewer than four bytes are kept: they are too short to be secret, and occur in ordinary words.
     pub fn redact(&self, text: String) -> String {
         let entries =
             self.iter().flat_map(|object| object.data.iter().map(|(name, entry)| (object.key.kind, name, entry)));

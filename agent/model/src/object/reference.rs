@@ -13,10 +13,10 @@ use crate::pod::PodRecord;
 /// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service
 /// are in its namespace.
 pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
-    let mut found = BTreeSet::new();
+    let mut objects = BTreeSet::new();
     let mut add = |kind, name: &str| {
         if !name.is_empty() {
-            found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+            objects.insert(ObjectKey::new(kind, pod.key.namespace(), name));
         }
     };
     let spec = pod.spec();
@@ -29,14 +29,14 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     for secret in spec.image_pull_secrets.iter().flatten() {
         add(ObjectKind::Secret, &secret.name);
     }
-    found.extend(service::references(pod));
-    found.extend(runtime_class::reference(pod));
-    found
+    objects.extend(service::references(pod));
+    objects.extend(runtime_class::reference(pod));
+    objects
 }
 
 impl PodObjects {
     /// The pod's objects among all of its source's; `find` looks one up.
-    pub fn of<S: Into<ObjectState>>(pod: &PodRecord, find: impl Fn(&ObjectKey) -> S) -> Self {
+    pub fn collect<S: Into<ObjectState>>(pod: &PodRecord, find: impl Fn(&ObjectKey) -> S) -> Self {
         let with_state = |key: ObjectKey| {
             let state = find(&key).into();
             (key, state)
@@ -46,35 +46,35 @@ impl PodObjects {
 
     /// The pod's objects before its source has reported any.
     pub fn unknown(pod: &PodRecord) -> Self {
-        Self::of(pod, |_| ObjectState::Unknown)
+        Self::collect(pod, |_| ObjectState::Unknown)
     }
 }
 
 /// The objects in the pod's volumes: their files are updated at once after an edit.
 pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
-    let mut found = BTreeSet::new();
+    let mut objects = BTreeSet::new();
     let mut add = |kind, name: &str| {
-        found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+        objects.insert(ObjectKey::new(kind, pod.key.namespace(), name));
     };
     pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(pod, volume, &mut add));
-    found
+    objects
 }
 
-/// The objects that the pod's sandbox is made with: those in its volumes, and its runtime class.
+/// The objects that the pod's sandbox is made from: those in its volumes, and its runtime class.
 pub fn of_sandbox(pod: &PodRecord) -> BTreeSet<ObjectKey> {
-    let mut found = mounted(pod);
-    found.extend(runtime_class::reference(pod));
-    found
+    let mut objects = mounted(pod);
+    objects.extend(runtime_class::reference(pod));
+    objects
 }
 
-/// The objects in the environment of one of the pod's containers: read at its start.
+/// The objects in the environment of one of the pod's containers, which is read when it starts.
 pub fn in_environment(pod: &PodRecord, container: &Container) -> BTreeSet<ObjectKey> {
-    let mut found = BTreeSet::new();
+    let mut objects = BTreeSet::new();
     of_container(container, &mut |kind, name: &str| {
-        found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+        objects.insert(ObjectKey::new(kind, pod.key.namespace(), name));
     });
-    found.extend(service::references(pod));
-    found
+    objects.extend(service::references(pod));
+    objects
 }
 
 /// The Secrets that the pod's images are pulled with.
@@ -109,7 +109,7 @@ pub fn iscsi_secret(volume: &Volume) -> Option<&str> {
     disk.secret_ref.as_ref().filter(|_| has_chap).map(|secret| secret.name.as_str())
 }
 
-/// The Secret for the driver of a flexVolume; kubelet ignores a reference without a name.
+/// The Secret for the driver of a flexVolume. Like kubelet, ignores a reference without a name.
 pub fn flex_secret(volume: &Volume) -> Option<&str> {
     let secret = volume.flex_volume.as_ref()?.secret_ref.as_ref();
     secret.map(|secret| secret.name.as_str()).filter(|name| !name.is_empty())
@@ -137,13 +137,13 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
             add(ObjectKind::Secret, &secret.name);
         }
         if let Some(token) = &source.service_account_token {
-            add(ObjectKind::ServiceAccountToken, &TokenDemand::of(pod, token).name());
+            add(ObjectKind::ServiceAccountToken, &TokenDemand::new(pod, token).name());
         }
-        if let Some(demand) = source.cluster_trust_bundle.as_ref().and_then(TrustBundleDemand::of) {
+        if let Some(demand) = source.cluster_trust_bundle.as_ref().and_then(TrustBundleDemand::from_projection) {
             add(ObjectKind::TrustBundle, &demand.name());
         }
         if source.pod_certificate.is_some() {
-            add(ObjectKind::PodCertificate, &PodCertificateDemand::of(pod, volume, index).name());
+            add(ObjectKind::PodCertificate, &PodCertificateDemand::new(pod, volume, index).name());
         }
     }
 }

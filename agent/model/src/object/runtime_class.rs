@@ -1,7 +1,8 @@
-//! RuntimeClasses of a cluster: the handler of the `runtimeClassName` of an API pod.
+//! RuntimeClasses of a cluster, which give the handler for the `runtimeClassName` of an API pod.
 //!
-//! kubelet's rule (`pkg/kubelet/runtimeclass`). The node's configuration maps handlers to runtimes. A pod of another
-//! source names the node's runtime class itself, so that it needs no apiserver.
+//!
+//! This is kubelet's rule (`pkg/kubelet/runtimeclass`). The node's configuration maps handlers to runtimes. A pod of
+//! another source names the node's runtime class itself, so it needs no apiserver.
 
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::PodRecord;
@@ -9,7 +10,7 @@ use crate::pod::PodRecord;
 /// The key of the handler among the object's data.
 const HANDLER: &str = "handler";
 
-/// The RuntimeClass that an API pod refers to. The key has the pod's namespace, though the object has none.
+/// The RuntimeClass that an API pod refers to. The key has the pod's namespace, although the object has none.
 pub fn reference(pod: &PodRecord) -> Option<ObjectKey> {
     let name = class_name(pod).filter(|_| pod.source.traits().has_cluster)?;
     Some(ObjectKey::new(ObjectKind::RuntimeClass, pod.key.namespace(), name))

@@ -10,7 +10,6 @@ use zeroize::Zeroizing;
 pub struct SecretBytes(Arc<Zeroizing<Vec<u8>>>);
 
 impl SecretBytes {
-    /// Takes the bytes over.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(Arc::new(Zeroizing::new(bytes)))
     }
@@ -25,7 +24,6 @@ impl SecretBytes {
         std::str::from_utf8(&self.0).ok()
     }
 
-    /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.0.len()
     }

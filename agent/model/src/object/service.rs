@@ -1,6 +1,8 @@
 //! The variables that describe a cluster's Services to its pods (`FromServices` in kubelet's `pkg/kubelet/envvars`).
 //!
-//! Kept as an object that a pod's environment refers to: read at the start of a container, and never a reason for one.
+//!
+//! They are kept as an object that a pod's environment refers to. It is read when a container starts, and its change
+//! restarts none.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +13,11 @@ use crate::pod::PodRecord;
 
 /// The name of the object with the Services of the pod's namespace.
 const OF_NAMESPACE: &str = "services";
-/// The Service of the apiserver itself, which every pod gets the variables of; also the name of its object.
+/// The apiserver's own Service, whose variables every pod gets; also the name of its object.
 pub const KUBERNETES: &str = "kubernetes";
 const KUBERNETES_NAMESPACE: &str = "default";
 
-/// What the environment of the pod's containers refers to: nothing, unless the pod is of a cluster.
+/// What the environment of the pod's containers refers to; nothing unless the pod belongs to a cluster.
 pub(super) fn references(pod: &PodRecord) -> impl Iterator<Item = ObjectKey> {
     let has_cluster = pod.source.traits().has_cluster;
     let links = has_cluster && pod.spec().enable_service_links.unwrap_or(true);
@@ -29,7 +31,7 @@ pub fn record<'a>(key: ObjectKey, origin: &str, services: impl IntoIterator<Item
     ObjectRecord::of_texts(key, origin, variables(services))
 }
 
-/// The variables of these Services. A headless one has none.
+/// The variables of these Services. A headless Service has none.
 fn variables<'a>(services: impl IntoIterator<Item = &'a Service>) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for service in services {
@@ -45,7 +47,7 @@ fn variables<'a>(services: impl IntoIterator<Item = &'a Service>) -> BTreeMap<St
                 all.insert(format!("{name}_SERVICE_PORT_{}", variable_name(of)), port.port.to_string());
             }
         }
-        // Docker's links: the first port has one more name.
+        // As for Docker's links, the first port has one more name.
         all.insert(format!("{name}_PORT"), link(address, first));
         for port in ports {
             let protocol = protocol(port);

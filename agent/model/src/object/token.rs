@@ -1,7 +1,9 @@
-//! The tokens of service accounts: which one a projected volume requires, and the issued one as an object of its pod.
+//! The tokens of service accounts: which one a projected volume requires, and the issued token as an object of its
+//! pod.
 //!
-//! A token is bound to one pod, so its name holds all that a request for it needs. Like a Secret it is written into
-//! volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
+//!
+//! A token is bound to one pod, so its name contains all that a request for it needs. Like a Secret it is written
+//! into volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccountTokenProjection;
@@ -15,7 +17,7 @@ const VALUE: &str = "token";
 const EXPIRY: &str = "expires";
 /// The key of the time at which it was issued, by the node's clock.
 const ISSUED: &str = "issued";
-/// Kubernetes' lifetime of a token whose projection names none, in seconds.
+/// Kubernetes' lifetime of a token whose projection specifies none, in seconds.
 pub(super) const DEFAULT_LIFETIME: i64 = 3_600;
 
 /// A token to request.
@@ -27,13 +29,13 @@ pub struct TokenDemand {
     pub pod_uid: String,
     /// Its requested lifetime in seconds.
     pub lifetime: i64,
-    /// Whom it is for; `None`: the apiserver.
+    /// Whom it is for; `None` for the apiserver.
     pub audience: Option<String>,
 }
 
 impl TokenDemand {
     /// The token that the projection of `pod` requires.
-    pub fn of(pod: &PodRecord, projection: &ServiceAccountTokenProjection) -> Self {
+    pub fn new(pod: &PodRecord, projection: &ServiceAccountTokenProjection) -> Self {
         let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
         Self {
             service_account: account.unwrap_or("default").to_owned(),
@@ -77,8 +79,8 @@ pub fn expiry(record: &ObjectRecord) -> Option<Timestamp> {
     time(record, EXPIRY)
 }
 
-/// When a new one is requested: after four fifths of its life, and a day at the latest, as kubelet does. A time
-/// that has passed when its data cannot be read.
+/// When a new one is requested: after four fifths of its life and at the latest after a day, as in kubelet. A time in
+/// the past if its data cannot be read.
 pub fn renewal(record: &ObjectRecord) -> Timestamp {
     let (Some(issued), Some(expires)) = (time(record, ISSUED), time(record, EXPIRY)) else {
         return Timestamp::UNIX_EPOCH;
@@ -86,7 +88,7 @@ pub fn renewal(record: &ObjectRecord) -> Timestamp {
     renewal_of(issued, expires.as_second().saturating_sub(issued.as_second()))
 }
 
-/// The same for a token that was issued at that time, for so many seconds.
+/// The same for a token that was issued at that time with a lifetime in seconds.
 pub(super) fn renewal_of(issued: Timestamp, lifetime: i64) -> Timestamp {
     const DAY: i64 = 24 * 3_600;
     let lifetime = lifetime.max(0);

@@ -1,8 +1,9 @@
 //! ClusterTrustBundles: which ones a projected volume requires, and their certificates as an object of its pod.
 //!
-//! kubelet's rules (`pkg/kubelet/clustertrustbundle`): one bundle by its name, or all of a signer that a label selector
-//! matches, as one file of certificates without duplicates. kubelet shuffles them at each start; here they are sorted,
-//! so that a file changes only with its certificates.
+//!
+//! These are kubelet's rules (`pkg/kubelet/clustertrustbundle`): one bundle by its name, or all of a signer that a
+//! label selector matches, as one file of certificates without duplicates. kubelet shuffles them at each start; here
+//! they are sorted, so that a file changes only with its certificates.
 
 use std::collections::BTreeSet;
 
@@ -22,18 +23,18 @@ const CERTIFICATE: &str = "CERTIFICATE";
 pub enum TrustBundleDemand {
     /// The bundle of that name.
     Named(String),
-    /// All of a signer whose labels match.
+    /// All bundles of a signer whose labels match.
     Signer {
-        /// The signer's name; it contains a slash, as no object's name does.
+        /// The signer's name, which contains a slash, unlike the name of any object.
         signer: String,
-        /// The label selector as a query has it; empty: all match.
+        /// The label selector in the form of a query; empty if all match.
         labels: String,
     },
 }
 
 impl TrustBundleDemand {
-    /// The bundles that the projection requires; `None`: for a signer without a selector no bundle counts.
-    pub fn of(projection: &ClusterTrustBundleProjection) -> Option<Self> {
+    /// The bundles that the projection requires; `None` for a signer without a selector, which matches no bundle.
+    pub fn from_projection(projection: &ClusterTrustBundleProjection) -> Option<Self> {
         match (&projection.name, &projection.signer_name) {
             (Some(name), _) => Some(Self::Named(name.clone())),
             (None, Some(signer)) => {
@@ -63,7 +64,7 @@ impl TrustBundleDemand {
     }
 }
 
-/// A label selector as a query has it.
+/// A label selector in the form of a query.
 fn selector(selector: &LabelSelector) -> String {
     let labels = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
     let expressions = selector.match_expressions.iter().flatten().map(requirement);
@@ -77,7 +78,7 @@ fn requirement(requirement: &LabelSelectorRequirement) -> String {
         "In" => format!("{key} in ({})", values()),
         "NotIn" => format!("{key} notin ({})", values()),
         "DoesNotExist" => format!("!{key}"),
-        // `Exists`; others have not passed the validation.
+        // `Exists`; validation has refused all others.
         _ => key.clone(),
     }
 }
@@ -92,7 +93,8 @@ pub fn value(record: &ObjectRecord) -> Option<&SecretBytes> {
     record.data.get(ANCHORS).map(|entry| &entry.bytes)
 }
 
-/// All certificates, each once. An apiserver takes no bundle with anything else; what is unreadable all the same is left out.
+/// All certificates, each once. An apiserver refuses bundles with anything else, and what is unreadable nevertheless
+/// is left out.
 fn anchors<'a>(bundles: impl IntoIterator<Item = &'a str>) -> String {
     let blocks = bundles.into_iter().flat_map(|bundle| pem::parse_many(bundle).unwrap_or_default());
     let unique: BTreeSet<Vec<u8>> = blocks.map(Pem::into_contents).collect();
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     fn demand(projection: Value) -> Option<TrustBundleDemand> {
-        TrustBundleDemand::of(&serde_json::from_value(projection).unwrap())
+        TrustBundleDemand::from_projection(&serde_json::from_value(projection).unwrap())
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Workloads: the objects of which a node's own controllers make pods, as Kubernetes' controllers do in a cluster.
 //!
-//! In: a decoded document. Out: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord): what its controller needs
-//! to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no I/O, no clock.
+//!
+//! Input: a decoded document. Output: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord), with what its
+//! controller needs to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no
+//! I/O, no clock.
 
 mod always_running;
 mod amount;
@@ -31,7 +33,7 @@ use crate::object::key::ObjectKey;
 use crate::pod::{PodRecord, accept, fingerprint};
 use crate::source::SourceKind;
 
-/// The most pods of one workload: a node runs hundreds, and a number that is mistyped must not take its memory.
+/// A bound on the pods of one workload. A node runs hundreds, and a mistyped number must not use up its memory.
 const MAX_REPLICAS: i32 = 1_000;
 
 /// One accepted version of one workload.
@@ -39,14 +41,14 @@ const MAX_REPLICAS: i32 = 1_000;
 pub struct Workload {
     /// The whole document without its status, canonical JSON, as stored on disk.
     pub manifest: Arc<[u8]>,
-    /// What its controller is to do.
+    /// What its controller has to do.
     pub spec: WorkloadSpec,
     /// What its pods are made of.
     pub template: PodTemplate,
 }
 
 impl Workload {
-    /// A pod as its controller would make one: for rules that apply to pods. `None` if the template is no Pod.
+    /// A pod like those its controller would make, for rules that apply to pods. `None` if the template is not a Pod.
     pub(crate) fn sample(&self, key: &ObjectKey, origin: &Arc<str>, source: SourceKind) -> Option<PodRecord> {
         accept::restore(&self.template.sample(key), origin, source, "node").ok()
     }

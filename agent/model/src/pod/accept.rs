@@ -1,4 +1,4 @@
-//! From a decoded document to a pod: of a manifest as authored, and of one that was accepted before.
+//! From a decoded document to a pod, of a manifest as authored or of one that was accepted before.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::pod::identity::{OWNER_ANNOTATION, has_owner};
 use crate::pod::{Fault, FaultList, FieldValidation, PodRecord, decode, size, unsupported, validate};
 use crate::source::SourceKind;
 
-/// The pod of a manifest as authored, unless it has an error, and its faults, `duplicates` among them.
+/// The pod of a manifest as authored, unless it has an error, and its faults, including `duplicates`.
 pub(crate) fn accept(
     value: &Value,
     duplicates: impl IntoIterator<Item = Fault>,
@@ -22,7 +22,7 @@ pub(crate) fn accept(
     faults.relax(validation);
     let Some((pod, value)) = decoded else { return (None, faults) };
     let draft = Draft::new(&value, pod, Arc::clone(origin), source, node_name);
-    // A field of the wrong type was removed: faults that follow from its absence would only confuse.
+    // A field of the wrong type was removed, and faults that follow from its absence would only confuse.
     if faults.errors() == 0 {
         faults.absorb(validate::validate(&draft));
     }
@@ -43,11 +43,13 @@ pub(crate) fn accept(
     (record.ok(), faults)
 }
 
-/// A pod from a manifest that was accepted before, or that a controller made of what was. It is not validated again; only
-/// its names are checked.
+/// A pod from a manifest that was accepted before, or that a controller made from one. It is not validated again;
+/// only its names are checked.
+///
 ///
 /// # Errors
-/// It is not a Pod, or a name in it is none.
+///
+/// It is not a Pod, or one of its names is not valid.
 pub(crate) fn restore(
     value: &Value,
     origin: &str,

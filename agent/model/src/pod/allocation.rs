@@ -1,4 +1,5 @@
-//! The version of a pod with the resources of an earlier one: what runs while the node has no room for the requested ones.
+//! The version of a pod with the resources of an earlier one, which runs while the node has no room for the requested
+//! ones.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::pod::fingerprint::{canonical, hash};
 const LISTS: [&str; 2] = ["containers", "initContainers"];
 
 impl PodRecord {
-    /// This version with the resources that `before` has, its own and those of its containers.
+    /// This version with the resources that `before` has, both the pod's and its containers'.
     pub fn with_resources_of(&self, before: &Self) -> Self {
         let mut record = self.clone();
         let spec = record.pod.spec.get_or_insert_default();
@@ -20,7 +21,7 @@ impl PodRecord {
             let kept = before.container(&container.name);
             kept.into_iter().for_each(|kept| container.resources.clone_from(&kept.resources));
         }
-        // Both were read as JSON when they were accepted.
+        // Both were parsed as JSON when they were accepted.
         let read = |record: &Self| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default();
         let mut manifest = read(self);
         keep_resources(&mut manifest, &read(before));
@@ -34,7 +35,7 @@ impl PodRecord {
 /// Writes the resources of `before` into `manifest`.
 fn keep_resources(manifest: &mut Value, before: &Value) {
     let Some(spec) = manifest.get_mut("spec").and_then(Value::as_object_mut) else { return };
-    // In the canonical form null is an absent key.
+    // In the canonical form, null means an absent key.
     spec.insert("resources".to_owned(), before["spec"]["resources"].clone());
     for list in LISTS {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
@@ -57,10 +58,10 @@ mod tests {
     use crate::source::SourceKind;
 
     fn record(image: &str, resources: &Value, label: &str) -> PodRecord {
-        let one = |name: &str| json!({ "name": name, "image": image, "resources": resources });
+        let container = |name: &str| json!({ "name": name, "image": image, "resources": resources });
         let manifest = json!({
             "metadata": { "name": "web", "labels": { "a": label } },
-            "spec": { "initContainers": [one("i")], "containers": [one("m")] },
+            "spec": { "initContainers": [container("i")], "containers": [container("m")] },
         });
         restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
     }

@@ -1,25 +1,27 @@
-//! Which AppArmor profile a Pod names for a container. The annotations of old have become fields with the defaults.
+//! Which AppArmor profile a Pod specifies for a container. The former annotations have become fields with the
+//! defaults.
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec};
 
 use super::qos::all_containers;
 
-/// The container's profile, else its pod's; `None`: the Pod has none.
+/// The container's profile, or else its pod's; `None` if the Pod has none.
 pub fn profile_of<'a>(pod: &'a PodSpec, container: &'a Container) -> Option<&'a AppArmorProfile> {
-    let own = container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-    own.or_else(|| pod.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref()))
+    let of_container = container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    of_container.or_else(|| pod.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref()))
 }
 
 /// What the Pod's containers require of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AppArmorNeeds<'a> {
-    /// A profile is named for a container of it, be it the default one: kubelet requires AppArmor then.
+    /// Whether a profile is specified for one of its containers, even the default one: kubelet then requires
+    /// AppArmor.
     pub host: bool,
     /// The profiles that must be loaded.
     pub loaded: Vec<&'a str>,
 }
 
-/// What `pod` requires of the host. Privileged containers get no profile, and count as others do.
+/// What `pod` requires of the host. Privileged containers get no profile, but count like others.
 pub fn needs(pod: &PodSpec) -> AppArmorNeeds<'_> {
     let profiles = all_containers(pod).filter_map(|container| profile_of(pod, container));
     let mut needs = AppArmorNeeds::default();
@@ -39,8 +41,8 @@ mod tests {
 
     #[test]
     fn a_container_has_its_own_profile_or_the_pods() {
-        let own = serde_json::json!({"appArmorProfile": {"type": "Localhost", "localhostProfile": "own"}});
-        let of = |pod: &str, container: &serde_json::Value| -> PodSpec {
+        let profile = serde_json::json!({"appArmorProfile": {"type": "Localhost", "localhostProfile": "own"}});
+        let pod_with = |pod: &str, container: &serde_json::Value| -> PodSpec {
             let profile = serde_json::json!({"type": pod, "localhostProfile": "pods"});
             let context =
                 if pod.is_empty() { serde_json::json!({}) } else { serde_json::json!({"appArmorProfile": profile}) };
@@ -55,9 +57,9 @@ mod tests {
             ("Unconfined", &none, false, &[]),
             ("RuntimeDefault", &none, true, &[]),
             ("Localhost", &none, true, &["pods"]),
-            ("Unconfined", &own, true, &["own"]),
+            ("Unconfined", &profile, true, &["own"]),
         ] {
-            let spec = of(pod, container);
+            let spec = pod_with(pod, container);
             assert_eq!(needs(&spec), AppArmorNeeds { host, loaded: loaded.to_vec() }, "{pod} {container}");
         }
     }

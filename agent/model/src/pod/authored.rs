@@ -1,7 +1,8 @@
 //! The parts of a manifest that are compared and hashed as authored, borrowed from its canonical form.
 //!
+//!
 //! Changes in place are detected by these bytes and not by the defaulted object, so that an agent with other defaults
-//! restarts nothing. Canonical bytes are equal exactly when the values are.
+//! restarts nothing. Canonical bytes are equal exactly if the values are.
 
 use std::borrow::Cow;
 
@@ -51,14 +52,14 @@ pub struct AuthoredContainer<'a> {
     resources: Option<&'a RawValue>,
     #[serde(borrow)]
     image_pull_policy: Option<&'a RawValue>,
-    /// The pod's own resources, if it has any and the container has limits from them.
+    /// The pod's own resources, if it has any that limit the container.
     #[serde(skip)]
     of_pod: Option<&'a RawValue>,
 }
 
 impl<'a> Authored<'a> {
-    /// Reads a canonical manifest; an invalid one has no parts.
-    pub fn of(manifest: &'a [u8]) -> Self {
+    /// Parses a canonical manifest; an invalid one has no parts.
+    pub fn parse(manifest: &'a [u8]) -> Self {
         let mut authored: Self = serde_json::from_slice(manifest).unwrap_or_default();
         let spec = &mut authored.spec;
         if spec.resources.is_some_and(|resources| parsed(resources).is_some_and(|resources| names_any(&resources))) {
@@ -79,8 +80,8 @@ impl<'a> Authored<'a> {
 }
 
 impl AuthoredContainer<'_> {
-    /// Hash of image and resources: a change restarts this container and no other. The pod's own resources are part of it
-    /// where the container has its limits from them.
+    /// A hash of image and resources, whose change restarts only this container. It includes the pod's own resources
+    /// if those limit the container.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         for part in ["[", text(self.image), ",", text(self.resources)] {
@@ -101,10 +102,10 @@ impl AuthoredContainer<'_> {
         same(self.resources, other.resources) && same(self.of_pod, other.of_pod)
     }
 
-    /// Whether its cpu or its memory is not limited by itself: what limits the pod then limits it.
+    /// Whether its cpu or its memory has no limit of its own, so that the pod's limit applies.
     fn has_limits_of_pod(&self) -> bool {
-        let own = self.resources.and_then(parsed).unwrap_or_default();
-        [CPU, MEMORY].iter().any(|name| limit(&own, name).is_zero())
+        let resources = self.resources.and_then(parsed).unwrap_or_default();
+        [CPU, MEMORY].iter().any(|name| limit(&resources, name).is_zero())
     }
 
     pub(super) fn same_pull_policy(&self, other: &Self) -> bool {
@@ -139,29 +140,29 @@ mod tests {
             "initContainers": [{ "name": "prepare", "image": "web:1" }, { "name": "none" }],
         }});
         let manifest = manifest.to_string();
-        let authored = Authored::of(manifest.as_bytes());
+        let authored = Authored::parse(manifest.as_bytes());
         let fingerprint = |name: &str| authored.container(name).unwrap().fingerprint();
-        // Recorded on running containers: must never change.
-        let of = |value: serde_json::Value| -> String {
+        // These hashes are recorded on running containers, so they must never change.
+        let hash_of = |value: serde_json::Value| -> String {
             Sha256::digest(value.to_string())[..16].iter().map(|byte| format!("{byte:02x}")).collect()
         };
-        assert_eq!(fingerprint("web"), of(json!(["web:\"1\"", { "limits": { "cpu": 0.5 } }])));
+        assert_eq!(fingerprint("web"), hash_of(json!(["web:\"1\"", { "limits": { "cpu": 0.5 } }])));
         assert_eq!(fingerprint("prepare"), "b565d29b13803477f3703a4dbdad4647");
-        assert_eq!(fingerprint("none"), of(json!([null, null])));
+        assert_eq!(fingerprint("none"), hash_of(json!([null, null])));
         assert!(authored.container("other").is_none());
     }
 
     #[test]
     fn the_pods_resources_are_part_of_a_container_that_has_its_limits_from_them() {
         let fingerprints = |pod: serde_json::Value| {
-            let own = json!({ "limits": { "cpu": "1", "memory": "1Mi" } });
+            let resources = json!({ "limits": { "cpu": "1", "memory": "1Mi" } });
             let manifest = json!({ "spec": { "resources": pod, "containers": [
                 { "name": "none", "image": "a:1" },
                 { "name": "half", "image": "a:1", "resources": { "limits": { "cpu": "1" } } },
-                { "name": "own", "image": "a:1", "resources": own },
+                { "name": "own", "image": "a:1", "resources": resources },
             ]}});
             let manifest = manifest.to_string();
-            let authored = Authored::of(manifest.as_bytes());
+            let authored = Authored::parse(manifest.as_bytes());
             ["none", "half", "own"].map(|name| authored.container(name).unwrap().fingerprint())
         };
         let [none, half, own] = fingerprints(json!(null));
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn an_invalid_manifest_has_no_parts() {
-        assert!(Authored::of(b"[]").container("web").is_none());
-        assert!(Authored::of(b"").same_uid(&Authored::of(b"{}")));
+        assert!(Authored::parse(b"[]").container("web").is_none());
+        assert!(Authored::parse(b"").same_uid(&Authored::parse(b"{}")));
     }
 }

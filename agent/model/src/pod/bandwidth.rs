@@ -7,25 +7,25 @@ use crate::pod::quantity::parse;
 /// The annotations: bits per second into the pod, and out of it.
 pub(crate) const ANNOTATIONS: [&str; 2] = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
 
-/// Kubernetes takes rates between 1k and 1P.
+/// Kubernetes accepts rates between 1k and 1P.
 const RATE_RANGE: std::ops::RangeInclusive<i64> = 1_000..=1_000_000_000_000_000;
 
-/// The rates a pod is limited to, in bits per second.
+/// The rates to which a pod is limited, in bits per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bandwidth {
-    /// Into the pod; `None`: no limit.
+    /// Into the pod; `None` for no limit.
     pub ingress: Option<u64>,
-    /// Out of the pod; `None`: no limit.
+    /// Out of the pod; `None` for no limit.
     pub egress: Option<u64>,
 }
 
-/// The limits in annotations; `None`: the pod has none.
+/// The limits in annotations; `None` if there are none.
 pub fn bandwidth(annotations: &BTreeMap<String, String>) -> Option<Bandwidth> {
     let [ingress, egress] = ANNOTATIONS.map(|key| annotations.get(key).and_then(|text| rate(text)));
     (ingress.is_some() || egress.is_some()).then_some(Bandwidth { ingress, egress })
 }
 
-/// A rate in bits per second; `None`: not a quantity between 1k and 1P.
+/// A rate in bits per second; `None` if it is not a quantity between 1k and 1P.
 pub(crate) fn rate(text: &str) -> Option<u64> {
     let rate = parse(text).ok()?.units();
     RATE_RANGE.contains(&rate).then(|| u64::try_from(rate).ok()).flatten()
@@ -53,12 +53,12 @@ mod tests {
 
     #[test]
     fn either_annotation_limits_its_direction() {
-        let of = |pairs: &[(&str, &str)]| {
+        let limits_of = |pairs: &[(&str, &str)]| {
             bandwidth(&pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
         };
-        assert_eq!(of(&[("a", "1M")]), None);
+        assert_eq!(limits_of(&[("a", "1M")]), None);
         let [ingress, egress] = ANNOTATIONS;
-        assert_eq!(of(&[(ingress, "1M")]), Some(Bandwidth { ingress: Some(1_000_000), egress: None }));
-        assert_eq!(of(&[(egress, "2k")]), Some(Bandwidth { ingress: None, egress: Some(2_000) }));
+        assert_eq!(limits_of(&[(ingress, "1M")]), Some(Bandwidth { ingress: Some(1_000_000), egress: None }));
+        assert_eq!(limits_of(&[(egress, "2k")]), Some(Bandwidth { ingress: None, egress: Some(2_000) }));
     }
 }

@@ -26,13 +26,13 @@ const GUARANTEED_OOM_SCORE: i64 = -997;
 /// `oom_score_adj` of pods that request nothing.
 const BEST_EFFORT_OOM_SCORE: i64 = 1_000;
 
-/// From this priority on a pod is critical (`system-cluster-critical` and above).
+/// The lowest priority of critical pods (that of `system-cluster-critical`).
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// How limits of cpu are enforced (`cpuCFSQuota`, `cpuCFSQuotaPeriod`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CpuQuotas {
-    /// Not at all.
+    /// They are not enforced.
     Off,
     /// By quotas in periods of so many microseconds.
     InPeriods(u64),
@@ -45,15 +45,15 @@ impl Default for CpuQuotas {
 }
 
 impl CpuQuotas {
-    /// The kernel's quota and its period, in microseconds, of a quota per [`CPU_PERIOD`]; `None`: no limit.
-    pub fn of(self, quota: Option<i64>) -> Option<(i64, u64)> {
+    /// The kernel's quota and its period, both in microseconds, for a quota per [`CPU_PERIOD`]; `None` for no limit.
+    pub fn scaled(self, quota: Option<i64>) -> Option<(i64, u64)> {
         let (Self::InPeriods(period), Some(quota)) = (self, quota) else { return None };
         let scaled = i128::from(quota) * i128::from(period) / i128::from(CPU_PERIOD);
         Some((i64::try_from(scaled).unwrap_or(i64::MAX).max(MIN_QUOTA), period))
     }
 }
 
-/// CPU shares of a request in millicores: 1,024 a core, between 2 and 262,144.
+/// CPU shares of a request in millicores: 1,024 per core, between 2 and 262,144.
 pub fn cpu_shares(milli_cpu: i64) -> u64 {
     let shares = u64::try_from(milli_cpu).unwrap_or(0).saturating_mul(1_024) / 1_000;
     shares.clamp(CPU_SHARES_RANGE.0, CPU_SHARES_RANGE.1)
@@ -68,15 +68,15 @@ pub fn cpu_quota(milli_cpu: i64) -> Option<i64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CgroupLimits {
     pub cpu_shares: u64,
-    /// CPU quota in microseconds per [`CPU_PERIOD`]; `None`: no limit.
+    /// CPU quota in microseconds per [`CPU_PERIOD`]; `None` for no limit.
     pub cpu_quota: Option<i64>,
-    /// Bytes of memory; `None`: no limit.
+    /// Bytes of memory; `None` for no limit.
     pub memory: Option<i64>,
 }
 
 impl CgroupLimits {
-    /// The smallest limits that allow both these and `other`, with the CPU shares of `other`: shares are a weight, and
-    /// bind nothing below.
+    /// The smallest limits that allow both these and `other`, with the CPU shares of `other`, because shares are a
+    /// weight and do not restrict the cgroups below.
     pub fn raised_to(&self, other: &Self) -> Self {
         let higher = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
         Self {
@@ -109,18 +109,18 @@ pub fn pod_limits(spec: &PodSpec) -> CgroupLimits {
     }
 }
 
-/// What limits a container's use of a resource: its own limit, else that of its pod (kubelet's `getCPULimit` and
-/// `getMemoryLimit`); zero means no limit.
+/// What limits a container's use of a resource: its own limit, or else that of its pod (kubelet's `getCPULimit` and
+/// `getMemoryLimit`). Zero means no limit.
 pub fn effective_limit(pod: &PodSpec, container: &Container, name: &str) -> Amount {
-    let own = container.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
+    let of_container = container.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
     match &pod.resources {
-        Some(resources) if own.is_zero() => limit(resources, name),
-        _ => own,
+        Some(resources) if of_container.is_zero() => limit(resources, name),
+        _ => of_container,
     }
 }
 
-/// The limits of a container's cgroup (kubelet's `generateLinuxContainerResources`): without a request its CPU shares follow
-/// from what limits it.
+/// The limits of a container's cgroup (kubelet's `generateLinuxContainerResources`). Without a request, its CPU
+/// shares follow from its limit.
 pub fn container_limits(pod: &PodSpec, container: &Container) -> CgroupLimits {
     let cpu = effective_limit(pod, container, CPU);
     let requested = container.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(CPU));
@@ -132,15 +132,15 @@ pub fn container_limits(pod: &PodSpec, container: &Container) -> CgroupLimits {
     }
 }
 
-/// Everything a pod requests, and is limited to, at most at one time, with its overhead (kubelet's `PodRequests` and
-/// `PodLimits`): a container without a limit does not count for the limits.
+/// The most that a pod requests and is limited to at one time, with its overhead (kubelet's `PodRequests` and
+/// `PodLimits`). A container without a limit does not count for the limits.
 pub fn pod_resources(spec: &PodSpec) -> ResourceRequirements {
-    let own = spec.resources.as_ref();
+    let of_pod = spec.resources.as_ref();
     let overhead = |name: &str| amount(spec.overhead.as_ref(), name);
     let mut requests = totals(spec, |resources| resources.requests.as_ref());
     let mut limits = totals(spec, |resources| resources.limits.as_ref());
-    replace_with(&mut requests, own.and_then(|own| own.requests.as_ref()));
-    replace_with(&mut limits, own.and_then(|own| own.limits.as_ref()));
+    replace_with(&mut requests, of_pod.and_then(|of_pod| of_pod.requests.as_ref()));
+    replace_with(&mut limits, of_pod.and_then(|of_pod| of_pod.limits.as_ref()));
     for name in spec.overhead.iter().flat_map(BTreeMap::keys) {
         let requested = requests.entry(name.clone()).or_default();
         *requested = *requested + overhead(name);
@@ -157,7 +157,7 @@ fn replace_with(amounts: &mut BTreeMap<String, Amount>, own: Option<&BTreeMap<St
 fn listed(amounts: BTreeMap<String, Amount>) -> Option<BTreeMap<String, Quantity>> {
     let text = |name: &str, amount: Amount| {
         let is_binary = name == EPHEMERAL_STORAGE || is_of_pods(name) && name != CPU;
-        // Parts of a byte, of a manifest's `memory: 10m`, stay what they are.
+        // Fractions of a byte, such as a manifest's `memory: 10m`, stay as they are.
         let bytes = u64::try_from(amount.units()).ok().filter(|bytes| Amount::from_units(*bytes) == amount);
         bytes.filter(|_| is_binary).map_or_else(|| amount.to_string(), huge_pages::binary)
     };
@@ -172,11 +172,11 @@ pub fn pod_cpu_request(spec: &PodSpec) -> i64 {
 }
 
 fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
-    let own = spec.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
+    let of_pod = spec.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
     let declared =
         all_containers(spec).all(|c| c.resources.as_ref().is_some_and(|resources| !limit(resources, name).is_zero()));
-    let needed = match (own.is_zero(), declared) {
-        (false, _) => own,
+    let needed = match (of_pod.is_zero(), declared) {
+        (false, _) => of_pod,
         (true, true) => together(spec, |resources| limit(resources, name)),
         (true, false) => return None,
     };
@@ -195,7 +195,7 @@ pub fn oom_score_adj(pod: &PodRecord, container: &Container, memory_capacity: u6
     i32::try_from(score).unwrap_or(BEST_EFFORT_OOM_SCORE as i32) // every branch is within ±1,000
 }
 
-/// The more a burstable container requests of the node's memory, the safer it is; always between the other classes.
+/// The more of the node's memory a burstable container requests, the safer it is, always between the other classes.
 fn burstable_oom_score(spec: &PodSpec, container: &Container, memory_capacity: u64) -> i64 {
     let memory = |container: &Container| {
         container.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default()
@@ -221,7 +221,7 @@ fn burstable_formula(requested: i64, memory_capacity: u64) -> i64 {
     score.clamp(1_000 + GUARANTEED_OOM_SCORE, BEST_EFFORT_OOM_SCORE - 1)
 }
 
-/// Whether it is `system-node-critical` and entitled to it: a local pod, or one whose class the apiserver admitted.
+/// Whether it is `system-node-critical` and entitled to it, as a local pod or one whose class the apiserver admitted.
 fn is_node_critical(pod: &PodRecord) -> bool {
     let spec = pod.spec();
     spec.priority_class_name.as_deref() == Some("system-node-critical")

@@ -1,8 +1,8 @@
-//! An ephemeral container in the form of the others, so that code for all containers reads one type.
+//! Ephemeral containers in the form of the others, so that code for all containers reads one type.
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer};
 
-/// The part of an ephemeral container that it shares with the others.
+/// The part of an ephemeral container that all kinds of container have.
 pub(super) fn as_container(one: &EphemeralContainer) -> Container {
     let EphemeralContainer {
         args,

@@ -1,5 +1,5 @@
-//! The corpus: for every manifest in it limpet gives the verdict of a real apiserver (recorded by `cargo xtask corpus`),
-//! and the same defaulted object. Intended differences are listed here with their reason.
+//! The corpus: for every manifest in it, limpet gives the verdict of a real apiserver (recorded by `cargo xtask
+//! corpus`), and the same defaulted object. Intended differences are listed here with their reason.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Reason, Severity, decode, default, quantity};
 use crate::source::SourceKind;
 
-/// Cases with another verdict by limpet, and why.
+/// Cases in which limpet's verdict differs, and why.
 const VERDICTS: &[(&str, &str)] = &[
     ("mount/device of a hostPath", "a pod without an apiserver has no claims, and may have a device all the same"),
     ("metadata/annotations just fit", "the node adds annotations of its own, as kubelet does"),
@@ -28,7 +28,7 @@ const OBJECTS: &[(&str, &str, &str)] = &[
     ("scheduling/spread of keys", "/spec/topologySpreadConstraints", "the same"),
 ];
 
-/// Fields that the apiserver names otherwise than the manifest: by case, its name and limpet's.
+/// Fields that the apiserver calls by another name than the manifest does: by case, its name and limpet's.
 const FIELDS: &[(&str, &str, &str)] = &[
     ("metadata/seccomp", "metadata.annotations.", "metadata.annotations"),
     ("pod/hostUsers", "spec.HostPID", "spec.hostPID"),
@@ -61,9 +61,9 @@ const PROJECTED: &str = "spec.volumes.projected";
 /// Limpet's errors about the manifest, without those about unsupported fields.
 fn refused_fields(pod: &Value) -> BTreeSet<String> {
     let read = manifest::read(pod.to_string().as_bytes(), "case.json", SourceKind::File, "n");
-    let own = [Reason::Unsupported, Reason::NeedsApiserver];
+    let limpets_own = [Reason::Unsupported, Reason::NeedsApiserver];
     let errors = read.faults.into_iter().filter(|fault| fault.severity == Severity::Error);
-    errors.filter(|fault| !own.contains(&fault.reason)).map(|fault| outline(&fault.path)).collect()
+    errors.filter(|fault| !limpets_own.contains(&fault.reason)).map(|fault| outline(&fault.path)).collect()
 }
 
 /// A path without indices and keys.
@@ -157,8 +157,8 @@ fn limpets_defaults_are_the_apiservers() {
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Notes where two objects differ. Empty values that Go omits equal absent ones; quantities are compared as amounts,
-/// which the apiserver rounds up to thousandths.
+/// Records where two objects differ. Empty values that Go omits equal absent ones. Quantities are compared as
+/// amounts, which the apiserver rounds up to thousandths.
 fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>) {
     match (ours, theirs) {
         (Value::Object(own), Value::Object(other)) => {
@@ -180,7 +180,7 @@ fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>
     }
 }
 
-/// Whether it is a value that Go omits, or writes although it is the default.
+/// Whether Go omits this value, or writes it although it is the default.
 fn is_zero(value: &Value, at: &str) -> bool {
     *value == Value::Bool(false)
         || *value == 0

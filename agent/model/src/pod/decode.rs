@@ -8,11 +8,11 @@ use serde_json::Value;
 use crate::pod::strict::{self, ReadNull, Step, TypeError, UnknownField};
 use crate::pod::{Fault, FaultList, Reason, Severity};
 
-/// Wrong types reported per document; an author fixes them one by one anyway.
+/// How many wrong types are reported per document. An author fixes them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
-/// A Pod and the value that it was read from, with the zero values that nulls in it stand for: a list or map that is stored
-/// and read again is then the same.
+/// A Pod and the value it was read from, in which nulls are replaced by the zero values that they stand for, so that
+/// a list or map is the same after it was stored and read again.
 pub(crate) type Decoded<'a> = (Pod, Cow<'a, Value>);
 
 /// Decodes a Pod. Values of the wrong type are removed from the Pod, so that the rest can be validated as well.
@@ -21,7 +21,7 @@ pub(crate) fn decode(value: &Value) -> (Option<Pod>, FaultList) {
     (decoded.map(|(pod, _)| pod), faults)
 }
 
-/// The same, with the value as it was read.
+/// As [`decode`], with the value as it was read.
 pub(crate) fn decode_with_value(value: &Value) -> (Option<Decoded<'_>>, FaultList) {
     let mut value = Cow::Borrowed(value);
     let (mut wrong, mut known) = (FaultList::default(), Vec::new());
@@ -46,9 +46,11 @@ pub(crate) fn decode_with_value(value: &Value) -> (Option<Decoded<'_>>, FaultLis
     }
 }
 
-/// Decodes a Pod that limpet wrote: unknown fields are those of a newer version.
+/// Decodes a Pod that limpet wrote. Unknown fields are ignored, because a newer version may have written them.
+///
 ///
 /// # Errors
+///
 /// What is wrong, and where.
 pub fn from_value(value: &Value) -> Result<Pod, TypeError> {
     strict::read(value).0
@@ -76,12 +78,12 @@ fn type_message(message: &str) -> String {
     }
 }
 
-/// Removes the value at `steps`. False if it does not exist.
+/// Removes the value at `steps`. Returns false if it does not exist.
 fn clear(value: &mut Value, steps: &[Step]) -> bool {
     let Some((last, around)) = steps.split_last() else { return false };
     match (last, at(value, around)) {
         (Step::Name(name), Some(Value::Object(map))) => map.remove(name).is_some(),
-        // Removing an item would change the path of every later one: it becomes null, the zero value of any type.
+        // Removing an item would change the paths of all later ones, so it becomes null, the zero value of any type.
         (Step::Item(index), Some(Value::Array(items))) => {
             items.get_mut(*index).filter(|item| !item.is_null()).map(|item| *item = Value::Null).is_some()
         }

@@ -1,4 +1,4 @@
-//! Kubernetes' defaults of a Pod, complete: including fields limpet does not act on.
+//! Kubernetes' defaults of a Pod, all of them, including those of fields that limpet does not act on.
 
 mod container;
 mod resources;
@@ -34,7 +34,7 @@ fn text(field: &mut Option<String>, value: &str) {
 }
 
 fn spec_defaults(spec: &mut PodSpec) {
-    // The service account has an old field and a new one; the new one takes precedence.
+    // The service account has an old and a new field; the new one takes precedence.
     let account = [&spec.service_account_name, &spec.service_account];
     let account = account.into_iter().flatten().find(|name| !name.is_empty()).cloned();
     spec.service_account_name.clone_from(&account);
@@ -42,7 +42,7 @@ fn spec_defaults(spec: &mut PodSpec) {
     text(&mut spec.restart_policy, "Always");
     text(&mut spec.dns_policy, "ClusterFirst");
     text(&mut spec.scheduler_name, "default-scheduler");
-    // A negative value was allowed once, and means one second.
+    // A negative value used to be allowed, and means one second.
     let grace = spec.termination_grace_period_seconds.unwrap_or(30);
     spec.termination_grace_period_seconds = Some(if grace < 0 { 1 } else { grace });
     set(&mut spec.enable_service_links, true);

@@ -7,17 +7,17 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use super::name::is_qualified_name;
 use super::{Role, quantity};
 
-/// Whether `name` is that of an extended resource: a name with a domain that is not Kubernetes' own.
+/// Whether `name` is an extended resource: a name with a domain that is not Kubernetes' own.
 pub fn is_device(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/")
 }
 
-/// Whether a plugin may register it: [`is_device`], and a name as Kubernetes has them.
+/// Whether a plugin may register it: [`is_device`], and a valid name in Kubernetes.
 pub fn is_extended_resource(name: &str) -> bool {
     is_device(name) && !name.starts_with("requests.") && is_qualified_name(name)
 }
 
-/// The devices that the container requests, and how many of each; at least one.
+/// The devices that the container requests, and how many of each, at least one.
 pub fn devices(container: &Container) -> impl Iterator<Item = (&str, i64)> {
     let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
     limits.filter(|(name, _)| is_device(name)).filter_map(|(name, amount)| {
@@ -26,8 +26,8 @@ pub fn devices(container: &Container) -> impl Iterator<Item = (&str, i64)> {
     })
 }
 
-/// The devices that the pod needs at once, and how many of each: init containers run one by one, beside the sidecars
-/// before them, and what they have is passed on to the containers after them.
+/// The devices that the pod needs at the same time, and how many of each. Init containers run one by one, beside the
+/// sidecars before them, and their devices are passed on to the containers after them.
 pub fn pod_devices(spec: &PodSpec) -> BTreeMap<&str, i64> {
     let (mut lasting, mut most) = (BTreeMap::new(), BTreeMap::new());
     let add = |needed: &mut BTreeMap<_, i64>, name, count| {
@@ -77,13 +77,13 @@ mod tests {
 
     #[test]
     fn a_sidecar_keeps_its_devices_beside_the_containers_after_it() {
-        let one = |name: &str, count: u32, always: bool| serde_json::json!({"name": name, "restartPolicy": always.then_some("Always"), "resources": {"limits": {"x.io/a": count}}});
+        let container = |name: &str, count: u32, always: bool| serde_json::json!({"name": name, "restartPolicy": always.then_some("Always"), "resources": {"limits": {"x.io/a": count}}});
         let cases = [
-            (vec![one("i", 3, false)], vec![one("a", 1, false), one("b", 1, false)], 3),
-            (vec![one("i", 1, false)], vec![one("a", 1, false), one("b", 1, false)], 2),
-            (vec![one("s", 1, true), one("i", 3, false)], vec![one("a", 1, false)], 4),
-            (vec![one("i", 3, false), one("s", 1, true)], vec![one("a", 1, false)], 3),
-            (vec![one("s", 1, true)], vec![one("a", 2, false)], 3),
+            (vec![container("i", 3, false)], vec![container("a", 1, false), container("b", 1, false)], 3),
+            (vec![container("i", 1, false)], vec![container("a", 1, false), container("b", 1, false)], 2),
+            (vec![container("s", 1, true), container("i", 3, false)], vec![container("a", 1, false)], 4),
+            (vec![container("i", 3, false), container("s", 1, true)], vec![container("a", 1, false)], 3),
+            (vec![container("s", 1, true)], vec![container("a", 2, false)], 3),
         ];
         for (init, main, count) in cases {
             let spec = serde_json::json!({"initContainers": init, "containers": main});

@@ -1,6 +1,7 @@
-//! The differences between two versions of a pod, part by part. Borrows from both; nothing is copied.
+//! The differences between two versions of a pod, part by part. They borrow from both versions; nothing is copied.
 //!
-//! Image and resources are compared as authored, because they decide whether a container is restarted and an agent
+//!
+//! Image and resources are compared as authored, because they decide whether a container is restarted, and an agent
 //! with other defaults must restart nothing. Everything else is compared with its defaults.
 
 use std::fmt;
@@ -32,7 +33,7 @@ pub enum Part<'a> {
     ContainerAdded(&'a str),
     /// A container that was removed.
     ContainerRemoved(&'a str),
-    /// The containers, or the init containers, are in another order.
+    /// The containers or init containers are in another order.
     ContainerOrder,
     /// The volume of that name: added, removed or changed.
     Volume(&'a str),
@@ -51,7 +52,7 @@ pub enum Part<'a> {
     Status,
     /// Its origin: a renamed file, another URL.
     Origin,
-    /// Its text and not its meaning: an explicit default.
+    /// Only its text differs and not its meaning, as with an explicit default.
     Form,
 }
 
@@ -68,7 +69,7 @@ impl<'a> PodDiff<'a> {
     pub fn between(old: &'a PodRecord, new: &'a PodRecord) -> Self {
         let mut parts = Vec::new();
         if old.fingerprint != new.fingerprint {
-            let authored = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+            let authored = (Authored::parse(&old.manifest), Authored::parse(&new.manifest));
             metadata(&old.pod.metadata, &new.pod.metadata, &mut parts);
             if !authored.0.same_uid(&authored.1) {
                 parts.push(Part::Metadata("uid"));
@@ -114,7 +115,8 @@ impl<'a> PodDiff<'a> {
         self.parts.iter().all(metadata)
     }
 
-    /// Whether the new version cannot be reached in place: the old pod is terminated, then the new one starts.
+    /// Whether the new version cannot be reached in place, so that the old pod is terminated before the new one
+    /// starts.
     pub fn needs_new_pod(&self) -> bool {
         !self.old.is_same_incarnation(self.new)
     }
@@ -143,7 +145,8 @@ impl<'a> PodDiff<'a> {
 
 /// Compares two structs field by field and pushes the part of each field that differs.
 ///
-/// Exhaustive: a new field of the Pod API does not compile until it is listed.
+///
+/// It is exhaustive: a new field of the Pod API does not compile until it is listed.
 macro_rules! compare {
     ($type:ident: $old:expr, $new:expr => $parts:expr;
      elsewhere: $($other:ident),*; $($part:expr => $($field:ident),+;)*) => {{

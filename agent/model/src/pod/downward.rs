@@ -6,7 +6,7 @@ use crate::pod::PodRecord;
 use crate::pod::qos::{all_containers, limit, request};
 use crate::pod::quantity::{Amount, parse};
 
-/// The limits of a container without limits: the node's allocatable resources.
+/// The limits that a container without limits sees: the node's allocatable resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeLimits {
     /// Processors.
@@ -18,18 +18,19 @@ pub struct NodeLimits {
 }
 
 impl NodeLimits {
-    /// The same for the environment of a pod's containers: the pod's own limits count before the node's. Not for its
-    /// volumes, as for kubelet.
+    /// The same for the environment of a pod's containers, where the pod's own limits come before the node's. As in
+    /// kubelet, this does not apply to its volumes.
     pub fn of_pod(self, pod: &PodRecord) -> Self {
-        let own = |name: &str, of_node: Amount| match pod.spec().resources.as_ref().map(|own| limit(own, name)) {
+        let of_pod = |name: &str, of_node: Amount| match pod.spec().resources.as_ref().map(|of_pod| limit(of_pod, name))
+        {
             None | Some(Amount::ZERO) => of_node,
-            Some(own) => own,
+            Some(of_pod) => of_pod,
         };
-        Self { cpu: own("cpu", self.cpu), memory: own("memory", self.memory), ..self }
+        Self { cpu: of_pod("cpu", self.cpu), memory: of_pod("memory", self.memory), ..self }
     }
 }
 
-/// A field of the pod's metadata that environment and files may use; `None`: `path` is not one.
+/// A field of the pod's metadata that environment and files may use; `None` if `path` is not one.
 pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
     let metadata = &pod.pod.metadata;
     match path {
@@ -47,8 +48,8 @@ pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
     Some(values.and_then(|values| values.get(key)).cloned().unwrap_or_default())
 }
 
-/// A request or limit of a container (`resourceFieldRef`); an absent limit is that of the node. Without a container
-/// name in the selector, `own` is used. `None`: the container or the resource does not exist.
+/// A request or limit of a container (`resourceFieldRef`). An absent limit is that of the node. Without a container
+/// name in the selector, `own` is used. `None` if the container or the resource does not exist.
 pub fn resource_field(
     pod: &PodRecord,
     own: Option<&Container>,

@@ -1,6 +1,8 @@
-//! A pod as a source has it, before its names are checked: with its defaults and the fields that the node sets.
+//! A pod as a source has it, before its names are checked, with its defaults and the fields that the node sets.
 //!
-//! A pod's names become paths, so every record is made of a draft, of whatever source, and of what was stored before.
+//!
+//! A pod's names become paths, so every record is made from a draft, whatever its source, also when it was stored
+//! before.
 
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use crate::source::SourceKind;
 /// The request to delete the pod.
 pub(crate) const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
 
-/// A pod whose names may be anything.
+/// A pod whose names are not checked yet.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) namespace: String,
@@ -84,10 +86,12 @@ impl Draft {
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
     }
 
-    /// The record.
+    /// Makes the record.
+    ///
     ///
     /// # Errors
-    /// The names that are none.
+    ///
+    /// The names that are not valid.
     pub(crate) fn record(self) -> Result<PodRecord, Vec<Fault>> {
         let mut faults = FaultList::default();
         let key = PodKey::parse(self.namespace.as_str(), self.name.as_str());
@@ -134,8 +138,8 @@ impl Draft {
     }
 }
 
-/// What an apiserver sets for a pod, and replaces when a pod is created: a manifest's pod is a new one, also where it was
-/// written by `kubectl get`.
+/// Removes what an apiserver sets for a pod and replaces when a pod is created. A manifest's pod is a new one, even
+/// if the manifest was written by `kubectl get`.
 fn forget_another_life(metadata: &mut ObjectMeta) {
     metadata.creation_timestamp = None;
     metadata.deletion_timestamp = None;

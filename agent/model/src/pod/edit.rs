@@ -35,13 +35,13 @@ const ITEM_KEYS: [(&str, &str); 16] = [
 pub struct Edit {
     /// The field: `spec.containers[web].env[BAUD]`.
     pub path: String,
-    /// The field of the Pod API that holds it: `env`.
+    /// The field of the Pod API that contains it: `env`.
     pub field: String,
     /// The old value; `None`: absent.
     pub old: Option<Value>,
     /// The new value; `None`: absent.
     pub new: Option<Value>,
-    /// Whether the pod can change it in at.
+    /// Whether the pod can change it in place.
     pub in_place: bool,
 }
 
@@ -53,9 +53,9 @@ pub fn edits(old: &PodRecord, new: &PodRecord) -> Vec<Edit> {
 /// The same for two versions of any manifest, canonical JSON.
 pub fn edits_between(old: &[u8], new: &[u8]) -> Vec<Edit> {
     let [old, new] = [old, new].map(|manifest| serde_json::from_slice::<Value>(manifest).unwrap_or_default());
-    let mut found = Vec::new();
-    compare(&Location::default(), Some(&old), Some(&new), &mut found);
-    found
+    let mut edits = Vec::new();
+    compare(&Location::default(), Some(&old), Some(&new), &mut edits);
+    edits
 }
 
 /// A location in the manifest: as text, and as steps, `*` for any item of a list.
@@ -106,14 +106,14 @@ fn compare<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>
     } else if let (Some(old), Some(new)) = (items(at, old), items(at, new)) {
         lists(at, &old, &new, found);
     }
-    // None of its fields differs, or it has none: `{}` was added, a scalar became a list.
+    // None of its fields differs, or it has none: `{}` was added, or a scalar became a list.
     if found.len() == before {
         found.push(at.edit(old, new));
     }
 }
 
-/// The fields of a map. An absent map has none, so that an added or removed map is reported field by field; a list item
-/// is reported as a whole.
+/// The fields of a map. An absent map has none, so that an added or removed map is reported field by field. A list
+/// item is reported as a whole.
 fn fields<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<&'a Map<String, Value>> {
     static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
     match value {
@@ -124,7 +124,7 @@ fn fields<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<&'a Map<Str
 
 type Items<'a> = Vec<(String, &'a Value)>;
 
-/// The items of a list by their merge key; `None`: they have none, or two have the same.
+/// The items of a list by their merge key; `None` if they have none, or two have the same.
 fn items<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
     let (_, key) = ITEM_KEYS.iter().find(|(list, _)| at.steps.last() == Some(list))?;
     let Some(value) = value else { return Some(Vec::new()) };
@@ -158,7 +158,7 @@ fn lists<'a>(at: &Location<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Ve
     }
 }
 
-/// An environment variable with only a value is reported by that value.
+/// Reports an environment variable that has only a value by that value.
 fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
     let is_variable = at.steps.len() > 1 && at.steps[at.steps.len() - 2] == "env";
     let plain = |item: Option<&'a Value>| match item.and_then(Value::as_object) {

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-/// How the two bytes of a unit of UTF-16 make its number.
+/// How the two bytes of a UTF-16 unit make its number.
 type ByteOrder = fn([u8; 2]) -> u16;
 
-/// The UTF-8 of a text that begins with a byte order mark of UTF-16; any other text, and one that is no UTF-16, as it is.
+/// Converts a text that begins with a byte order mark of UTF-16 to UTF-8. Any other text, and one that is not UTF-16,
+/// is returned as it is.
 pub fn utf8(text: &[u8]) -> Cow<'_, [u8]> {
     let (units, number): (&[u8], ByteOrder) = match text {
         [0xff, 0xfe, units @ ..] => (units, u16::from_le_bytes),
@@ -27,12 +28,12 @@ mod tests {
     #[test]
     fn utf16_is_told_by_its_byte_order_mark() {
         let text = "kind: Pod # ü 😀\r\n";
-        let of = |mark: [u8; 2], bytes: fn(u16) -> [u8; 2]| {
+        let encoded = |mark: [u8; 2], bytes: fn(u16) -> [u8; 2]| {
             let units = text.encode_utf16().flat_map(bytes);
             mark.into_iter().chain(units).collect::<Vec<u8>>()
         };
-        assert_eq!(&*utf8(&of([0xff, 0xfe], u16::to_le_bytes)), text.as_bytes());
-        assert_eq!(&*utf8(&of([0xfe, 0xff], u16::to_be_bytes)), text.as_bytes());
+        assert_eq!(&*utf8(&encoded([0xff, 0xfe], u16::to_le_bytes)), text.as_bytes());
+        assert_eq!(&*utf8(&encoded([0xfe, 0xff], u16::to_be_bytes)), text.as_bytes());
         assert_eq!(&*utf8(text.as_bytes()), text.as_bytes());
     }
 

@@ -1,5 +1,5 @@
-//! Ephemeral containers: added to a pod that runs, for debugging, through its apiserver or by `limpet debug`. No manifest
-//! has them, none is ever removed or restarted, and they end with their pod.
+//! Ephemeral containers, added for debugging to a pod that runs, through its apiserver or by `limpet debug`. No
+//! manifest has them, they are never removed or restarted, and they end with their pod.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::pod::container_form::as_container;
 use crate::pod::{ContainerName, Fault, PodRecord, decode, default, validate};
 
-/// The most that `limpet debug` adds to one pod.
+/// How many `limpet debug` adds to one pod at most.
 pub const MAX_EPHEMERAL_CONTAINERS: usize = 64;
 
 /// The ephemeral containers of `pod` in the form of the others.
@@ -32,7 +32,7 @@ pub fn read(container: &Value) -> Result<EphemeralContainer, Vec<Fault>> {
     Ok(read)
 }
 
-/// An ephemeral container from its own record; fields of a newer version are ignored. `None`: it is not one.
+/// An ephemeral container from its own record. Fields of a newer version are ignored. `None` if it is not one.
 pub fn restore(recorded: &Value) -> Option<EphemeralContainer> {
     let pod = json!({ "spec": { "containers": [], "ephemeralContainers": [recorded] } });
     let mut read = decode::from_value(&pod).ok()?.spec?.ephemeral_containers?.pop()?;
@@ -46,9 +46,11 @@ pub fn to_record(container: &EphemeralContainer) -> Option<Value> {
     serde_json::from_slice(&serde_json::to_vec(container).ok()?).ok()
 }
 
-/// `record` with one container more.
+/// `record` with one more container.
+///
 ///
 /// # Errors
+///
 /// What the API finds wrong with it, and what limpet does not act on; paths begin at the container.
 pub fn add(record: &PodRecord, container: EphemeralContainer) -> Result<PodRecord, Vec<Fault>> {
     let index = record.ephemeral.len();
@@ -64,7 +66,8 @@ pub fn add(record: &PodRecord, container: EphemeralContainer) -> Result<PodRecor
     if faults.is_empty() { Ok(added) } else { Err(faults) }
 }
 
-/// A field of the container that limpet does not act on, and why: it is not started, and keeps nothing else from running.
+/// A field of the container that limpet does not act on, and why. Such a container is not started, and keeps nothing
+/// else from running.
 pub fn unsupported(container: &EphemeralContainer) -> Option<(&'static str, &'static str)> {
     let mounts = container.volume_mounts.iter().flatten();
     mounts
@@ -73,7 +76,7 @@ pub fn unsupported(container: &EphemeralContainer) -> Option<(&'static str, &'st
         .then_some(("volumeMounts[].bindMountOptions", "is not supported yet"))
 }
 
-/// The fault with a path that begins at `place`.
+/// The fault with its path prefixed by `place`.
 fn below(fault: Fault, place: &str) -> Fault {
     let path = fault.path.strip_prefix(place).map(|rest| rest.trim_start_matches('.').to_owned());
     Fault { path: path.unwrap_or_else(|| fault.path.clone()), ..fault }
@@ -89,7 +92,7 @@ impl PodRecord {
         record
     }
 
-    /// This version with the ephemeral containers that `before` has and it has not: none is removed from a pod.
+    /// This version with the ephemeral containers of `before` that it lacks, because none is removed from a pod.
     pub fn keeping_ephemeral(self: Arc<Self>, before: &Self) -> Arc<Self> {
         let of_before = before.spec().ephemeral_containers.iter().flatten();
         let mut missing = of_before.filter(|one| self.container(&one.name).is_none()).peekable();
@@ -99,7 +102,7 @@ impl PodRecord {
         }
     }
 
-    /// This version as its source has it, without what `limpet debug` has added.
+    /// This version as its source defines it, without what `limpet debug` has added.
     pub fn without_added(self: Arc<Self>) -> Arc<Self> {
         let authored = self.authored_ephemeral();
         if self.ephemeral.iter().all(|one| authored.contains(&one.name)) {
@@ -128,7 +131,7 @@ impl PodRecord {
         self.spec().ephemeral_containers.iter().flatten().find(|one| one.name == name)
     }
 
-    /// The container whose processes its ephemeral container called `name` is to see.
+    /// The container whose processes its ephemeral container called `name` can see.
     pub fn target_of(&self, name: &str) -> Option<&str> {
         self.ephemeral_of(name)?.target_container_name.as_deref().filter(|target| !target.is_empty())
     }
@@ -151,9 +154,9 @@ mod tests {
     #[test]
     fn one_is_added_once_it_is_valid() {
         let with = |fields: Value| {
-            let mut one = json!({ "name": "debug", "image": "busybox" });
-            one.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-            one
+            let mut container = json!({ "name": "debug", "image": "busybox" });
+            container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            container
         };
         let cases = [
             (json!({}), ""),
@@ -178,23 +181,23 @@ mod tests {
         ];
         for (fields, expected) in cases {
             let added = read(&with(fields.clone())).and_then(|one| add(&web(), one));
-            let found = added.map(|record| assert!(record.container("debug").is_some() && record == web()));
-            let found = found.err().into_iter().flatten().map(|fault| fault.to_string()).collect::<Vec<_>>();
-            assert_eq!(found.join("|"), expected, "{fields}");
+            let refused = added.map(|record| assert!(record.container("debug").is_some() && record == web()));
+            let refused = refused.err().into_iter().flatten().map(|fault| fault.to_string()).collect::<Vec<_>>();
+            assert_eq!(refused.join("|"), expected, "{fields}");
         }
     }
 
     #[test]
     fn a_pod_has_a_bounded_number_of_them() {
-        let one = |index: usize| read(&json!({ "name": format!("d{index}"), "image": "a" })).unwrap();
-        let full = web().with_ephemeral((0..MAX_EPHEMERAL_CONTAINERS).map(one));
-        assert!(add(&full, one(MAX_EPHEMERAL_CONTAINERS)).unwrap_err()[0].to_string().contains("limpet exec"));
+        let container = |index: usize| read(&json!({ "name": format!("d{index}"), "image": "a" })).unwrap();
+        let full = web().with_ephemeral((0..MAX_EPHEMERAL_CONTAINERS).map(container));
+        assert!(add(&full, container(MAX_EPHEMERAL_CONTAINERS)).unwrap_err()[0].to_string().contains("limpet exec"));
     }
 
     #[test]
     fn what_is_added_stays_over_edits_and_does_not_come_back_in_a_new_pod() {
-        let one = read(&json!({ "name": "debug", "image": "busybox" })).unwrap();
-        let added = Arc::new(add(&web(), one).unwrap());
+        let container = read(&json!({ "name": "debug", "image": "busybox" })).unwrap();
+        let added = Arc::new(add(&web(), container).unwrap());
         let kept = Arc::new(web()).keeping_ephemeral(&added);
         assert_eq!(kept.pod.spec, added.pod.spec);
         let recorded = to_record(kept.ephemeral_of("debug").unwrap()).unwrap();

@@ -1,16 +1,16 @@
-//! Faults of a manifest, with all that its author needs to fix them: file, position, field, reason, remedy.
+//! Faults of a manifest, with all that its author needs to fix them: file, position, field, reason and remedy.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::pod::FieldValidation;
 
-/// The most errors, and the most warnings, that are kept of one document or one file: an author fixes them one by one, and a
-/// manifest can have a million.
+/// How many errors, and how many warnings, of one document or one file are kept. An author fixes them one by one, and
+/// a manifest can have a million.
 pub const MAX_FAULTS: usize = 100;
-/// The most bytes of a fault's path, and of its message: a manifest chooses the names in them.
+/// The most bytes of a fault's path, and of its message, because a manifest chooses the names in them.
 const MAX_TEXT: usize = 512;
-/// The end of the message of the fault that represents those beyond the limit.
+/// The end of the message of the fault that stands for those beyond the limit.
 const NOT_SHOWN: &str = " more faults are not shown";
 
 /// Whether a fault rejects the manifest or only warns.
@@ -42,7 +42,6 @@ pub enum Reason {
 /// One finding about one field of one manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Error or warning.
     pub severity: Severity,
     /// What kind of rule is broken.
     pub reason: Reason,
@@ -54,7 +53,7 @@ pub struct Fault {
     pub path: String,
     /// What is wrong, without the path.
     pub message: String,
-    /// What to do about it, a whole phrase; empty if the message contains it.
+    /// What to do about it, as a whole phrase; empty if the message contains it.
     pub remedy: String,
 }
 
@@ -88,7 +87,7 @@ impl Fault {
         Self { reason, ..self }
     }
 
-    /// The number of faults that it represents.
+    /// How many faults it stands for.
     pub fn count(&self) -> usize {
         let more = self.message.strip_suffix(NOT_SHOWN).filter(|_| self.path.is_empty());
         more.and_then(|more| more.parse().ok()).unwrap_or(1)
@@ -136,7 +135,7 @@ impl FaultList {
         self.push_with(fault.severity, || fault);
     }
 
-    /// Adds the fault that `make` returns, or counts it: then `make` is not called.
+    /// Adds the fault that `make` returns, or only counts it, without calling `make`.
     pub(crate) fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Fault) {
         let count = self.count(severity);
         *count += 1;
@@ -156,13 +155,13 @@ impl FaultList {
             fault.severity = Severity::Warning;
             (self.errors, self.warnings) = (self.errors - 1, self.warnings + 1);
         }
-        // Of those that are not kept nothing is known but what the kept ones are.
+        // Nothing else is known about the faults that are not kept.
         if before > 0 && self.kept.iter().all(|fault| fault.severity == Severity::Warning) {
             (self.errors, self.warnings) = (self.errors - before, self.warnings + before);
         }
     }
 
-    /// Adds what another list keeps, and the count of what it does not.
+    /// Adds the faults that another list keeps, and the count of the others.
     pub(crate) fn absorb(&mut self, other: Self) {
         let beyond = [Severity::Error, Severity::Warning].map(|severity| (severity, other.beyond(severity)));
         self.extend(other.kept);
@@ -176,17 +175,18 @@ impl FaultList {
         *self.count(severity) += more;
     }
 
-    /// How many errors there are, kept or not.
+    /// The number of errors, kept or not.
     pub(crate) fn errors(&self) -> usize {
         self.errors
     }
 
-    /// Those that are kept.
+    /// The faults that are kept.
     pub(crate) fn kept_mut(&mut self) -> &mut [Fault] {
         &mut self.kept
     }
 
-    /// Those that are kept, by position, and one more for the errors and the warnings beyond. Overlong texts are cut.
+    /// The faults that are kept, by position, and one more each for the errors and the warnings beyond. Overlong
+    /// texts are cut.
     pub fn finish(mut self) -> Vec<Fault> {
         self.kept.sort_by_key(|fault| fault.position);
         for fault in &mut self.kept {
@@ -212,11 +212,11 @@ impl FaultList {
     }
 
     fn beyond(&self, severity: Severity) -> usize {
-        let found = match severity {
+        let count = match severity {
             Severity::Error => self.errors,
             Severity::Warning => self.warnings,
         };
-        found - self.kept.iter().filter(|fault| fault.severity == severity).count()
+        count - self.kept.iter().filter(|fault| fault.severity == severity).count()
     }
 }
 

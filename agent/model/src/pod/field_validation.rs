@@ -1,4 +1,4 @@
-//! What happens to a field of a manifest that does not exist, or that is given twice: Kubernetes' `fieldValidation`.
+//! What happens if a manifest has a field that does not exist, or that is given twice: Kubernetes' `fieldValidation`.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use crate::source::SourceKind;
 pub enum FieldValidation {
     #[default]
     Strict,
-    /// It is accepted with a warning: the field counts for nothing, and of a duplicated one the last value counts.
+    /// It is accepted with a warning. The unknown field is ignored, and of a duplicated one the last value counts.
     Warn,
 }
 
@@ -30,20 +30,20 @@ impl FromStr for FieldValidation {
     }
 }
 
-/// That of each source.
+/// The setting of each source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FieldValidations([FieldValidation; SourceKind::ALL.len()]);
 
 impl FieldValidations {
-    /// Every source is strict.
+    /// All sources are strict.
     pub const STRICT: Self = Self([FieldValidation::Strict; SourceKind::ALL.len()]);
 
-    /// That of the source.
-    pub fn of(self, source: SourceKind) -> FieldValidation {
+    /// The setting of the source.
+    pub fn for_source(self, source: SourceKind) -> FieldValidation {
         self.0[source.index()]
     }
 
-    /// The same with another one for one source.
+    /// The same with another setting for one source.
     pub fn with(mut self, source: SourceKind, validation: FieldValidation) -> Self {
         self.0[source.index()] = validation;
         self

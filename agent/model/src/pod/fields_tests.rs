@@ -1,4 +1,4 @@
-//! `docs/fields.md`: every field of the Pod API with what limpet makes of it, generated from the table of
+//! `docs/fields.md`: every field of the Pod API with limpet's treatment of it, generated from the table of
 //! [`super::unsupported`]. `LIMPET_UPDATE_DOCS=1 cargo test -p limpet-model fields` writes it again.
 
 mod api;
@@ -23,12 +23,12 @@ const PARTS: &[(&str, &str)] = &[
 const WORKS: &str = "works";
 /// Works, and warns without an apiserver.
 const GATES: &str = "spec.readinessGates";
-/// Works but for one combination.
+/// Works, except in one combination.
 const USERS: &str = "spec.hostUsers";
-/// Works in a pod that runs, and in no manifest.
+/// Works in a running pod, but in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
 
-/// Fields that work, and that kubelet 1.37 ignores unless a feature gate is switched on: how their path begins and ends,
+/// Fields that work, and that kubelet 1.37 ignores unless a feature gate is enabled: how their paths begin and end,
 /// and the gate.
 const BEHIND_GATES: &[(&str, &str, &str)] = &[
     ("spec.C", ".lifecycle.stopSignal", "ContainerStopSignals"),
@@ -37,7 +37,7 @@ const BEHIND_GATES: &[(&str, &str, &str)] = &[
     ("spec.volumes[]", ".user", "AtomicWriteVolumeUserFields"),
 ];
 
-/// The most lines that the list of refusals may have: a screen's.
+/// How many lines the list of refusals may have: one screen.
 const MAX_REFUSALS: usize = 24;
 
 const INTRODUCTION: &str = "# Fields of a Pod
@@ -136,8 +136,8 @@ fn below<'f>(field: &'f str, root: &str) -> Option<&'f str> {
     field.strip_prefix(root)?.strip_prefix('.')
 }
 
-/// Whether the field is in the part of `root`: not in another part, and not below a field that is refused as a whole. A
-/// field further down is shown if it does not work as the one above.
+/// Whether the field belongs to the part of `root`, and not to another part or below a field that is refused as a
+/// whole. A field further down is shown if it is treated differently from the one above.
 fn is_shown(field: &str, root: &str) -> bool {
     let is_deep = below(field, root).is_some_and(|name| name.contains('.'));
     if is_deep && verdict(field) == WORKS {

@@ -1,8 +1,10 @@
-//! The canonical form of a manifest as authored, and its hashes. Must never change: a pod's identity depends on it.
+//! The canonical form of a manifest as authored, and its hashes. It must never change, because a pod's identity
+//! depends on it.
 //!
-//! Canonical: JSON without white space, keys in byte order, `null` and an absent key the same, numbers and quantities
-//! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
-//! half of SHA-256.
+//!
+//! Canonical means: JSON without white space, keys in byte order, `null` equal to an absent key, numbers and
+//! quantities as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is
+//! the first half of SHA-256.
 
 use std::fmt;
 
@@ -26,8 +28,8 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Fields of the pod that can change in place; of every container, [`CONTAINER_IN_PLACE`]. Frozen: a change of these
-/// lists would give every pod another UID.
+/// Fields of the pod that can change in place; for every container, [`CONTAINER_IN_PLACE`]. These lists are frozen,
+/// because changing them would give every pod another UID.
 const POD_IN_PLACE: [&str; 3] = ["activeDeadlineSeconds", "resources", "tolerations"];
 const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
 const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
@@ -105,7 +107,7 @@ pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
 pub(super) fn is_in_place(steps: &[&str]) -> bool {
     match steps {
         ["status", ..] => true,
-        // They are only ever added, to a pod that runs.
+        // They are only ever added, to a running pod.
         ["spec", "ephemeralContainers", ..] => true,
         ["metadata", field, ..] => METADATA_IN_PLACE.contains(field),
         ["spec", list, "*", field, ..] if CONTAINER_LISTS.contains(list) => CONTAINER_IN_PLACE.contains(field),
@@ -153,7 +155,7 @@ mod tests {
     }
 
     proptest! {
-        /// Reading the canonical form again gives the canonical form: nothing but nulls and order is lost.
+        /// Reading the canonical form again gives the canonical form, so only nulls and order are lost.
         #[test]
         fn the_canonical_form_is_stable(value in value()) {
             let text = canonical(&value);

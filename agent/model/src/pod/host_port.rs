@@ -1,6 +1,8 @@
 //! The ports of the node that a pod requests (`hostPort`), and which of them two pods cannot both have.
 //!
-//! As kubelet counts them: of regular containers and sidecars. With `hostNetwork` every declared port is one, by default.
+//!
+//! As in kubelet, these are the ports of regular containers and sidecars. With `hostNetwork`, every declared port is
+//! one by default.
 
 use std::fmt;
 
@@ -8,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
 
 use crate::pod::Role;
 
-/// kubelet's reason for a pod whose ports another one has.
+/// kubelet's reason for refusing a pod whose ports another one has.
 pub const NODE_PORTS: &str = "NodePorts";
 
 /// The address that means every address of the node.
@@ -20,12 +22,12 @@ pub struct HostPort {
     pub number: i32,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// The node's address it is of; `0.0.0.0`: all of them.
+    /// The node's address; `0.0.0.0` means all of them.
     pub ip: String,
 }
 
 impl HostPort {
-    fn of(port: &ContainerPort) -> Option<Self> {
+    fn from_container(port: &ContainerPort) -> Option<Self> {
         let ip = port.host_ip.as_deref().filter(|ip| !ip.is_empty());
         Some(Self {
             number: port.host_port.filter(|number| *number > 0)?,
@@ -34,7 +36,7 @@ impl HostPort {
         })
     }
 
-    /// Whether two pods cannot have the one and the other.
+    /// Whether two pods cannot have these two ports.
     pub fn conflicts_with(&self, other: &Self) -> bool {
         let same_address = self.ip == other.ip || self.ip == ANY_ADDRESS || other.ip == ANY_ADDRESS;
         self.number == other.number && self.protocol == other.protocol && same_address
@@ -52,7 +54,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// The ports of containers that serve: all but init containers that end before the others start.
+/// The ports of containers that serve, which are all but init containers that end before the others start.
 pub fn served_ports(spec: &PodSpec) -> impl Iterator<Item = &ContainerPort> {
     let inits = spec.init_containers.iter().flatten().filter(|container| Role::of_init(container) == Role::Sidecar);
     spec.containers.iter().chain(inits).flat_map(|container| container.ports.iter().flatten())
@@ -60,7 +62,7 @@ pub fn served_ports(spec: &PodSpec) -> impl Iterator<Item = &ContainerPort> {
 
 /// The ports of the node that a pod requests.
 pub fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
-    served_ports(spec).filter_map(HostPort::of).collect()
+    served_ports(spec).filter_map(HostPort::from_container).collect()
 }
 
 #[cfg(test)]
@@ -92,7 +94,7 @@ mod tests {
             let (number, rest) = text.split_once('/').unwrap();
             let (protocol, ip) = rest.split_once('@').unwrap_or((rest, ""));
             let port = json!({"containerPort": 1, "hostPort": number.parse::<i32>().unwrap(), "protocol": protocol, "hostIP": ip});
-            HostPort::of(&serde_json::from_value(port).unwrap()).unwrap()
+            HostPort::from_container(&serde_json::from_value(port).unwrap()).unwrap()
         };
         for (one, other, conflict) in [
             ("80/TCP", "80/TCP", true),

@@ -8,14 +8,14 @@ use super::qos::{all_containers, amount};
 use super::quantity::{Amount, parse};
 use super::totals::{Amounts, pod_request};
 
-/// How the name of the resource begins; the size of one page follows.
+/// The prefix of the resource's name; the size of one page follows.
 pub const HUGE_PAGES: &str = "hugepages-";
-/// The medium of an emptyDir on pages of the one size that the pod requests.
+/// The medium of an emptyDir on pages of the only size that the pod requests.
 pub const MEDIUM: &str = "HugePages";
-/// How a medium begins that names the size of its pages.
+/// The prefix of a medium that specifies the size of its pages.
 pub const MEDIUM_OF_SIZE: &str = "HugePages-";
 
-/// The size in bytes of the pages that the resource `name` is; `None`: it is another resource, or of no size.
+/// The page size in bytes of the resource `name`; `None` if it is another resource, or has no size.
 pub fn page_size(name: &str) -> Option<u64> {
     size(name.strip_prefix(HUGE_PAGES)?)
 }
@@ -47,7 +47,7 @@ fn size(text: &str) -> Option<u64> {
     u64::try_from(parse(text).ok()?.units()).ok().filter(|size| *size > 0)
 }
 
-/// What the pod requests at most at one time, by the size of the pages; limits are the same.
+/// The most that the pod requests at one time, by page size. Its limits are the same.
 pub fn requests(spec: &PodSpec) -> BTreeMap<u64, Amount> {
     let mut requested = BTreeMap::new();
     for name in names(spec) {
@@ -58,17 +58,19 @@ pub fn requests(spec: &PodSpec) -> BTreeMap<u64, Amount> {
     requested
 }
 
-/// The limits of a container in bytes, by the size of the pages: its own, and for sizes that it does not name the pod's.
+/// The limits of a container in bytes, by page size: its own, and for sizes that it does not specify the pod's.
 pub fn container_limits(spec: &PodSpec, container: &Container) -> BTreeMap<u64, u64> {
     let of_pod = spec.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    let own = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    of_pod.into_iter().chain(own).flat_map(sizes).collect()
+    let of_container = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    of_pod.into_iter().chain(of_container).flat_map(sizes).collect()
 }
 
 /// The size of the pages of an emptyDir with this medium, by kubelet's rules.
 ///
+///
 /// # Errors
-/// kubelet's message: the pod requests no such pages, or pages of several sizes for a medium that names none.
+///
+/// kubelet's message: the pod requests no such pages, or pages of several sizes for a medium that specifies none.
 pub fn volume_page_size(spec: &PodSpec, medium: &str) -> Result<u64, String> {
     let named = match medium.strip_prefix(MEDIUM_OF_SIZE) {
         Some(text) => Some(size(text).ok_or_else(|| format!("medium {medium}: {text:?} is not a page size"))?),
@@ -89,8 +91,8 @@ pub fn volume_page_size(spec: &PodSpec, medium: &str) -> Result<u64, String> {
 
 /// The names of such resources in the pod's own resources, its containers' and its overhead.
 fn names(spec: &PodSpec) -> BTreeSet<&str> {
-    let own = spec.resources.iter();
-    let all = own.chain(all_containers(spec).filter_map(|one| one.resources.as_ref()));
+    let of_pod = spec.resources.iter();
+    let all = of_pod.chain(all_containers(spec).filter_map(|one| one.resources.as_ref()));
     let lists = all.flat_map(|resources| [resources.limits.as_ref(), resources.requests.as_ref()]);
     let lists = lists.chain([spec.overhead.as_ref()]).flatten();
     lists.flat_map(|list| list.keys()).map(String::as_str).filter(|name| name.starts_with(HUGE_PAGES)).collect()
@@ -116,7 +118,7 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn one(limits: Value) -> Value {
+    fn container(limits: Value) -> Value {
         json!({"name": "c", "resources": {"limits": limits}})
     }
 
@@ -140,28 +142,30 @@ mod tests {
 
     #[test]
     fn a_pod_requests_the_sum_of_its_containers_or_what_it_says_itself() {
-        let two =
-            json!([one(json!({"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"})), one(json!({"hugepages-2Mi": "2Mi"}))]);
-        let init = json!([one(json!({"hugepages-2Mi": "16Mi"}))]);
+        let two = json!([
+            container(json!({"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"})),
+            container(json!({"hugepages-2Mi": "2Mi"}))
+        ]);
+        let init = json!([container(json!({"hugepages-2Mi": "16Mi"}))]);
         let units = |spec: &PodSpec| -> Vec<(u64, i64)> {
             requests(spec).into_iter().map(|(size, amount)| (size, amount.units())).collect()
         };
         let pod = spec(json!({"containers": two, "initContainers": init}));
         assert_eq!(units(&pod), [(2 * MIB, 16 << 20), (1 << 30, 1 << 30)]);
-        let own = spec(json!({"containers": two, "resources": {"limits": {"hugepages-2Mi": "32Mi"}}}));
-        assert_eq!(units(&own)[0], (2 * MIB, 32 << 20));
-        assert_eq!(units(&spec(json!({"containers": [one(json!({"memory": "1Gi"}))]}))), []);
+        let pod = spec(json!({"containers": two, "resources": {"limits": {"hugepages-2Mi": "32Mi"}}}));
+        assert_eq!(units(&pod)[0], (2 * MIB, 32 << 20));
+        assert_eq!(units(&spec(json!({"containers": [container(json!({"memory": "1Gi"}))]}))), []);
     }
 
     #[test]
     fn a_container_has_its_own_limit_or_the_pods() {
         let pod = spec(json!({
             "resources": {"limits": {"hugepages-2Mi": "32Mi", "hugepages-1Gi": "2Gi"}},
-            "containers": [one(json!({"hugepages-2Mi": "4Mi", "memory": "1Gi"})), one(json!({}))],
+            "containers": [container(json!({"hugepages-2Mi": "4Mi", "memory": "1Gi"})), container(json!({}))],
         }));
-        let of = |index: usize| container_limits(&pod, &pod.containers[index]);
-        assert_eq!(of(0), BTreeMap::from([(2 * MIB, 4 * MIB), (1 << 30, 2 << 30)]));
-        assert_eq!(of(1), BTreeMap::from([(2 * MIB, 32 * MIB), (1 << 30, 2 << 30)]));
+        let limits_of = |index: usize| container_limits(&pod, &pod.containers[index]);
+        assert_eq!(limits_of(0), BTreeMap::from([(2 * MIB, 4 * MIB), (1 << 30, 2 << 30)]));
+        assert_eq!(limits_of(1), BTreeMap::from([(2 * MIB, 32 * MIB), (1 << 30, 2 << 30)]));
     }
 
     #[test]
@@ -169,18 +173,18 @@ mod tests {
         let pod = |sizes: &[&str]| {
             let limits: serde_json::Map<String, Value> =
                 sizes.iter().map(|size| (format!("hugepages-{size}"), json!(size))).collect();
-            spec(json!({"containers": [one(Value::Object(limits))]}))
+            spec(json!({"containers": [container(Value::Object(limits))]}))
         };
-        let of = |sizes: &[&str], medium: &str| volume_page_size(&pod(sizes), medium);
-        assert_eq!(of(&["2Mi"], "HugePages"), Ok(2 * MIB));
-        assert_eq!(of(&["2Mi", "1Gi"], "HugePages-1Gi"), Ok(1 << 30));
-        assert_eq!(of(&["2Mi"], "HugePages-2048Ki"), Ok(2 * MIB));
+        let size_for = |sizes: &[&str], medium: &str| volume_page_size(&pod(sizes), medium);
+        assert_eq!(size_for(&["2Mi"], "HugePages"), Ok(2 * MIB));
+        assert_eq!(size_for(&["2Mi", "1Gi"], "HugePages-1Gi"), Ok(1 << 30));
+        assert_eq!(size_for(&["2Mi"], "HugePages-2048Ki"), Ok(2 * MIB));
         let several = "medium: HugePages can't be used if container requests multiple huge page sizes";
-        assert_eq!(of(&["2Mi", "1Gi"], "HugePages"), Err(several.to_owned()));
+        assert_eq!(size_for(&["2Mi", "1Gi"], "HugePages"), Err(several.to_owned()));
         for (sizes, medium) in [(&[][..], "HugePages"), (&["2Mi"][..], "HugePages-1Gi")] {
             let none = "hugePages storage requested, but there is no resource request for huge pages";
-            assert_eq!(of(sizes, medium), Err(format!("medium {medium}: {none}")));
+            assert_eq!(size_for(sizes, medium), Err(format!("medium {medium}: {none}")));
         }
-        assert!(of(&["2Mi"], "HugePages-big").is_err());
+        assert!(size_for(&["2Mi"], "HugePages-big").is_err());
     }
 }

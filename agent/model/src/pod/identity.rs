@@ -12,24 +12,26 @@ use crate::source::SourceKind;
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// kubelet's annotation with the pod's source.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
-/// On every pod that a controller of the node has made: the kind and name of its workload, `Deployment/web`.
+/// On every pod that a controller of the node has made: the kind and name of its workload, such as `Deployment/web`.
 pub const OWNER_ANNOTATION: &str = "limpet.dev/owner";
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The key of a pod called `name` on the node: `<name>-<node name, lower case>`.
 ///
+///
 /// # Errors
-/// A part of it is no name.
+///
+/// A part of it is not a valid name.
 pub fn key(namespace: Option<&str>, name: &str, node_name: &str) -> Result<PodKey, NameError> {
     PodKey::parse(namespace_or_default(namespace), name_on_node(name, node_name))
 }
 
-/// The namespace that a manifest names, or the one of those that name none.
+/// The namespace that a manifest names, or the default one.
 pub(crate) fn namespace_or_default(namespace: Option<&str>) -> &str {
     namespace.filter(|namespace| !namespace.is_empty()).unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// The name of a static pod: with that of its node.
+/// The name of a static pod, which contains that of its node.
 pub(crate) fn name_on_node(name: &str, node_name: &str) -> String {
     format!("{name}-{}", node_name.to_lowercase())
 }
@@ -40,7 +42,7 @@ pub(crate) fn has_owner(manifest: &Value) -> bool {
 }
 
 /// The UID derived from node, source, key and the fields that cannot change in place. Each part is hashed with its
-/// length, so that no two lists of parts hash the same input.
+/// length, so that different lists of parts never have the same input.
 pub(crate) fn derive_uid(
     node_name: &str,
     source: SourceKind,
@@ -57,7 +59,7 @@ pub(crate) fn derive_uid(
     PodUid::of_digest(&hash.finalize()[..16])
 }
 
-/// Sets the fields of the pod that the node owns.
+/// Sets the fields of the pod that the node determines.
 pub(crate) fn set_node_fields(
     pod: &mut Pod,
     (namespace, name): (&str, &str),
@@ -86,7 +88,7 @@ pub(crate) fn set_node_fields(
     }
 }
 
-/// A file's pod tolerates every taint, as kubelet's does.
+/// Makes a file's pod tolerate every taint, as kubelet does.
 fn tolerate_all(tolerations: &mut Vec<Toleration>) {
     let all = Toleration {
         effect: Some("NoExecute".to_owned()),

@@ -49,7 +49,7 @@ mod tests {
             ],
         }))
         .unwrap();
-        let of = |index: usize| images(&spec, &spec.containers[index]).collect::<Vec<_>>();
-        assert_eq!((of(0), of(1)), (vec!["app", "model"], vec!["app"]));
+        let images_of = |index: usize| images(&spec, &spec.containers[index]).collect::<Vec<_>>();
+        assert_eq!((images_of(0), images_of(1)), (vec!["app", "model"], vec!["app"]));
     }
 }

@@ -1,8 +1,9 @@
-//! The checked names of a pod and its parts: its key (namespace and name), its UID, which identifies one incarnation, and
-//! the names of its containers and volumes.
+//! The checked names of a pod and its parts: its key (namespace and name), its UID, which identifies one incarnation,
+//! and the names of its containers and volumes.
 //!
-//! Each of them becomes the name of a file, a directory or a cgroup. The constructors refuse what leaves the directory that
-//! it is made in, so a value of these types is safe wherever it came from.
+//!
+//! Each of them becomes the name of a file, a directory or a cgroup. The constructors refuse names that would lead
+//! out of the directory in which it is made, so a value of these types is safe wherever it came from.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::pod::name::{is_dns_label, is_dns_subdomain};
 /// The longest UID in bytes.
 const MAX_UID: usize = 128;
 
-/// A text that is no name of its kind.
+/// A text that is not a valid name of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error("must be a DNS label: lower-case letters, digits and -, at most 63 characters")]
@@ -31,8 +32,9 @@ pub enum NameError {
 
 /// Namespace and name. A static pod's name already ends with `-<node name>`.
 ///
-/// Cheap to clone and ordered by namespace, then name. Both parts obey Kubernetes' rules for names, so a key is safe as
-/// part of a file name.
+///
+/// Cheap to clone, and ordered by namespace, then name. Both parts obey Kubernetes' rules for names, so a key is safe
+/// as part of a file name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodKey {
     namespace: Arc<str>,
@@ -42,8 +44,10 @@ pub struct PodKey {
 impl PodKey {
     /// Makes a key.
     ///
+    ///
     /// # Errors
-    /// The namespace is no DNS label, or the name no DNS subdomain.
+    ///
+    /// The namespace is not a DNS label, or the name is not a DNS subdomain.
     pub fn parse(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Result<Self, NameError> {
         let (namespace, name) = (namespace.into(), name.into());
         if !is_dns_label(&namespace) {
@@ -69,12 +73,10 @@ impl PodKey {
         }
     }
 
-    /// The pod's namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The pod's name within its namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -97,10 +99,12 @@ impl fmt::Debug for PodKey {
 pub struct PodUid(Arc<str>);
 
 impl PodUid {
-    /// Takes a UID that is safe as the name of a directory and of a cgroup.
+    /// Takes a UID.
+    ///
     ///
     /// # Errors
-    /// It is not.
+    ///
+    /// It is not safe as the name of a directory and of a cgroup.
     pub fn parse(uid: impl Into<Arc<str>>) -> Result<Self, NameError> {
         let uid = uid.into();
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
@@ -129,7 +133,6 @@ impl PodUid {
         Self(Arc::from(hex(digest)))
     }
 
-    /// The UID's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -147,39 +150,41 @@ impl fmt::Debug for PodUid {
     }
 }
 
-/// A container's name: names the directories of its logs and of its termination messages.
+/// A container's name, which also names the directories of its logs and of its termination messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContainerName<'a>(&'a str);
 
 impl<'a> ContainerName<'a> {
     /// Takes a container's name.
     ///
+    ///
     /// # Errors
-    /// It is no DNS label.
+    ///
+    /// It is not a DNS label.
     pub fn parse(name: &'a str) -> Result<Self, NameError> {
         if is_dns_label(name) { Ok(Self(name)) } else { Err(NameError::Container) }
     }
 
-    /// The name's text.
     pub fn as_str(self) -> &'a str {
         self.0
     }
 }
 
-/// A volume's name: names its directory below that of its pod.
+/// A volume's name, which also names its directory below that of its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeName<'a>(&'a str);
 
 impl<'a> VolumeName<'a> {
     /// Takes a volume's name.
     ///
+    ///
     /// # Errors
-    /// It is no DNS label.
+    ///
+    /// It is not a DNS label.
     pub fn parse(name: &'a str) -> Result<Self, NameError> {
         if is_dns_label(name) { Ok(Self(name)) } else { Err(NameError::Volume) }
     }
 
-    /// The name's text.
     pub fn as_str(self) -> &'a str {
         self.0
     }

@@ -93,7 +93,7 @@ fn fields_that_need_an_apiserver_are_errors_and_fields_without_effect_are_warnin
     }
 }
 
-/// Following a warning about its priority class would make etcd evictable.
+/// If authors followed a warning about its priority class, etcd would become evictable.
 #[test]
 fn the_manifests_of_kubeadms_control_plane_have_no_fault() {
     for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
@@ -152,7 +152,7 @@ fn a_duplicate_key_rejects_only_the_item_that_contains_it() {
     assert_eq!((read.pods.len(), read.unknown_pod_refused), (2, true), "{:?}", read.faults);
 }
 
-/// A rejected document keeps the last good version of everything it may be, and of nothing else.
+/// A rejected document keeps the last good version of everything that it may be, and of nothing else.
 #[test]
 fn a_rejected_document_names_everything_it_may_be() {
     let table: [(&str, &[&str], bool, bool); 7] = [

@@ -1,5 +1,5 @@
-//! Which memory the kernel keeps for pods, and from which use on it slows them: kubelet's `MemoryQoS` (`memoryReservationPolicy`,
-//! `memoryThrottlingFactor`), with cgroup v2.
+//! Which memory the kernel reserves for pods, and above which use it throttles them: kubelet's `MemoryQoS`
+//! (`memoryReservationPolicy`, `memoryThrottlingFactor`), with cgroup v2.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
@@ -7,29 +7,30 @@ use super::qos::{MEMORY, QosClass, all_containers, limit, names_any, qos_class, 
 use super::quantity::Amount;
 use super::totals::pod_request;
 
-/// What is configured; by default nothing is set.
+/// What is configured. By default nothing is set.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MemoryQos {
-    /// `TieredReservation`: what is requested is kept, for guaranteed pods in any case and for burstable ones if possible.
+    /// `TieredReservation`: requested memory is reserved, strictly for guaranteed pods and if possible for burstable
+    /// ones.
     pub keeps_requests: bool,
-    /// `memoryThrottlingFactor`, above 0 and at most 1: which part of the memory between request and limit is used at full
-    /// speed.
+    /// `memoryThrottlingFactor`, above 0 and at most 1: which part of the memory between request and limit can be
+    /// used without throttling.
     pub throttling: Option<f64>,
 }
 
 /// The files of one cgroup, in bytes. Absent ones are not changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryFiles {
-    /// Never taken back.
+    /// The kernel never reclaims it.
     pub min: Option<u64>,
-    /// Taken back only if nothing else is left.
+    /// The kernel reclaims it only if nothing else is left.
     pub low: Option<u64>,
-    /// Above it the kernel takes memory back, and slows whoever wants more.
+    /// Above it the kernel reclaims memory, and throttles allocations.
     pub high: Option<u64>,
 }
 
 impl MemoryFiles {
-    /// Each that is set, by its name.
+    /// Each file that is set, by its name.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let all = [("memory.min", self.min), ("memory.low", self.low), ("memory.high", self.high)];
         all.into_iter().filter_map(|(name, bytes)| Some((name, bytes?)))
@@ -52,8 +53,8 @@ impl MemoryQos {
         self.keeps_requests || self.throttling.is_some()
     }
 
-    /// The files of a container's cgroup (kubelet's `generateLinuxContainerResources`). `allocatable`: the node's memory for
-    /// pods, the limit of a container without one; `page`: the kernel's size of one.
+    /// The files of a container's cgroup (kubelet's `generateLinuxContainerResources`). `allocatable` is the node's
+    /// memory for pods, which is the limit of a container without one; `page` is the kernel's page size.
     pub fn of_container(&self, pod: &PodSpec, container: &Container, allocatable: u64, page: u64) -> MemoryFiles {
         if !self.is_set() {
             return MemoryFiles::default();
@@ -63,10 +64,10 @@ impl MemoryQos {
         let limited = resources.map_or(0, |resources| bytes(limit(resources, MEMORY)));
         let kept = match self.keeps_requests && requested != 0 {
             true => MemoryFiles::keeping(qos_class(pod), requested),
-            // Also of a container that had them before it was resized.
+            // This also resets a container that had them before it was resized.
             false => MemoryFiles { min: Some(0), low: Some(0), high: None },
         };
-        // The limit of the pod slows it in its pod's cgroup.
+        // The pod's limit throttles it in the pod's cgroup.
         let is_limited_by_pod = limited == 0 && pod_memory_limit(pod) != 0;
         let slows = !is_limited_by_pod && (requested != limited || requested == 0);
         let most = if limited == 0 { allocatable } else { limited };
@@ -93,12 +94,14 @@ fn pod_memory_limit(pod: &PodSpec) -> u64 {
     pod.resources.as_ref().filter(|own| names_any(own)).map_or(0, |own| bytes(limit(own, MEMORY)))
 }
 
-/// The memory limit of a pod with resources of its own; zero: it has none, or its containers' limits are not all there.
+/// The memory limit of a pod with resources of its own; zero if it has none, or if not all of its containers have
+/// limits.
 fn pod_limit_with_own(pod: &PodSpec) -> u64 {
     let Some(own) = pod.resources.as_ref().filter(|own| names_any(own)) else { return 0 };
     let of_pod = limit(own, MEMORY);
-    let of = |container: &Container| container.resources.as_ref().map(|one| limit(one, MEMORY)).unwrap_or_default();
-    let all_limited = all_containers(pod).all(|container| !of(container).is_zero());
+    let limit_of =
+        |container: &Container| container.resources.as_ref().map(|one| limit(one, MEMORY)).unwrap_or_default();
+    let all_limited = all_containers(pod).all(|container| !limit_of(container).is_zero());
     match (of_pod.is_zero(), all_limited) {
         (false, _) => bytes(of_pod),
         (true, true) => bytes(super::totals::together(pod, |resources| limit(resources, MEMORY))),
@@ -106,7 +109,7 @@ fn pod_limit_with_own(pod: &PodSpec) -> u64 {
     }
 }
 
-/// kubelet's formula, in whole pages; `None`: it would slow even what is requested.
+/// kubelet's formula, in whole pages; `None` if it would throttle even what is requested.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as in kubelet
 fn threshold(requested: u64, most: u64, factor: f64, page: u64) -> Option<u64> {
     let wanted = (requested as f64 + (most as f64 - requested as f64) * factor).max(0.0);
@@ -114,7 +117,7 @@ fn threshold(requested: u64, most: u64, factor: f64, page: u64) -> Option<u64> {
     (high != 0 && high > requested).then_some(high)
 }
 
-/// What pods of both classes request together: what the levels above them must keep for it to be kept.
+/// What pods of both classes request together, and the levels above them must therefore reserve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RequestedMemory {
     pub guaranteed: u64,
@@ -182,7 +185,7 @@ mod tests {
             (slowed, &burstable, files(none, none, Some(190 * MIB))),
             (slowed, &unlimited, files(none, none, Some(910 * MIB))),
             (slowed, &json!({}), files(none, none, Some(900 * MIB))),
-            // What is requested is never slowed.
+            // What is requested is never throttled.
             (slowed, &above, files(none, none, None)),
             (both, &burstable, files(None, Some(100 * MIB), Some(150 * MIB))),
             (
@@ -193,8 +196,8 @@ mod tests {
         ];
         for (qos, resources, wanted) in table {
             let pod = pod(resources.clone());
-            let found = qos.of_container(&pod, &pod.containers[0], ALLOCATABLE, PAGE);
-            assert_eq!(found, wanted, "{qos:?} {resources}");
+            let files_found = qos.of_container(&pod, &pod.containers[0], ALLOCATABLE, PAGE);
+            assert_eq!(files_found, wanted, "{qos:?} {resources}");
         }
     }
 
@@ -205,14 +208,14 @@ mod tests {
         let guaranteed = pod(json!({"limits": {"cpu": "1", "memory": "100Mi"}}));
         let burstable = pod(json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}}));
         assert_eq!(tiered.of_pod(&guaranteed, PAGE), files(Some(100 * MIB), None, None));
-        // Containers are slowed on their own.
+        // Containers are throttled separately.
         assert_eq!(both.of_pod(&burstable, PAGE), files(None, Some(100 * MIB), None));
         assert_eq!(both.of_pod(&pod(json!({})), PAGE), MemoryFiles::default());
-        let mut own = pod(json!({}));
-        own.resources =
+        let mut with_resources = pod(json!({}));
+        with_resources.resources =
             serde_json::from_value(json!({"requests": {"memory": "100Mi"}, "limits": {"memory": "200Mi"}})).unwrap();
-        assert_eq!(both.of_pod(&own, PAGE), files(None, Some(100 * MIB), Some(150 * MIB)));
-        let container = both.of_container(&own, &own.containers[0], ALLOCATABLE, PAGE);
+        assert_eq!(both.of_pod(&with_resources, PAGE), files(None, Some(100 * MIB), Some(150 * MIB)));
+        let container = both.of_container(&with_resources, &with_resources.containers[0], ALLOCATABLE, PAGE);
         assert_eq!(container, files(Some(0), Some(0), None), "the pod's cgroup slows it");
     }
 

@@ -1,10 +1,10 @@
-//! Kubernetes' rules for the names of objects and of their parts: for each a predicate.
+//! Kubernetes' rules for the names of objects and of their parts, each as a predicate.
 
 fn is_lower(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit()
 }
 
-/// Whether `text` is made of bytes that are `inner`, its first and last one `outer`; empty is not.
+/// Whether `text` consists of bytes that are `inner`, with its first and last `outer`. An empty text does not.
 fn framed(text: &str, outer: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     bytes.iter().all(|byte| inner(*byte))
@@ -40,7 +40,7 @@ fn is_plain_name(text: &str) -> bool {
     text.len() <= 63 && framed(text, plain, |byte| plain(byte) || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// A label's value; may be empty.
+/// A label's value, which may be empty.
 pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_plain_name(text)
 }

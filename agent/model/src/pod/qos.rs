@@ -8,14 +8,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::quantity::{Amount, parse};
 
-/// The CPU resource.
 pub const CPU: &str = "cpu";
-/// The memory resource.
 pub const MEMORY: &str = "memory";
-/// The resources with a cgroup controller of their own.
+/// The resources that have their own cgroup controller.
 const RESOURCES: [&str; 2] = [CPU, MEMORY];
 
-/// An amount of a list; zero if absent, or if not a quantity: validation has rejected that already.
+/// An amount of a list; zero if absent or not a quantity, which validation has already rejected.
 pub fn amount(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Amount {
     list.and_then(|list| list.get(name)).and_then(|quantity| parse(&quantity.0).ok()).unwrap_or_default()
 }
@@ -25,7 +23,7 @@ pub fn amount(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Amount {
 pub enum QosClass {
     /// Every container has CPU and memory limits, and its requests equal them.
     Guaranteed,
-    /// Something is requested or limited.
+    /// Something is requested or limited, but not all.
     Burstable,
     /// Nothing is requested or limited.
     BestEffort,
@@ -78,7 +76,7 @@ pub fn names_any(resources: &ResourceRequirements) -> bool {
     RESOURCES.iter().any(|name| !request(resources, name).is_zero() || !limit(resources, name).is_zero())
 }
 
-/// The request for a resource: a limit without a request counts as one (the API's defaulting).
+/// The request for a resource. A limit without a request counts as one (the API's defaulting).
 pub fn request(resources: &ResourceRequirements, name: &str) -> Amount {
     match resources.requests.as_ref().and_then(|requests| requests.get(name)) {
         Some(_) => amount(resources.requests.as_ref(), name),

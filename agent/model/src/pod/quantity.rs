@@ -10,7 +10,7 @@ use std::ops::{Add, Sub};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Maximum length of a text. Kubernetes has no limit; no real quantity comes near this one.
+/// Maximum length of a text. Kubernetes has no limit, but no real quantity comes near this one.
 const MAX_LENGTH: usize = 128;
 
 /// Significant digits kept exactly: with the largest binary suffix they still fit into 128 bits.
@@ -117,8 +117,10 @@ fn ceiling(value: i128, divisor: i128) -> i64 {
 
 /// Parses a quantity.
 ///
+///
 /// # Errors
-/// When the text is not in Kubernetes' grammar, or is longer than any amount has reason to be.
+///
+/// The text does not follow Kubernetes' grammar, or is longer than any amount needs to be.
 pub fn parse(text: &str) -> Result<Amount, QuantityError> {
     let wrong = || QuantityError::Format(text.chars().take(MAX_LENGTH).collect());
     if text.len() > MAX_LENGTH {
@@ -146,7 +148,7 @@ pub fn parse(text: &str) -> Result<Amount, QuantityError> {
         return Err(QuantityError::Digits(text.to_owned()));
     }
     let mantissa: i128 = significant.parse().map_err(|_| wrong())?;
-    // MAX_LENGTH bounds both lengths, so they fit.
+    // Both lengths are at most MAX_LENGTH, so they fit.
     let trailing_zeros = (digits.len() - digits.trim_end_matches('0').len()) as i32;
     let exponent = trailing_zeros - fraction.len() as i32 + tens + NANO_DIGITS;
     let magnitude = scaled(mantissa, exponent, twos);
@@ -198,16 +200,20 @@ fn scale(suffix: &str) -> Option<(i32, u32)> {
 
 /// A CPU quantity in millicores, rounded up.
 ///
+///
 /// # Errors
-/// When it is not a quantity.
+///
+/// It is not a quantity.
 pub fn milli_cpu(quantity: &Quantity) -> Result<i64, QuantityError> {
     parse(&quantity.0).map(Amount::milli)
 }
 
 /// A memory or storage quantity in bytes, rounded up.
 ///
+///
 /// # Errors
-/// When it is not a quantity.
+///
+/// It is not a quantity.
 pub fn bytes(quantity: &Quantity) -> Result<i64, QuantityError> {
     parse(&quantity.0).map(Amount::units)
 }
@@ -306,11 +312,11 @@ mod tests {
 
     #[test]
     fn division_rounds_up_and_ignores_a_zero_divisor() {
-        let of = |text| parse(text).unwrap();
-        assert_eq!(of("250m").divided_by(of("1")), 1);
-        assert_eq!(of("250m").divided_by(of("1m")), 250);
-        assert_eq!(of("64Mi").divided_by(of("1Mi")), 64);
-        assert_eq!(of("65537Ki").divided_by(of("1Mi")), 65);
-        assert_eq!(of("3").divided_by(Amount::ZERO), 3);
+        let amount = |text| parse(text).unwrap();
+        assert_eq!(amount("250m").divided_by(amount("1")), 1);
+        assert_eq!(amount("250m").divided_by(amount("1m")), 250);
+        assert_eq!(amount("64Mi").divided_by(amount("1Mi")), 64);
+        assert_eq!(amount("65537Ki").divided_by(amount("1Mi")), 65);
+        assert_eq!(amount("3").divided_by(Amount::ZERO), 3);
     }
 }

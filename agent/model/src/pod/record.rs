@@ -1,4 +1,4 @@
-//! A pod as the sources publish it: decoded, defaulted, validated, named, and never copied again.
+//! A pod as the sources publish it: decoded, defaulted, validated and named. It is never copied again.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::source::SourceKind;
 pub struct PodRecord {
     /// Namespace and node-suffixed name.
     pub key: PodKey,
-    /// Derived from node, source, key and the fields that cannot change in place; or the manifest's own.
+    /// Derived from node, source, key and the fields that cannot change in place, or set in the manifest.
     pub uid: PodUid,
-    /// Hash of the whole manifest as authored: differs when anything differs.
+    /// Hash of the whole manifest as authored, which differs if anything differs.
     pub fingerprint: Fingerprint,
-    /// Hash of the fields that cannot change in place: differs when the pod has to be recreated.
+    /// Hash of the fields that cannot change in place, which differs if the pod has to be recreated.
     pub immutable_fingerprint: Fingerprint,
     /// The source that published it.
     pub source: SourceKind,
@@ -60,7 +60,7 @@ impl PodRecord {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether its source has it as ended for good: for pods of the apiserver, a final phase that was reported.
+    /// Whether its source says that it has ended for good. A pod of the apiserver has if a final phase was reported.
     pub fn has_ended(&self) -> bool {
         let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         phase.is_some_and(is_terminal_phase)
@@ -88,7 +88,7 @@ pub fn is_terminal_phase(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
-/// Two records are equal when they are the same version of the same pod; the fingerprint is compared instead of the
+/// Two records are equal if they are the same version of the same pod. The fingerprint is compared instead of the
 /// spec.
 impl PartialEq for PodRecord {
     fn eq(&self, other: &Self) -> bool {
@@ -102,5 +102,5 @@ impl PartialEq for PodRecord {
     }
 }
 
-/// With it, two `Arc`s of one record compare equal by pointer.
+/// With this, two `Arc`s of one record compare equal by pointer.
 impl Eq for PodRecord {}

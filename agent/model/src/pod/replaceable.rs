@@ -1,8 +1,10 @@
-//! Which containers can be replaced alone when their image or resources change, as far as they are not resized in place.
+//! Which containers can be replaced alone when their image or resources change, unless they are resized in place.
 //!
-//! One whose stop is not followed by a start cannot: an init container, or a regular one that its restart policy may leave
-//! stopped. That follows from the manifests alone, whether the container runs, has finished or never started: so a restart
-//! of the agent in the middle of an edit comes to the same result, and a forecast is right.
+//!
+//! A container whose stop is not followed by a start cannot: an init container, or a regular one that its restart
+//! policy may leave stopped. That depends only on the manifests and not on whether the container runs, has finished
+//! or never started, so a restart of the agent in the middle of an edit leads to the same result, and a forecast is
+//! right.
 
 use std::fmt;
 
@@ -15,7 +17,7 @@ use crate::pod::{PodRecord, Role};
 /// Why a container cannot be replaced alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle<'a> {
-    /// It is an init container: it does not run again in its sandbox.
+    /// It is an init container, which does not run again in its sandbox.
     InitContainer(&'a str),
     /// Its restart policy, the second, may leave it stopped.
     Policy(&'a str, &'a str),
@@ -32,14 +34,14 @@ impl fmt::Display for Obstacle<'_> {
     }
 }
 
-/// The containers whose image or resources differ between two versions, and which can be neither resized nor replaced alone.
-/// There are none in a pod of the apiserver, which has one UID for all its life: as under kubelet a container of it that runs
-/// is replaced whatever its restart policy, and one that has finished stays so.
+/// The containers whose image or resources differ between two versions, and which can be neither resized nor replaced
+/// alone. A pod of the apiserver has none, because it keeps one UID for all its life: as in kubelet, its running
+/// containers are replaced whatever their restart policy, and those that have finished stay so.
 pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
     if new.source.traits().is_stored || old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
         return Vec::new();
     }
-    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+    let (before, after) = (Authored::parse(&old.manifest), Authored::parse(&new.manifest));
     let changed = |name: &str| match (before.container(name), after.container(name)) {
         (Some(before), Some(after)) => !(before.same_image(after) && before.same_resources(after)),
         _ => false,
@@ -49,8 +51,8 @@ pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
 
 fn irreplaceable(spec: &PodSpec) -> impl Iterator<Item = (&str, Obstacle<'_>)> {
     let of_pod = spec.restart_policy.as_deref().unwrap_or("Always");
-    let own = |name: &str| spec.containers.iter().find(|one| one.name == name)?.restart_policy.as_deref();
-    Role::assign(spec).filter_map(move |(name, role)| match (role, own(name).unwrap_or(of_pod)) {
+    let policy_of = |name: &str| spec.containers.iter().find(|one| one.name == name)?.restart_policy.as_deref();
+    Role::assign(spec).filter_map(move |(name, role)| match (role, policy_of(name).unwrap_or(of_pod)) {
         (Role::Init, _) => Some((name, Obstacle::InitContainer(name))),
         (Role::Main, policy) if policy != "Always" => Some((name, Obstacle::Policy(name, policy))),
         (Role::Main | Role::Sidecar | Role::Ephemeral, _) => None,
@@ -104,8 +106,8 @@ mod tests {
         ];
         for (policy, images, expected) in cases {
             let (old, new) = (record(policy, ["a", "a", "a"]), record(policy, images));
-            let found: Vec<String> = obstacles(&old, &new).iter().map(ToString::to_string).collect();
-            assert_eq!(found.join("; "), expected, "{policy:?} {images:?}");
+            let obstacles_found: Vec<String> = obstacles(&old, &new).iter().map(ToString::to_string).collect();
+            assert_eq!(obstacles_found.join("; "), expected, "{policy:?} {images:?}");
             assert_eq!(old.is_same_incarnation(&new), expected.is_empty(), "{policy:?} {images:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a pod requests of the resources that a node has a certain amount of.
+//! What a pod requests of the resources of which a node has a limited amount.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use super::qos::{CPU, MEMORY};
 use super::quantity::Amount;
 use super::totals::pod_request;
 
-/// The name of a place among the node's pods.
+/// The name of the resource "number of pods on the node".
 pub const PODS: &str = "pods";
 /// The name of the disk space of volumes, logs and writable layers.
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -50,7 +50,7 @@ impl Resource {
         }
     }
 
-    /// kubelet's reason for a pod that needs more of it than is left.
+    /// kubelet's reason for refusing a pod that needs more of it than is left.
     pub fn out_of(self) -> String {
         format!("OutOf{}", self.name())
     }
@@ -67,26 +67,26 @@ impl Resource {
 /// An amount of each resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// No specification names it: who counts places sets it.
+    /// No spec has it; the caller that counts pods sets it.
     pods: Amount,
     basic: [Amount; 3],
-    /// By the size of the pages.
+    /// By page size in bytes.
     huge_pages: BTreeMap<u64, Amount>,
 }
 
 impl Requests {
-    /// What the pod requests at most at one time, with its overhead.
-    pub fn of(spec: &PodSpec) -> Self {
+    /// The most that the pod requests at one time, with its overhead.
+    pub fn from_spec(spec: &PodSpec) -> Self {
         let basic = Resource::BASIC.map(|resource| pod_request(spec, &resource.name()));
         Self { pods: Amount::ZERO, basic, huge_pages: huge_pages::requests(spec) }
     }
 
-    /// Both together.
+    /// The sum of both.
     pub fn plus(self, other: &Self) -> Self {
         self.combined(other, |own, other| own + other)
     }
 
-    /// What is left of these without `other`; never less than nothing.
+    /// What is left of these without `other`; never negative.
     pub fn without(self, other: &Self) -> Self {
         self.combined(other, |own, other| (own - other).max(Amount::ZERO))
     }
@@ -96,7 +96,7 @@ impl Requests {
         self.resources().all(|resource| self[resource].is_zero())
     }
 
-    /// The resources of which it has an amount, be it zero; places where there are some.
+    /// The resources of which it has an amount, even zero; the number of pods only if it is not zero.
     pub fn resources(&self) -> impl Iterator<Item = Resource> + use<> {
         let sizes: Vec<u64> = self.huge_pages.keys().copied().collect();
         let pods = (!self.pods.is_zero()).then_some(Resource::Pods);
@@ -156,10 +156,10 @@ mod tests {
             "overhead": {"cpu": "100m"},
         }))
         .unwrap();
-        let requests = Requests::of(&spec);
+        let requests = Requests::from_spec(&spec);
         let numbers = Resource::BASIC.map(|resource| resource.number(requests[resource]));
         assert_eq!(numbers, [2_100, 128 << 20, 1 << 30]);
-        assert!(Requests::of(&PodSpec::default()).is_zero());
+        assert!(Requests::from_spec(&PodSpec::default()).is_zero());
         let mut less = Requests::default();
         less[Resource::Cpu] = parse("3").unwrap();
         let left = requests.clone().without(&less);

@@ -1,9 +1,10 @@
 //! Which edits of a container's resources are carried out while it runs, without a restart.
 //!
-//! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may
-//! be removed, and the same holds for the pod's own. A container that has its limits from its pod follows the pod's.
-//! Where `resizePolicy` requires a restart, or anything else differs, the container is replaced. That follows from the
-//! manifests alone.
+//!
+//! These are the rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be
+//! added, none may be removed, and the same holds for the pod's own. A container that gets its limits from its pod
+//! follows the pod's. If `resizePolicy` requires a restart, or anything else differs, the container is replaced. That
+//! depends only on the manifests.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +16,21 @@ use crate::pod::authored::Authored;
 use crate::pod::compute_resources::effective_limit;
 use crate::pod::qos::{CPU, MEMORY, amount};
 
-/// Whether the container called `name`, as it is in `old`, becomes that of `new` while it runs.
+/// Whether the container called `name` can change from `old` to `new` while it runs.
 pub fn resizes_in_place(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
     let (Some(before), Some(after)) = (old.container(name), new.container(name)) else { return false };
     changes_resources_alone(old, new, name) && may_resize((old.spec(), before), (new.spec(), after))
 }
 
-/// Whether a pod that runs can have its own resources as in `new`: none of them is taken away, and only cpu and memory change.
+/// Whether a running pod can get its own resources of `new`: none is removed, and only cpu and memory change.
 pub fn pod_resizes_in_place(old: &PodSpec, new: &PodSpec) -> bool {
     let empty = ResourceRequirements::default();
     keeps_all(old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty))
 }
 
-/// Whether the container called `name` has the same image in both, and other resources.
+/// Whether the container called `name` has the same image in both, but other resources.
 pub fn changes_resources_alone(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
-    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+    let (before, after) = (Authored::parse(&old.manifest), Authored::parse(&new.manifest));
     let (Some(before), Some(after)) = (before.container(name), after.container(name)) else { return false };
     before.same_image(after) && !before.same_resources(after)
 }
@@ -37,7 +38,7 @@ pub fn changes_resources_alone(old: &PodRecord, new: &PodRecord, name: &str) -> 
 fn may_resize((old_pod, old): (&PodSpec, &Container), (new_pod, new): (&PodSpec, &Container)) -> bool {
     let empty = ResourceRequirements::default();
     let (before, after) = (old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty));
-    // kubelet compares the requests, and the limits with those that follow from the pod's.
+    // kubelet compares the requests, and the limits including those that follow from the pod's.
     let changed = |name: &str| {
         amount(before.requests.as_ref(), name) != amount(after.requests.as_ref(), name)
             || effective_limit(old_pod, old, name) != effective_limit(new_pod, new, name)
@@ -56,7 +57,7 @@ fn keeps_all(before: &ResourceRequirements, after: &ResourceRequirements) -> boo
     lists.iter().all(|(before, after)| keeps(before.as_ref(), after.as_ref()))
 }
 
-/// Whether `after` has every resource that `before` has, and the same amounts but of cpu and memory.
+/// Whether `after` has every resource of `before`, in the same amounts except for cpu and memory.
 fn keeps(before: Option<&BTreeMap<String, Quantity>>, after: Option<&BTreeMap<String, Quantity>>) -> bool {
     let is_resizable = |name: &str| name == CPU || name == MEMORY;
     let has = |list: Option<&BTreeMap<String, Quantity>>, name: &str| list.is_some_and(|list| list.contains_key(name));
@@ -78,10 +79,11 @@ mod tests {
 
     /// Containers of every role with the same image, resources and policy.
     fn record(image: &str, resources: &Value, policy: &Value) -> PodRecord {
-        let one = |name: &str| json!({ "name": name, "image": image, "resources": resources, "resizePolicy": policy });
-        let mut inits = [one("i"), one("s")];
+        let container =
+            |name: &str| json!({ "name": name, "image": image, "resources": resources, "resizePolicy": policy });
+        let mut inits = [container("i"), container("s")];
         inits[1]["restartPolicy"] = json!("Always");
-        let spec = json!({ "initContainers": inits, "containers": [one("m")] });
+        let spec = json!({ "initContainers": inits, "containers": [container("m")] });
         let manifest = json!({ "metadata": { "name": "web" }, "spec": spec });
         restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
     }
@@ -102,9 +104,9 @@ mod tests {
             (limits("1", "1Mi"), limits("2", "1Mi"), &restarts("memory"), true),
             (limits("1", "1Mi"), limits("1", "2Mi"), &restarts("memory"), false),
             (requests("1"), requests("500m"), &none, true),
-            // Nothing is an edit of nothing.
+            // Without a difference there is no edit.
             (limits("1", "1Mi"), limits("1", "1Mi"), &none, false),
-            // What was not limited may be; what was limited stays so.
+            // What had no limit may get one; what had one keeps one.
             (json!({ "limits": { "cpu": "1" } }), limits("1", "1Mi"), &none, true),
             (limits("1", "1Mi"), json!({ "limits": { "cpu": "1" } }), &none, false),
             (requests("1"), json!({ "requests": { "cpu": "1" } }), &none, false),
@@ -176,7 +178,7 @@ mod tests {
             (json!({ "requests": { "cpu": "1", "memory": "1Mi" }, "limits": { "cpu": "2", "memory": "1Gi" } }), true),
             (json!({ "requests": { "cpu": "1" }, "limits": { "cpu": "2" } }), false),
             (json!(null), false),
-            // Another QoS class.
+            // The QoS class differs.
             (json!({ "requests": { "cpu": "2", "memory": "1Gi" }, "limits": { "cpu": "2", "memory": "1Gi" } }), false),
         ];
         for (after, same) in cases {

@@ -1,17 +1,18 @@
-//! The roles that a pod's containers have in its life.
+//! The roles of a pod's containers in its life.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-/// What a container is for; decides its order, whether it restarts, and what waits for it.
+/// What a container is for. It decides its order, whether it restarts, and what waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Runs to completion before the next of the init containers and the regular ones start.
+    /// Runs to completion before the next init container or the regular ones start.
     Init,
-    /// An init container with `restartPolicy: Always`: it starts in the init containers' order, and runs beside the others.
+    /// An init container with `restartPolicy: Always`. It starts in the order of the init containers, and runs beside
+    /// the others.
     Sidecar,
     /// A regular container.
     Main,
-    /// Added to a running pod for debugging; never restarted.
+    /// Added to a running pod for debugging, and never restarted.
     Ephemeral,
 }
 
@@ -30,7 +31,7 @@ impl Role {
         if container.restart_policy.as_deref() == Some("Always") { Self::Sidecar } else { Self::Init }
     }
 
-    /// The place of the container of that name in a Pod, as events name it (kubelet's `fieldPath`).
+    /// The path of the container of that name in a Pod, as events name it (kubelet's `fieldPath`).
     pub fn field_path(self, name: &str) -> String {
         let list = match self {
             Self::Init | Self::Sidecar => "initContainers",

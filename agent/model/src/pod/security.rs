@@ -1,5 +1,5 @@
-//! Kubernetes' Pod Security Standards, latest version: what of a pod its level does not allow, in the words of the standard
-//! (`k8s.io/pod-security-admission`). Pure. Fields of Linux only.
+//! Kubernetes' Pod Security Standards, latest version: which parts of a pod its level does not allow, in the words of
+//! the standard (`k8s.io/pod-security-admission`). Pure. Only fields of Linux are checked.
 
 mod baseline;
 mod restricted;
@@ -18,9 +18,9 @@ pub enum SecurityLevel {
     /// Everything.
     #[default]
     Privileged,
-    /// Nothing by which a pod becomes more than the node's other users by known ways.
+    /// Nothing by which a pod can escalate its privileges in known ways.
     Baseline,
-    /// What hardened pods need.
+    /// Only what follows the practices of hardened pods.
     Restricted,
 }
 
@@ -48,11 +48,11 @@ impl FromStr for SecurityLevel {
 pub struct SecurityLevels([SecurityLevel; SourceKind::ALL.len()]);
 
 impl SecurityLevels {
-    /// Every source may do everything.
+    /// All sources may do everything.
     pub const PRIVILEGED: Self = Self([SecurityLevel::Privileged; SourceKind::ALL.len()]);
 
     /// The level of the pods of that source.
-    pub fn of(self, source: SourceKind) -> SecurityLevel {
+    pub fn for_source(self, source: SourceKind) -> SecurityLevel {
         self.0[source.index()]
     }
 
@@ -76,7 +76,7 @@ impl Violation {
     }
 }
 
-/// Refuses what the level does not allow, all of it in one fault.
+/// Refuses what the level does not allow, all in one fault.
 pub fn check(record: &PodRecord, level: SecurityLevel) -> Option<Fault> {
     let violations = violations(record, level);
     let parts: Vec<String> =
@@ -88,19 +88,19 @@ pub fn check(record: &PodRecord, level: SecurityLevel) -> Option<Fault> {
     })
 }
 
-/// All of `baseline` applies to `restricted`, too, except for checks that a stricter one replaces.
+/// All of `baseline` applies to `restricted` too, except for checks that a stricter one replaces.
 fn violations(record: &PodRecord, level: SecurityLevel) -> Vec<Violation> {
-    let of = |checks: &[fn(&PodRecord) -> Option<Violation>]| -> Vec<Violation> {
+    let violations_of = |checks: &[fn(&PodRecord) -> Option<Violation>]| -> Vec<Violation> {
         checks.iter().filter_map(|check| check(record)).collect()
     };
     match level {
         SecurityLevel::Privileged => Vec::new(),
-        SecurityLevel::Baseline => of(&baseline::ALL),
-        SecurityLevel::Restricted => of(&restricted::ALL),
+        SecurityLevel::Baseline => violations_of(&baseline::ALL),
+        SecurityLevel::Restricted => violations_of(&restricted::ALL),
     }
 }
 
-/// Whether root in the pod is not root on the node: the standards then allow more.
+/// Whether root in the pod is not root on the node. The standards then allow more.
 fn has_own_users(spec: &PodSpec) -> bool {
     spec.host_users == Some(false)
 }

@@ -1,5 +1,5 @@
-//! The size of a Pod: at most what etcd takes in one request, which bounds every Pod that an apiserver accepts. Each container
-//! carries its Pod's manifest in containerd, and every reading of its state reads them all.
+//! The size of a Pod: at most what etcd accepts in one request, which bounds every Pod that an apiserver accepts.
+//! Each container carries its Pod's manifest in containerd, and every reading of containerd's state reads them all.
 
 use serde_json::Value;
 

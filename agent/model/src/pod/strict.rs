@@ -1,11 +1,13 @@
-//! Deserializes a value into a type of the Kubernetes API: reports a value of the wrong type with its path, and collects
-//! unknown fields, each with a suggestion.
+//! Deserializes a value into a type of the Kubernetes API. Reports a value of the wrong type with its path, and
+//! collects unknown fields, each with a suggestion.
 //!
-//! `null` as an item of a list or as the value of a free key is the zero value of its type, as for Kubernetes' decoder: an
-//! empty text, object or quantity, 0.
 //!
-//! One deserializer serves the Pods of manifests and those of the agent's responses: the types' code is generated once for
-//! each deserializer, and it is large.
+//! `null` as an item of a list or as the value of a free key is the zero value of its type, as for Kubernetes'
+//! decoder: an empty text, object or quantity, or 0.
+//!
+//!
+//! One deserializer serves the Pods of manifests and those of the agent's responses, because the types' code is
+//! generated once for each deserializer, and it is large.
 
 use std::cell::{Cell, RefCell};
 
@@ -24,7 +26,7 @@ const SIMILARITY: f64 = 0.65;
 /// The type of quantities, which may be written as numbers: `cpu: 1`.
 const QUANTITY: &str = "Quantity";
 
-/// How many nulls are read as zero values; those beyond are values of the wrong type.
+/// How many nulls are read as zero values. Those beyond count as values of the wrong type.
 const MAX_NULLS: usize = 10_000;
 
 /// The names of an object's fields.
@@ -56,10 +58,9 @@ impl UnknownField {
     }
 }
 
-/// The unknown fields of a document: the first ones, and how many more there are.
+/// The unknown fields of a document: the first ones, and the number of the others.
 #[derive(Debug, Default)]
 pub struct UnknownFields {
-    /// The first ones.
     pub first: Vec<UnknownField>,
     /// The number of those beyond.
     pub more: usize,
@@ -89,7 +90,6 @@ pub(super) enum Step {
 /// A null that was read as a zero value.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ReadNull {
-    /// Where it is.
     pub(super) steps: Vec<Step>,
     /// What it was read as.
     pub(super) zero: Value,
@@ -200,7 +200,7 @@ impl<'a, 'p> Reader<'a, 'p> {
         Entries { of: self.location, notes: self.notes, fields, rest: map.iter(), value: None }
     }
 
-    /// Whether it is a null that is read as `zero`; if so, notes it.
+    /// Whether it is a null that is read as `zero`. If so, it is recorded.
     fn is_zero(&self, zero: impl FnOnce() -> Value) -> bool {
         let is_element = matches!(self.location, Location::Item { .. } | Location::Field { fields: None, .. });
         let mut nulls = self.notes.nulls.borrow_mut();
@@ -412,11 +412,11 @@ mod tests {
             },
         });
         let (_, unknown) = read::<Pod>(&pod);
-        let found: Vec<_> = unknown.first.iter().map(|unknown| unknown.path.as_str()).collect();
-        let [term, item] = &unknown.first[..] else { panic!("{found:?}") };
+        let paths: Vec<_> = unknown.first.iter().map(|unknown| unknown.path.as_str()).collect();
+        let [term, item] = &unknown.first[..] else { panic!("{paths:?}") };
         let terms = "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution";
         assert_eq!(
-            found,
+            paths,
             [format!("{terms}[0].weight").as_str(), "spec.volumes[0].projected.sources[1].secret.items[0].qqq"]
         );
         assert!(term.fields.contains(&"topologyKey") && !term.fields.contains(&"mode"), "{:?}", term.fields);

@@ -25,10 +25,10 @@ impl SwapBehavior {
     }
 }
 
-/// Bytes of swap that a container may use under `LimitedSwap`: of the node's swap as large a part as the container requests of
-/// the node's memory (kubelet's `calcSwapForBurstablePods`). None for pods of a critical priority, for containers that request
-/// no memory or as much as their limit, and for pods that are not burstable. kubelet gives none to static pods either: they
-/// are all that a node without an apiserver has, so here they swap.
+/// Bytes of swap that a container may use under `LimitedSwap`: the same share of the node's swap as it requests of
+/// the node's memory (kubelet's `calcSwapForBurstablePods`). Pods of a critical priority, containers that request no
+/// memory or as much as their limit, and pods that are not burstable get none. kubelet gives none to static pods
+/// either, but without an apiserver a node has only those, so here they swap.
 pub fn limited_swap(pod: &PodSpec, container: &Container, memory_capacity: u64, swap_capacity: u64) -> u64 {
     let Some(resources) = &container.resources else { return 0 };
     let (requested, limited) = (request(resources, MEMORY), limit(resources, MEMORY));
@@ -61,7 +61,7 @@ mod tests {
             (json!({"requests": {"memory": "9Gi"}}), json!({}), 0),
             (json!({"requests": {"cpu": "1"}}), json!({}), 0),
             (json!({}), json!({}), 0),
-            // What is only limited requests as much.
+            // A container that only has a limit requests as much.
             (json!({"limits": {"memory": "1Gi"}}), json!({}), 0),
             (json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}), json!({}), 0),
             (json!({"limits": {"memory": "1Gi", "cpu": "1"}}), json!({}), 0),

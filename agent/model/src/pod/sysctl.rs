@@ -1,10 +1,10 @@
-//! Which sysctls a Pod may set, and their paths. Pure; the rules are kubelet's (pkg/kubelet/sysctl).
+//! Which sysctls a Pod may set, and their paths. Pure; the rules are kubelet's (`pkg/kubelet/sysctl`).
 
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// kubelet's safe sysctls, which any Pod may set: isolated between pods and harmless to the node.
+/// kubelet's safe sysctls, which any Pod may set because they are isolated between pods and harmless to the node.
 const SAFE_SYSCTLS: [&str; 14] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -25,7 +25,7 @@ const SAFE_SYSCTLS: [&str; 14] = [
 /// A sysctl that the Pod may not set on this node. Admission refuses such a Pod (kubelet's reason `SysctlForbidden`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SysctlRefused {
-    /// Neither safe nor allowed by the configuration.
+    /// It is neither safe nor allowed by the configuration.
     #[error("forbidden sysctl: {0:?} not allowlisted")]
     NotAllowed(String),
     /// Its namespace is the host's.
@@ -72,7 +72,7 @@ fn matches(pattern: &str, dotted_name: &str) -> bool {
     }
 }
 
-/// The namespace of a sysctl, among those that a pod may have.
+/// The namespace of a sysctl, if it is one that a pod may have.
 fn namespace(dotted_name: &str) -> Option<&'static str> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| dotted_name.starts_with(prefix));
     match dotted_name {
@@ -83,7 +83,7 @@ fn namespace(dotted_name: &str) -> Option<&'static str> {
     }
 }
 
-/// The name with `.` between its parts. Where the first separator is a `/`, the two characters are swapped, so that a
+/// The name with `.` between its parts. If the first separator is a `/`, the two characters are swapped, so that a
 /// `.` within an interface's name stays distinct: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`.
 pub fn dotted(name: &str) -> String {
     match name.find(['.', '/']) {

@@ -1,4 +1,5 @@
-//! The most resources that a pod's containers take together at one time, and the pod's own request that follows.
+//! The most resources that a pod's containers take together at one time, and the pod's own request, which follows
+//! from it.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use crate::pod::quantity::{self, Amount};
 /// Amounts of resources as in a manifest.
 pub(super) type Amounts = BTreeMap<String, Quantity>;
 
-/// The sums of `of`, limits or requests: all main containers and sidecars, or one init container with the sidecars
-/// before it, whichever is more. An invalid quantity counts as absent.
+/// The sums of `of`, which selects limits or requests: of all main containers and sidecars, or of one init container
+/// with the sidecars before it, whichever is more. An invalid quantity counts as absent.
 pub(super) fn totals(
     spec: &PodSpec,
     of: impl Fn(&ResourceRequirements) -> Option<&Amounts>,
@@ -55,14 +56,14 @@ fn raise(into: &mut BTreeMap<String, Amount>, name: String, amount: Amount) {
     *entry = (*entry).max(amount);
 }
 
-/// What the pod requests of a resource at most at one time, with its overhead.
+/// The most that the pod requests of a resource at one time, with its overhead.
 pub fn pod_request(spec: &PodSpec, name: &str) -> Amount {
-    let own = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
-    let needed = if own.is_zero() { together(spec, |resources| request(resources, name)) } else { own };
+    let of_pod = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
+    let needed = if of_pod.is_zero() { together(spec, |resources| request(resources, name)) } else { of_pod };
     needed + amount(spec.overhead.as_ref(), name)
 }
 
-/// The peak need of the containers: init containers run one by one, each together with the sidecars before it.
+/// The peak need of the containers. Init containers run one by one, each together with the sidecars before it.
 pub(super) fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
     let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
     let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
@@ -77,7 +78,7 @@ pub(super) fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amo
     peak.max(sidecars + spec.containers.iter().map(need).sum())
 }
 
-/// Whether an init container runs on beside the containers after it.
+/// Whether an init container keeps running beside the containers after it.
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
@@ -91,10 +92,10 @@ mod tests {
 
     #[test]
     fn an_init_container_runs_together_with_the_sidecars_before_it() {
-        let one = |policy: Option<&str>, cpu: &str| json!({"name": "a", "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
+        let container = |policy: Option<&str>, cpu: &str| json!({"name": "a", "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
         let spec: PodSpec = serde_json::from_value(json!({
-            "initContainers": [one(Some("Always"), "1"), one(None, "5"), one(Some("Always"), "1"), one(None, "3")],
-            "containers": [one(None, "1"), one(None, "500m")]
+            "initContainers": [container(Some("Always"), "1"), container(None, "5"), container(Some("Always"), "1"), container(None, "3")],
+            "containers": [container(None, "1"), container(None, "500m")]
         }))
         .unwrap();
         let sums = totals(&spec, |resources| resources.requests.as_ref());

@@ -1,6 +1,6 @@
-//! The table of unsupported fields: a Pod that uses one is rejected with the field's name, never run without it. So is
-//! one that needs an apiserver, unless the Pod comes from one. Fields that have no effect on a node without an apiserver
-//! are accepted with a warning.
+//! The table of unsupported fields. A Pod that uses one is rejected with the field's name, and never run without it.
+//! So is one that needs an apiserver, unless the Pod comes from one. Fields that have no effect on a node without an
+//! apiserver are accepted with a warning.
 
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ const REMOVED: &str = "Kubernetes has removed it";
 
 /// Fields that limpet does not implement, and why. `C` means every container and init container.
 pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
-    // Life
+    // Life cycle
     ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
     ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
     ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
@@ -95,7 +95,7 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.volumes[].projected.sources[].podCertificate", "a certificate of a signer"),
 ];
 
-/// Fields without effect on a node without an apiserver, or without a scheduler, but for the named values.
+/// Fields that have no effect on a node without an apiserver or a scheduler, except with the named values.
 pub(super) const NO_EFFECT: &[(&str, UsedIf)] = &[
     ("metadata.finalizers", Always),
     ("metadata.generateName", Always),
@@ -112,7 +112,8 @@ pub(super) const NO_EFFECT: &[(&str, UsedIf)] = &[
     ("spec.topologySpreadConstraints", Always),
 ];
 
-/// A pushed pod that tolerates [`MEMORY_PRESSURE`] starts under memory pressure. Other taints stop no pod of the node's own.
+/// A pushed pod that tolerates [`MEMORY_PRESSURE`] starts under memory pressure. Other taints stop none of the node's
+/// own pods.
 pub(super) const TOLERATIONS: &str = "spec.tolerations";
 
 /// Fields without effect on Linux, as with kubelet.
@@ -162,7 +163,7 @@ fn no_effect(path: String, when: UsedIf) -> Fault {
     Fault::warning(path, message).because(Reason::NoEffect)
 }
 
-/// Whether some toleration may be of the taint of memory pressure. One without a key is of every taint.
+/// Whether some toleration may match the taint of memory pressure. One without a key matches every taint.
 fn tolerates_memory_pressure(manifest: &Value) -> bool {
     select(manifest, "spec.tolerations[]").into_iter().any(|(_, toleration)| match toleration.get("key") {
         Some(Value::String(key)) => key.is_empty() || key == MEMORY_PRESSURE,
@@ -170,7 +171,7 @@ fn tolerates_memory_pressure(manifest: &Value) -> bool {
     })
 }
 
-/// As with kubelet, the conditions of such a pod cannot be set: those of its mirror do not count.
+/// As in kubelet, the conditions of such a pod cannot be set, because those of its mirror do not count.
 fn never_ready(path: String) -> Fault {
     Fault::warning(path, "name conditions that others set at an apiserver: this pod runs and is never ready")
         .with_remedy("remove the field, or create this Pod through an apiserver")
@@ -193,9 +194,10 @@ fn refuse(path: String, why: &str) -> Fault {
         .because(Reason::Unsupported)
 }
 
-/// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.
+/// Faults of bandwidth annotations that are not rates, or that have no effect because the pod shares the node's
+/// network.
 fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<Fault> {
-    let found = ANNOTATIONS.iter().filter_map(|key| Some((super::yaml::join(&path, key), annotations.get(key)?)));
+    let annotated = ANNOTATIONS.iter().filter_map(|key| Some((super::yaml::join(&path, key), annotations.get(key)?)));
     let fault = |(path, value): (String, &Value)| {
         if value.as_str().and_then(rate).is_none() {
             return Some(
@@ -207,10 +209,10 @@ fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<F
         let unlimited = Fault::warning(path, "has no effect on a pod with hostNetwork").because(Reason::NoEffect);
         host_network.then_some(unlimited)
     };
-    found.filter_map(fault).collect()
+    annotated.filter_map(fault).collect()
 }
 
-/// Limits of resources that Kubernetes may know and limpet does not. Devices are known to the node alone.
+/// Faults of limits of resources that Kubernetes may know and limpet does not. Only the node knows its devices.
 fn unknown_resources((path, limits): (String, &Value)) -> Vec<Fault> {
     let known = ["cpu", "memory", "ephemeral-storage"];
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
@@ -244,12 +246,12 @@ fn is_text(known: &str, text: &str) -> bool {
 
 /// Every value that matches `pattern`, with its path. A pattern without a match, the usual case, allocates nothing.
 fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
-    let mut found = Vec::new();
-    follow(value, pattern, None, &mut found);
-    found
+    let mut matches = Vec::new();
+    follow(value, pattern, None, &mut matches);
+    matches
 }
 
-/// The path to a value: one step, and those before it.
+/// The path to a value: its last step, and those before it.
 #[derive(Clone, Copy)]
 struct FieldPath<'w> {
     before: Option<&'w FieldPath<'w>>,

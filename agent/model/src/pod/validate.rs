@@ -1,5 +1,6 @@
-//! Kubernetes' validation of a Pod, complete: including fields limpet does not act on. Every fault uses Kubernetes' field
-//! names and messages, with a remedy where one helps. Runs after defaulting and naming, as in kubelet.
+//! Kubernetes' validation of a Pod, all of it, including fields that limpet does not act on. Every fault uses
+//! Kubernetes' field names and messages, with a remedy where one helps. It runs after defaulting and naming, as in
+//! kubelet.
 
 mod affinity;
 mod container;
@@ -37,19 +38,19 @@ pub(crate) fn validate(draft: &Draft) -> FaultList {
     faults.finish()
 }
 
-/// The faults of the pod's ephemeral container at that index, as one that is added to the running pod.
+/// The faults of the pod's ephemeral container at that index, as if it were added to the running pod.
 pub(crate) fn added(record: &PodRecord, index: usize) -> Vec<Fault> {
     let (spec, root) = (record.spec(), At::Root("spec"));
-    // What else is wrong with the pod was accepted before.
+    // Other faults of the pod were accepted before.
     let mut others = Faults::default();
     let volumes = volume::volumes(spec, record.key.name(), &root.field("volumes"), &mut others);
     let claims = resources::claims(spec, &root.field("resourceClaims"), &mut others);
     let list = root.field("ephemeralContainers");
     let mut faults = Faults::default();
     containers::ephemerals(&Pod { spec, volumes, claims }, &list, &mut faults);
-    let own = list.index(index).to_string();
+    let prefix = list.index(index).to_string();
     let is_own =
-        |fault: &Fault| fault.path.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        |fault: &Fault| fault.path.strip_prefix(&prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     faults.finish().finish().into_iter().filter(is_own).collect()
 }
 

@@ -1,7 +1,8 @@
 //! The kinds of volumes that the node supports.
 //!
-//! What each part does with a volume is a `match` without a wildcard, so a kind that is added here does not compile until
-//! every part knows it.
+//!
+//! Each part of the agent that handles volumes has a `match` without a wildcard, so that a new kind does not compile
+//! until every part knows it.
 
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, EphemeralVolumeSource,
@@ -45,7 +46,7 @@ impl<'a> VolumeKind<'a> {
         "ephemeral",
     ];
 
-    /// The kind of a volume; `None`: it is of one that is not supported.
+    /// The kind of a volume; `None` if that is not supported.
     pub fn find(volume: &'a Volume) -> Option<Self> {
         // Validation has made sure that there is only one.
         let empty_dir = volume.empty_dir.as_ref().map(Self::EmptyDir);

@@ -1,10 +1,11 @@
 //! Parses YAML and JSON as kubelet does, with the position of every field.
 //!
-//! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are read as by `sigs.k8s.io/yaml`; a
-//! duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not have, is
-//! `'` as there. Size, depth and aliases are limited. If one document is not YAML, the others are still read: a line
-//! that begins with `---` separates two documents whatever precedes it. Positions are found by a second parse, and only
-//! for a file that has a fault.
+//!
+//! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, and numbers as map keys are read as by `sigs.k8s.io/yaml`.
+//! A duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not
+//! have, is read as `'`, as it is there. Size, depth and aliases are limited. If one document is not YAML, the others
+//! are still read: a line that begins with `---` separates two documents whatever precedes it. Positions are found by
+//! a second parse, and only for a file that has a fault.
 
 mod escaped_quotes;
 mod positions;
@@ -29,7 +30,7 @@ pub(super) const MAX_BYTES: usize = 10 << 20;
 const MAX_DOCUMENTS: usize = 10_000;
 /// Maximum nesting of one document; a Pod needs about a dozen levels.
 const MAX_DEPTH: usize = 64;
-/// Maximum number of strings of one text with [`escaped_quotes`]: each is parsed for again.
+/// Maximum number of strings of one text with [`escaped_quotes`], because the text is parsed again for each.
 const MAX_ESCAPED_QUOTES: usize = 64;
 /// Maximum number of aliases in one file.
 const MAX_ALIASES: usize = 10_000;
@@ -57,7 +58,7 @@ impl Document<'_> {
 #[derive(Debug)]
 struct File<'t> {
     text: Cow<'t, str>,
-    /// Lines before the text.
+    /// How many lines precede the text.
     first_line: u32,
     /// How many texts share the limits.
     parts: usize,
@@ -68,15 +69,15 @@ impl File<'_> {
     /// The positions of each document.
     fn positions(&self) -> &[Positions] {
         self.positions.get_or_init(|| {
-            // A text that was parsed once can be parsed again.
+            // A text that could be parsed once can be parsed again.
             let read = positions::read(&self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
             read.unwrap_or_default()
         })
     }
 }
 
-/// Parses every document of a file; empty ones are omitted. A document that is not YAML is a fault, and those after it are
-/// parsed; a text that is too large, or not UTF-8, is a fault, and nothing is parsed.
+/// Parses every document of a file; empty ones are omitted. A document that is not YAML is a fault, and those after
+/// it are still parsed. A text that is too large, or not UTF-8, is a fault, and nothing is parsed.
 pub(crate) fn documents(text: &[u8]) -> (Vec<Document<'_>>, Vec<Fault>) {
     let text = match bounded_text(text) {
         Ok(text) => text,
@@ -97,7 +98,7 @@ pub(crate) fn documents(text: &[u8]) -> (Vec<Document<'_>>, Vec<Fault>) {
             Err(fault) => faults.push(fault),
         }
     }
-    // A fault of the whole text that no part has: a limit shared by all of them.
+    // The whole text has a fault that none of its parts has: it exceeds a limit that they share.
     if faults.is_empty() {
         return (Vec::new(), vec![fault]);
     }
@@ -144,7 +145,7 @@ fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document<'_>>,
         text = Cow::Owned(plain);
         values = read(&text, DuplicateKeyPolicy::Error);
     }
-    // Parse again, to report all duplicate keys.
+    // Parses again, to report all duplicate keys.
     if matches!(&values, Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. })) {
         duplicated = true;
         values = read(&text, DuplicateKeyPolicy::LastWins);
@@ -209,7 +210,7 @@ pub(crate) fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// A value as kubelet's conversion through JSON makes it.
+/// A value as kubelet's conversion through JSON produces it.
 struct Json(Value);
 
 impl<'de> Deserialize<'de> for Json {

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// That of Debian 13.
+/// The file of Debian 13.
 const CONTEXTS: &str = r#"# of the policy
 process = "system_u:system_r:container_t:s0"
 content = "system_u:object_r:virt_var_lib_t:s0"
@@ -15,7 +15,7 @@ fn contexts() -> ContainerContexts {
     ContainerContexts::parse(CONTEXTS).unwrap()
 }
 
-fn of(options: Value, kind: ContainerKind) -> Result<(Option<String>, String), String> {
+fn labels_with(options: Value, kind: ContainerKind) -> Result<(Option<String>, String), String> {
     let options: SELinuxOptions = serde_json::from_value(options).unwrap();
     labels(&contexts(), Some(&options), "s0:c1,c2", kind).map(|labels| (labels.process, labels.file))
 }
@@ -32,10 +32,10 @@ fn a_label_has_three_or_four_parts() {
 
 #[test]
 fn the_policys_labels_are_read() {
-    let found = contexts();
-    assert_eq!(found.process.to_string(), "system_u:system_r:container_t:s0");
-    assert_eq!(found.file.to_string(), "system_u:object_r:container_file_t:s0");
-    assert_eq!(found.kvm_process.unwrap().to_string(), "system_u:system_r:container_kvm_t:s0");
+    let contexts = contexts();
+    assert_eq!(contexts.process.to_string(), "system_u:system_r:container_t:s0");
+    assert_eq!(contexts.file.to_string(), "system_u:object_r:container_file_t:s0");
+    assert_eq!(contexts.kvm_process.unwrap().to_string(), "system_u:system_r:container_kvm_t:s0");
     for (text, error) in [
         ("", "it has no label \"process\""),
         ("process = \"u:r:t\"", "it has no label \"file\""),
@@ -74,30 +74,33 @@ fn options_replace_parts_of_the_policys_labels() {
         ),
     ];
     for (options, process, file) in cases {
-        let found = of(options.clone(), ContainerKind::default());
-        assert_eq!(found, Ok((Some(process.to_owned()), file)), "{options}");
+        let labelled = labels_with(options.clone(), ContainerKind::default());
+        assert_eq!(labelled, Ok((Some(process.to_owned()), file)), "{options}");
     }
 }
 
 #[test]
 fn a_privileged_container_has_labelled_files_and_a_machine_its_own_type() {
     let privileged = ContainerKind { privileged: true, ..ContainerKind::default() };
-    assert_eq!(of(json!({}), privileged), Ok((None, "system_u:object_r:container_file_t:s0:c1,c2".to_owned())));
+    assert_eq!(
+        labels_with(json!({}), privileged),
+        Ok((None, "system_u:object_r:container_file_t:s0:c1,c2".to_owned()))
+    );
     let machine = ContainerKind { virtual_machine: true, ..ContainerKind::default() };
     let process = "system_u:system_r:container_kvm_t:s0:c1,c2".to_owned();
-    assert_eq!(of(json!({"type": "spc_t"}), machine).unwrap().0, Some(process));
+    assert_eq!(labels_with(json!({"type": "spc_t"}), machine).unwrap().0, Some(process));
 }
 
 #[test]
 fn a_policy_without_levels_gets_none_unless_the_pod_insists() {
     let contexts = ContainerContexts::parse("process=u:r:t\nfile=u:object_r:f").unwrap();
-    let of = |options: Value| {
+    let labels_with = |options: Value| {
         let options = serde_json::from_value(options).unwrap();
         labels(&contexts, Some(&options), "s0:c1,c2", ContainerKind::default()).unwrap()
     };
     let plain = ContainerLabels { process: Some("u:r:t".to_owned()), file: "u:object_r:f".to_owned() };
-    assert_eq!(of(json!({})), plain);
-    assert_eq!(of(json!({"level": "s0"})).file, "u:object_r:f:s0");
+    assert_eq!(labels_with(json!({})), plain);
+    assert_eq!(labels_with(json!({"level": "s0"})).file, "u:object_r:f:s0");
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn levels_have_containerds_form() {
         let expected = format!("the format of 'level' {level:?} is not correct");
         assert_eq!(check_level(level), Err(expected), "{level:?}");
     }
-    let malformed = of(json!({"level": "high"}), ContainerKind::default());
+    let malformed = labels_with(json!({"level": "high"}), ContainerKind::default());
     assert_eq!(malformed, Err("the format of 'level' \"high\" is not correct".to_owned()));
 }
 
@@ -134,21 +137,21 @@ fn a_containers_options_replace_the_pods_as_a_whole() {
     assert_eq!(process(0), "system_u:system_r:spc_t:s0:c1,c2");
     assert_eq!(process(1), "system_u:system_r:my_t:s0:c1,c2");
     assert_eq!(process(2), "system_u:system_r:container_t:s0:c3,c4");
-    let found = PodLabelling::of(&contexts(), &spec).unwrap();
-    assert_eq!(found.level.as_deref(), Some("s0:c1,c2"));
-    assert_eq!(found.container_levels, ["s0:c3,c4", "s0:c5,c6"]);
-    assert_eq!(found.file_label("s0:c1,c2"), "system_u:object_r:container_file_t:s0:c1,c2");
+    let labelling = PodLabelling::new(&contexts(), &spec).unwrap();
+    assert_eq!(labelling.level.as_deref(), Some("s0:c1,c2"));
+    assert_eq!(labelling.container_levels, ["s0:c3,c4", "s0:c5,c6"]);
+    assert_eq!(labelling.file_label("s0:c1,c2"), "system_u:object_r:container_file_t:s0:c1,c2");
     let malformed: PodSpec = serde_json::from_value(json!({
         "securityContext": {"seLinuxOptions": {"level": "x"}}, "containers": [],
     }))
     .unwrap();
-    assert!(PodLabelling::of(&contexts(), &malformed).is_err());
+    assert!(PodLabelling::new(&contexts(), &malformed).is_err());
 }
 
 #[test]
 fn each_number_is_another_level() {
     assert_eq!([0, 1, 2, 3].map(level), ["s0:c0,c1", "s0:c0,c2", "s0:c1,c2", "s0:c0,c3"]);
-    // The last pair is not given: c1022,c1023.
+    // The last pair, c1022,c1023, is not used.
     assert_eq!(
         (level(CATEGORY_PAIRS - 1), level(CATEGORY_PAIRS)),
         ("s0:c1021,c1023".to_owned(), "s0:c1022,c1023".to_owned())

@@ -15,7 +15,7 @@ use limpet_node_api::runtime as cri;
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 pub(super) fn pods<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> ObservedPods {
-    ObservedPods::of(pods.into_iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect())
+    ObservedPods::new(pods.into_iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect())
 }
 
 /// A pod with containers, each given by name, id and, if it runs, process.

@@ -108,7 +108,7 @@ fn every_supported_key_has_an_effect() {
         files: ConfigFiles { main: Some(directory.join("config.yaml")), ..ConfigFiles::default() },
         node: NodeSettings {
             hostname_override: None,
-            ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
+            ip: NodeAddresses::single("192.168.1.5".parse().unwrap()),
             max_pods: 20,
             pods_per_core: Some(4),
             reserved: Reserved {

@@ -1,4 +1,4 @@
-//! Runs one probe of a container, and reports what comes of it. Whether that changes anything is decided elsewhere.
+//! Runs one probe of a container, and reports the result. Whether that changes anything is decided elsewhere.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use limpet_model::probe::{ProbeKind, ProbeRecord};
 use limpet_telemetry::event::EventType;
 use limpet_telemetry::metrics::ProbeResult;
 
-/// How often a probe without a result is tried, as with kubelet.
+/// How often a probe without a result is tried, as in kubelet.
 const MAX_TRIES: usize = 3;
 
 /// The result of a probe, with the output that people read.
@@ -30,7 +30,7 @@ enum Answer {
     Failure(String),
 }
 
-/// How long one try may take.
+/// How long one attempt may take.
 #[derive(Debug, Clone, Copy)]
 struct TimeLimit {
     deadline: Option<Instant>,
@@ -43,7 +43,7 @@ impl ContainerdExecutor {
         let slot = &pod.containers[index];
         let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
         let container = pod.container_spec(&slot.name);
-        let Some((container, spec)) = container.and_then(|one| Some((one, kind.of(one)?))) else {
+        let Some((container, spec)) = container.and_then(|one| Some((one, kind.probe_of(one)?))) else {
             return Outcome::Probed { index, id, kind, passed: None };
         };
         let mut tries = 1;
@@ -80,8 +80,8 @@ impl ContainerdExecutor {
         Outcome::Probed { index, id, kind, passed }
     }
 
-    /// One try. An error is one of the probe itself and says nothing of the container. The larger futures are boxed:
-    /// many probes run at one moment, and most of them open a connection.
+    /// One attempt. An error means that the probe itself failed, and says nothing about the container. The larger
+    /// futures are boxed, because many probes run at the same time, and most of them open a connection.
     async fn try_probe(
         &self,
         pod: &PodState,
@@ -144,7 +144,7 @@ impl ContainerdExecutor {
                 Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
             }
             Ok(answer) => Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16()))),
-            // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for example.
+            // As in kubelet, an answer whose body stalls or breaks off is no result, for example a stream of events.
             Err(error) if answered.load(Ordering::Relaxed) => Err(error),
             Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
                 "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
@@ -153,7 +153,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Records what the probes of a container have come to.
+    /// Records the results of a container's probes.
     pub(super) async fn record_probes(&self, pod: &PodState, index: usize, record: ProbeRecord) -> Outcome {
         let slot = &pod.containers[index];
         let Some(Instance { id, .. }) = &slot.instance else {

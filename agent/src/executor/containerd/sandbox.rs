@@ -1,5 +1,5 @@
-//! A pod's sandbox: its cgroup, namespaces, network and volumes; how it is created, updated, removed, and cleared of
-//! leftovers.
+//! A pod's sandbox: its cgroup, namespaces, network and volumes, and how it is created, updated, removed, and cleaned
+//! of leftovers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use limpet_model::selinux::PodLabelling;
 use limpet_telemetry::event::EventType;
 
 const FAILED: &str = "FailedCreatePodSandBox";
-/// kubelet's reason when it is unknown whether there is a sandbox.
+/// kubelet's reason if it is unknown whether there is a sandbox.
 const FAILED_STATUS: &str = "FailedPodSandBoxStatus";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
 const FAILED_POD_CGROUP: &str = "FailedCreatePodContainer";
@@ -38,7 +38,7 @@ fn mount_failure(error: VolumeError) -> Failure {
     Failure { reason: FAILED_MOUNT, message: error.to_string(), transient: false }
 }
 
-/// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's as it is now.
+/// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's current one.
 fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeError> {
     let own = pod_hostname(record, cluster_domain)?;
     if record.host_network() {
@@ -48,7 +48,7 @@ fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeEr
 }
 
 impl ContainerdExecutor {
-    /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
+    /// Prepares cgroup, namespaces and network, then volumes and the files that contain the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
         self.reporter.metrics.pod_start_begun();
         let prepared = self.timed("run_podsandbox", self.make_sandbox(pod)).await;
@@ -101,7 +101,7 @@ impl ContainerdExecutor {
         Ok(PodSandbox { sandbox, addresses })
     }
 
-    /// Rewrites volumes, and has drivers publish theirs again; containers that have them mounted see the change and
+    /// Rewrites volumes, and has drivers publish theirs again. Containers that have them mounted see the change and
     /// keep running.
     pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
         let objects = Arc::clone(&pod.objects);
@@ -158,7 +158,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Whether a pod with `hostUsers: false` can run here, as kubelet checks it.
+    /// Whether a pod with `hostUsers: false` can run here, by kubelet's checks.
     fn can_have_users(&self, spec: &PodSpec, class: Option<&RuntimeClass>) -> Result<(), String> {
         if spec.host_users != Some(false) {
             return Ok(());
@@ -212,13 +212,14 @@ impl ContainerdExecutor {
         }
     }
 
-    /// What the pod's labels of SELinux are made of; `None`: nothing is labelled.
+    /// What the pod's SELinux labels are made from; `None` if nothing is labelled.
     fn labelling(&self, record: &PodRecord) -> Result<Option<PodLabelling>, String> {
-        let labelling = self.contexts.as_ref().map(|contexts| PodLabelling::of(contexts, record.spec())).transpose();
+        let labelling = self.contexts.as_ref().map(|contexts| PodLabelling::new(contexts, record.spec())).transpose();
         labelling.map_err(|why| format!("failed to init selinux options: {why}"))
     }
 
-    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that is unknown.
+    /// The sandbox of a pod that was found running; `None` if it is gone or incomplete, and an error if that is
+    /// unknown.
     pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Result<Option<Arc<PodSandbox>>, Failure> {
         self.volumes.refresh_resolv_conf(record).await;
         let examined = self.examine_sandbox(record).await;
@@ -246,7 +247,7 @@ impl ContainerdExecutor {
         Ok(Some(PodSandbox { sandbox, addresses }))
     }
 
-    /// Replaces a record that is missing or damaged. Without one the pod runs as well.
+    /// Replaces a record that is missing or damaged. The pod runs without one, too.
     async fn record_attachment(&self, record: &PodRecord, netns: &Path) {
         let recorded = match self.attach_request(record, netns).await {
             Ok(request) => self.network.record_again(&request).await.map_err(|error| error.to_string()),
@@ -264,7 +265,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The pod's sandbox, when containers cannot be started in it any more: its pins were unmounted.
+    /// The pod's sandbox, if containers can no longer be started in it because its pins were unmounted.
     pub(super) async fn lost_sandbox(&self, pod: &PodState) -> Option<Arc<PodSandbox>> {
         let sandbox = sandbox_of(pod)?;
         match self.sandboxes.is_whole(&pod.record.uid, &sandbox.sandbox).await {

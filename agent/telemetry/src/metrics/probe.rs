@@ -75,7 +75,7 @@ impl ProbeCounters {
     pub(super) fn forget(&self, pod: &PodRecord) {
         let spec = pod.spec();
         for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
-            for kind in ProbeKind::ALL.into_iter().filter(|kind| kind.of(container).is_some()) {
+            for kind in ProbeKind::ALL.into_iter().filter(|kind| kind.probe_of(container).is_some()) {
                 for result in [ProbeResult::Successful, ProbeResult::Failed, ProbeResult::Unknown] {
                     self.0.remove(&Labels::new(pod, &container.name, kind, result));
                 }

@@ -68,7 +68,7 @@ fn pods(names: &[(&str, Option<u32>)]) -> ObservedPods {
         let containers = BTreeMap::from([("main".to_owned(), container)]);
         (pod.record.key.clone(), Arc::new(ObservedPod { containers, ..(*pod).clone() }))
     };
-    ObservedPods::of(names.iter().map(pod).collect())
+    ObservedPods::new(names.iter().map(pod).collect())
 }
 
 #[tokio::test(start_paused = true)]

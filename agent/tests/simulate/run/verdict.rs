@@ -75,7 +75,7 @@ impl Node {
                 let instances =
                     running.iter().filter(|(uid, name, _)| *uid == record.uid.as_str() && *name == container.name);
                 let count = instances.clone().count();
-                let authored = Authored::of(&record.manifest);
+                let authored = Authored::parse(&record.manifest);
                 let version = authored.container(&container.name).map(AuthoredContainer::fingerprint);
                 for (_, name, fingerprint) in
                     instances.filter(|(.., fingerprint)| Some(fingerprint) != version.as_ref())

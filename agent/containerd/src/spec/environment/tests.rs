@@ -133,7 +133,8 @@ fn with_objects(container: Value, objects: &[Value]) -> Result<Vec<String>, Spec
         Arc::new(limpet_model::object::decode(&value, kind, Arc::from("f.yaml")).0.unwrap())
     };
     let objects: Vec<_> = objects.iter().map(decode).collect();
-    fixture.objects = PodObjects::of(&fixture.pod, |key| objects.iter().find(|object| object.key == *key).cloned());
+    fixture.objects =
+        PodObjects::collect(&fixture.pod, |key| objects.iter().find(|object| object.key == *key).cloned());
     let variables = pod_variables(&fixture.input(), &fixture.host)?;
     Ok(variables.iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
@@ -209,7 +210,7 @@ fn variables_of_services_give_way_to_all_others_and_may_be_referred_to() {
     let record = Arc::new(service::record(key, "apiserver", [&db]));
     let mut pod = fixture.pod.clone();
     pod.source = limpet_model::source::SourceKind::Api;
-    fixture.objects = PodObjects::of(&pod, |key| (*key == record.key).then(|| Arc::clone(&record)));
+    fixture.objects = PodObjects::collect(&pod, |key| (*key == record.key).then(|| Arc::clone(&record)));
     let variables = pod_variables(&fixture.input(), &fixture.host).unwrap();
     let all = environment(&fixture.input(), &variables);
     for wanted in ["DB_SERVICE_PORT=1", "WHERE=10.0.0.3", "DB_SERVICE_HOST=10.0.0.3", "DB_PORT_80_TCP_PROTO=tcp"] {

@@ -1,4 +1,5 @@
-//! Property tests: in any order of publications the merged state equals the naive one, and the changes lead to it.
+//! Property tests: whatever the order of publications, the merged state equals the naive one, and the changes lead to
+//! it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,7 @@ struct Version {
 
 #[derive(Debug, Clone)]
 enum Publication {
-    /// The snapshot is rebuilt: it shares nothing with the previous one.
+    /// The snapshot is rebuilt, so it shares nothing with the previous one.
     Rebuilt(BTreeMap<&'static str, Version>),
     /// One key of the previous snapshot is changed or removed.
     Edited(&'static str, Option<Version>),
@@ -102,23 +103,23 @@ fn naive(snapshots: &Snapshots) -> BTreeMap<PodKey, Arc<PodRecord>> {
         .collect()
 }
 
-/// Every pod that some source publishes and that does not run, as `loser of winner`, under both their keys.
+/// Every pod that some source publishes and that does not run, as `loser of winner`, under both keys.
 fn naive_duplicates(snapshots: &Snapshots) -> BTreeSet<(PodKey, String)> {
     let running = naive(snapshots);
-    let mut found = BTreeSet::new();
+    let mut duplicates = BTreeSet::new();
     for key in snapshots.iter().flat_map(|snapshot| snapshot.pods.keys()) {
         let mut claims = snapshots.iter().filter_map(|snapshot| snapshot.pods.get(key));
         let first = claims.next().unwrap();
         for loser in claims {
-            found.insert((key.clone(), format!("{} {} of {} {}", loser.source, key, first.source, key)));
+            duplicates.insert((key.clone(), format!("{} {} of {} {}", loser.source, key, first.source, key)));
         }
         let holder = running.values().find(|holder| holder.uid == first.uid).unwrap();
         if holder.key != *key {
             let text = format!("{} {} of {} {}", first.source, key, holder.source, holder.key);
-            found.extend([(key.clone(), text.clone()), (holder.key.clone(), text)]);
+            duplicates.extend([(key.clone(), text.clone()), (holder.key.clone(), text)]);
         }
     }
-    found
+    duplicates
 }
 
 /// Applies a change to `pods`, and checks that it is valid for them.
@@ -175,18 +176,18 @@ proptest! {
             let mut uids = BTreeSet::new();
             prop_assert!(merged.values().all(|record| uids.insert(&record.uid)), "one UID runs twice");
 
-            let found: BTreeSet<(PodKey, String)> = (table.desired().duplicates.iter())
+            let duplicates: BTreeSet<(PodKey, String)> = (table.desired().duplicates.iter())
                 .flat_map(|(key, duplicates)| duplicates.iter().map(move |each| (key, each)))
                 .map(|(key, Duplicate { winner, loser })| {
                     (key.clone(), format!("{} {} of {} {}", loser.source, loser.key, winner.source, winner.key))
                 })
                 .collect();
-            prop_assert_eq!(found, naive_duplicates(&snapshots));
+            prop_assert_eq!(duplicates, naive_duplicates(&snapshots));
             prop_assert!(table.absorb(snapshots.clone()).is_empty(), "unchanged snapshots");
         }
     }
 
-    /// Merging publications together affects the intermediate changes and not the final state.
+    /// Merging publications together may change the intermediate changes, but not the final state.
     #[test]
     fn coalescing_does_not_affect_the_final_state(
         publications in prop::collection::vec((select(&SourceKind::ALL[..]), publication()), 1..20),

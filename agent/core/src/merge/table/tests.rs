@@ -9,9 +9,9 @@ use super::*;
 use limpet_model::manifest::restore;
 use limpet_model::pod::Fingerprint;
 
-/// A pod in short form: its name, or `namespace/name`, then its special properties.
-/// `image=2`: edited in place; `spec=2`: another incarnation; `uid=u`: written in the manifest; `ends`, `ends=5`:
-/// being deleted, with that grace period; `status=a`; `file=b`: its origin.
+/// A pod in short form: its name, or `namespace/name`, then its special properties. `image=2`: edited in place;
+/// `spec=2`: another incarnation; `uid=u`: set in the manifest; `ends`, `ends=5`: being deleted, with that grace
+/// period; `status=a`; `file=b`: its origin.
 fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
     let mut words = words.split(' ');
     let name = words.next().unwrap();
@@ -223,10 +223,10 @@ fn each_source_becomes_ready_by_itself_and_once() {
 
 /// `winner > loser` for every duplicate under the key, by source and key.
 fn duplicates(table: &MergeTable, key: &str) -> Vec<String> {
-    let of = |record: &PodRecord| format!("{} {}", record.source, record.key.name());
-    let found = table.desired().duplicates.get(&PodKey::new("default", key));
-    let found = found.into_iter().flat_map(|duplicates| duplicates.iter());
-    found.map(|duplicate| format!("{} > {}", of(&duplicate.winner), of(&duplicate.loser))).collect()
+    let named = |record: &PodRecord| format!("{} {}", record.source, record.key.name());
+    let duplicates = table.desired().duplicates.get(&PodKey::new("default", key));
+    let duplicates = duplicates.into_iter().flat_map(|duplicates| duplicates.iter());
+    duplicates.map(|duplicate| format!("{} > {}", named(&duplicate.winner), named(&duplicate.loser))).collect()
 }
 
 #[test]

@@ -18,7 +18,7 @@ const SIDECAR: usize = 1;
 const SOURCE: usize = 2;
 const OTHER: usize = 3;
 
-/// An init container, a sidecar, and two regular ones, the first of which restarts all when it exits with 42.
+/// An init container, a sidecar, and two regular ones, the first of which restarts all if it exits with 42.
 fn record() -> Arc<PodRecord> {
     let mut pod = pod("Never", &["init", "side"], &["source", "other"]).record.pod.clone();
     let spec = pod.spec.as_mut().unwrap();
@@ -30,7 +30,7 @@ fn record() -> Arc<PodRecord> {
     version(pod)
 }
 
-/// The newest attempt of a container after so many restarts of all; `None`: it runs.
+/// Sets the newest attempt of a container after so many restarts of all, with its exit code; `None` if it runs.
 fn put(pod: &mut PodState, index: usize, restarts: u32, code: Option<i32>, now: Instant) {
     let slot = &mut pod.containers[index];
     slot.busy = None;
@@ -45,7 +45,7 @@ fn put(pod: &mut PodState, index: usize, restarts: u32, code: Option<i32>, now: 
     slot.instance = Some(instance);
 }
 
-/// The pod with everything of it up, but its source exited with that code.
+/// The pod with all containers up except the one that restarts all, which has exited with that code.
 fn exited(code: i32, now: Instant) -> PodState {
     let mut pod = ready(PodState::new(record(), Timestamp::UNIX_EPOCH));
     put(&mut pod, 0, 0, Some(0), now);

@@ -54,12 +54,12 @@ fn changes(log: &mut ChangeLog, after: &Arc<SourceSnapshot>) -> Vec<String> {
 #[test]
 fn each_change_names_the_parts_the_effect_and_the_actor() {
     let mut log = ChangeLog::new(SourceKind::File);
-    let one = pod("web", "proxy:1.4", "a", "a.yaml");
+    let first = pod("web", "proxy:1.4", "a", "a.yaml");
     assert_eq!(
-        changes(&mut log, &snapshot(&[Arc::clone(&one)], &[])),
+        changes(&mut log, &snapshot(&[Arc::clone(&first)], &[])),
         ["created default/web-edge1: created; ; root (pid 7)"]
     );
-    assert_eq!(changes(&mut log, &snapshot(&[Arc::clone(&one)], &[])), [""; 0], "nothing changed");
+    assert_eq!(changes(&mut log, &snapshot(&[Arc::clone(&first)], &[])), [""; 0], "nothing changed");
     let two = pod("web", "proxy:1.5", "b", "a.yaml");
     assert_eq!(
         changes(&mut log, &snapshot(&[Arc::clone(&two)], &[])),

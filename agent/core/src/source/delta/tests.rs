@@ -105,7 +105,7 @@ fn set<K: Ord + Clone>(keys: &[K]) -> BTreeSet<K> {
     set
 }
 
-/// Without its revision, so that every reader has to compare.
+/// The snapshot without its revision, so that every reader has to compare.
 fn unnumbered(snapshot: &SourceSnapshot) -> Arc<SourceSnapshot> {
     Arc::new(SourceSnapshot { revision: None, ..snapshot.clone() })
 }
@@ -115,10 +115,10 @@ fn text(change: &PodChange) -> String {
 }
 
 proptest! {
-    /// A source's snapshots name the keys that a comparison finds, and readers of either get the same result.
+    /// A source's snapshots list the keys that a comparison finds, and readers of either get the same result.
     #[test]
     fn named_edits_are_what_a_comparison_finds(
-        // Edits up to each snapshot, and whether the merge takes it or misses it.
+        // The edits up to each snapshot, and whether the merge takes it or misses it.
         rounds in prop::collection::vec((prop::collection::vec((select(&FILES[..]), edit()), 1..4), any::<bool>()), 1..12),
     ) {
         let (mut view, mut health) = (View::default(), Health::Starting);
@@ -130,18 +130,18 @@ proptest! {
                 apply(&mut view, &mut health, &Arc::from(name), &edit);
             }
             let Some(after) = view.finish_update(true, health.clone()) else { continue };
-            let found = compare(&before, &after);
+            let compared = compare(&before, &after);
             if before.revision.is_some() {
                 let named = between(&before, &after);
                 prop_assert!(matches!(named, Cow::Borrowed(_)));
                 let mut pods = touched(&before.pods, &after.pods);
                 pods.extend(touched(&before.rivals, &after.rivals));
                 prop_assert_eq!(&set(&named.pods), &pods);
-                prop_assert!(set(&found.pods).is_subset(&pods), "{:?}", found);
+                prop_assert!(set(&compared.pods).is_subset(&pods), "{:?}", compared);
                 let objects = touched(&before.objects, &after.objects);
                 prop_assert_eq!(&set(&named.objects), &objects);
-                prop_assert!(set(&found.objects).is_subset(&objects), "{:?}", found);
-                prop_assert_eq!(&named.rejected, &found.rejected);
+                prop_assert!(set(&compared.objects).is_subset(&objects), "{:?}", compared);
+                prop_assert_eq!(&named.rejected, &compared.rejected);
             }
             let changes = |log: &mut ChangeLog, snapshot| {
                 let entered = log.enter(snapshot, jiff::Timestamp::UNIX_EPOCH, |_, _| Contents::default(), |_| None);
@@ -152,8 +152,8 @@ proptest! {
                 changes(&mut compares_log, unnumbered(&after))
             );
             if !missed {
-                let of = |snapshot| -> Snapshots { [snapshot, Arc::default(), Arc::default(), Arc::default()] };
-                let (one, other) = (naming.absorb(of(Arc::clone(&after))), comparing.absorb(of(unnumbered(&after))));
+                let with_file = |snapshot| -> Snapshots { [snapshot, Arc::default(), Arc::default(), Arc::default()] };
+                let (one, other) = (naming.absorb(with_file(Arc::clone(&after))), comparing.absorb(with_file(unnumbered(&after))));
                 let texts = |changes: &[PodChange]| changes.iter().map(text).collect::<Vec<_>>();
                 prop_assert_eq!(texts(&one.changes), texts(&other.changes));
                 prop_assert_eq!(&one.objects_changed, &other.objects_changed);

@@ -1,4 +1,4 @@
-//! The keys that files claim: which of several files defines a pod or an object. Part of [`super`].
+//! The keys that files claim, and which of several files defines a pod or an object. Part of [`super`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,7 +29,7 @@ impl fmt::Display for Claim {
 enum Standing {
     /// It was made since the last snapshot.
     New,
-    /// The same, and the file defined the key before the agent started.
+    /// It was made since the last snapshot, and the file defined the key before the agent started.
     Held,
     /// Another file defined the key in the last snapshot.
     Rejected,
@@ -51,7 +51,7 @@ impl Claims {
         self.claimants.entry(claim).or_default().entry(Arc::clone(name)).or_insert(Standing::New);
     }
 
-    /// Notes that the file defined these keys before the agent started.
+    /// Records that the file defined these keys before the agent started.
     pub(super) fn hold(&mut self, name: &str, claims: Vec<Claim>) {
         for claim in claims {
             let standing = self.claimants.get_mut(&claim).and_then(|claimants| claimants.get_mut(name));
@@ -68,7 +68,7 @@ impl Claims {
         }
     }
 
-    /// The files that claim the key, by their names.
+    /// The files that claim the key, by name.
     pub(super) fn claimants(&self, claim: &Claim) -> impl Iterator<Item = &Arc<str>> {
         self.claimants.get(claim).into_iter().flat_map(BTreeMap::keys)
     }
@@ -83,11 +83,11 @@ impl Claims {
         self.claimants.is_empty()
     }
 
-    /// The file that defines the key. The one that does already stays, as long as it exists; while it vanishes it yields
-    /// to a file that comes, which may be itself under another name. Otherwise one that had the key before the agent
-    /// started comes first, then the one whose name sorts first by its bytes. Files that an editor has left come last, since
-    /// the backup beside a file that is being replaced must not take over; one that took over all the same yields to the
-    /// file that comes back.
+    /// The file that defines the key. The current one stays as long as it exists; while it vanishes it yields to a
+    /// file that appears, which may be itself under another name. Otherwise one that had the key before the agent
+    /// started comes first, then the one whose name sorts first by its bytes. Files that an editor has left come
+    /// last, because the backup beside a file that is being replaced must not take over. One that took over
+    /// nevertheless yields to the file that returns.
     pub(super) fn owner(&self, claim: &Claim, is_vanishing: impl Fn(&str) -> bool) -> Option<&Arc<str>> {
         let claimants = self.claimants.get(claim)?;
         let has_owner = claimants.values().any(|standing| *standing == Standing::Effective);

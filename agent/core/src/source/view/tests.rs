@@ -82,7 +82,7 @@ fn of_two_claims_the_one_in_effect_stays_and_the_other_is_rejected() {
     let mut view = View::default();
     take(&mut view, "ed.yaml", (&[("x", 1)], false));
     assert_eq!(finish(&mut view), ["x 1"]);
-    // It sorts first.
+    // This file sorts first.
     take(&mut view, "ed copy.yaml", (&[("x", 2), ("y", 2)], false));
     assert_eq!(finish(&mut view), ["x 1", "y 2", "!ed copy.yaml"]);
     assert_eq!(rivals(&view.snapshot), ["ed copy.yaml: x 2"]);
@@ -90,7 +90,7 @@ fn of_two_claims_the_one_in_effect_stays_and_the_other_is_rejected() {
     assert!(message.contains("already defined in ed.yaml"), "{message}");
     let saved = |view: &View, name| view.effective(name).unwrap().manifests().len();
     assert_eq!((saved(&view, "ed.yaml"), saved(&view, "ed copy.yaml")), (1, 1), "only what is in effect is kept");
-    // Written by an editor that renames the file away first.
+    // It is written by an editor that renames the file away first.
     view.set_vanishing(&Arc::from("ed.yaml"), true);
     assert_eq!(finish(&mut view), [""; 0], "the copy was rejected before");
     take(&mut view, "ed.yaml", (&[("x", 3)], false));
@@ -117,7 +117,7 @@ fn claims_that_are_read_together_are_settled_by_what_ran_and_then_by_name() {
         }
         let snapshot = view.finish_update(true, Health::Good).unwrap();
         assert_eq!(&*snapshot.pods.values().next().unwrap().origin, expected, "{held}");
-        let mut again = View::of(&snapshot);
+        let mut again = View::from_snapshot(&snapshot);
         take(&mut again, "0", (&[("x", 9)], false));
         let snapshot = again.finish_update(true, Health::Good).unwrap();
         assert_eq!(&*snapshot.pods.values().next().unwrap().origin, expected, "{held}: a proposal");
@@ -173,7 +173,7 @@ fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
 }
 
-/// A ConfigMap whose key `k` is `value`; `fixed`: immutable.
+/// A ConfigMap whose key `k` is `value`; `fixed` makes it immutable.
 fn map(name: &str, value: &str, fixed: bool) -> Arc<ObjectRecord> {
     let value = serde_json::json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": value}, "immutable": fixed,

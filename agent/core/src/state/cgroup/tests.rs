@@ -97,9 +97,9 @@ fn a_cgroup_grows_before_the_container_is_replaced() {
 fn a_cgroup_shrinks_when_nothing_of_the_old_container_is_left() {
     let (mut pod, now) = (running(&[500, 50]), now());
     edit(&mut pod, &[100, 50]);
-    let found = actions(&pod, now.mono);
+    let planned = actions(&pod, now.mono);
     let weigh = Action::UpdateCgroup(mixed(&[100, 50], &[500, 50]));
-    assert!(found[0] == weigh && is_terminate(&found[1]), "{found:?}");
+    assert!(planned[0] == weigh && is_terminate(&planned[1]), "{planned:?}");
     done(&mut pod, &weigh, now);
     end(&mut pod, 0, now);
     assert_eq!(actions(&pod, now.mono), [Action::Start(0)]);
@@ -172,7 +172,7 @@ fn a_start_whose_answer_was_lost_may_have_other_limits() {
     assert_eq!(actions(&pod, now.mono), [weigh, Action::Start(0)]);
 }
 
-/// Its answer was lost: it may have been done all the same, and what is wanted by then may be what was there before.
+/// Its answer was lost, so it may have been done nevertheless, and what is wanted by then may be what was set before.
 #[test]
 fn an_update_that_failed_is_done_again_also_after_a_return_to_the_limits_before() {
     let now = now();

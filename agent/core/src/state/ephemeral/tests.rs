@@ -29,8 +29,9 @@ fn web(spec: Value) -> PodState {
 }
 
 fn debugged(pod: &PodState, target: Option<&str>) -> Arc<PodRecord> {
-    let one = json!({ "name": "debug", "image": "busybox", "imagePullPolicy": "Never", "targetContainerName": target });
-    Arc::new(add(&pod.record, read(&one).unwrap()).unwrap())
+    let container =
+        json!({ "name": "debug", "image": "busybox", "imagePullPolicy": "Never", "targetContainerName": target });
+    Arc::new(add(&pod.record, read(&container).unwrap()).unwrap())
 }
 
 fn actions(pod: &PodState) -> Vec<Action> {
@@ -59,7 +60,7 @@ fn it_stays_over_an_edit_that_does_not_know_of_it() {
     edited.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
     assert_eq!(pod.update(version(edited)), Vec::<usize>::new());
     assert!(pod.record.container("debug").is_some() && pod.containers.len() == 2);
-    // The same by the apiserver.
+    // The same, by the apiserver.
     let mut other = web(json!({}));
     let record = debugged(&other, None);
     assert_eq!(other.update(record), Vec::<usize>::new());
@@ -98,20 +99,20 @@ fn neither_its_end_nor_its_image_changes_what_is_said_of_the_pod() {
     pod.containers[1].image = ImageState::Failed(failed);
     let pulling = status(&pod);
     assert_eq!((pulling.phase.as_deref(), ready(&pulling)), (Some("Running"), true));
-    let one = &pulling.ephemeral_container_statuses.as_ref().unwrap()[0];
-    let waiting = one.state.as_ref().unwrap().waiting.as_ref().unwrap();
-    assert_eq!((waiting.reason.as_deref(), one.ready, one.started), (Some("ErrImagePull"), false, None));
+    let debug = &pulling.ephemeral_container_statuses.as_ref().unwrap()[0];
+    let waiting = debug.state.as_ref().unwrap().waiting.as_ref().unwrap();
+    assert_eq!((waiting.reason.as_deref(), debug.ready, debug.started), (Some("ErrImagePull"), false, None));
     let mut ended = instance(&pod.containers[1], 0);
     ended.end(exit(3), now());
     pod.containers[1].instance = Some(ended);
     let over = status(&pod);
     assert_eq!((over.phase.as_deref(), ready(&over)), (Some("Running"), true));
-    let one = &over.ephemeral_container_statuses.as_ref().unwrap()[0];
-    assert_eq!(one.state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 3);
+    let debug = &over.ephemeral_container_statuses.as_ref().unwrap()[0];
+    assert_eq!(debug.state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 3);
     assert_eq!(actions(&pod), [Action::Reap(1)], "it is not run again");
 }
 
-fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundContainer {
+fn container_found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundContainer {
     let definition = to_record(debugged(pod, None).ephemeral_of("debug").unwrap());
     let identity = ContainerIdentity {
         namespace: "default".into(),
@@ -157,13 +158,13 @@ fn a_later_agent_finds_it_by_its_own_record_and_does_not_run_it_again() {
     for (state, task, runs) in cases {
         let mut pod = web(json!({}));
         let main = pod.containers[0].instance.take();
-        let container = found(&pod, state, task);
+        let container = container_found(&pod, state, task);
         assert!(adopt(&mut pod, vec![container], &NoProcesses, now()).is_empty());
         pod.containers[0].instance = main;
         assert_eq!((pod.containers.len(), pod.containers[1].is_running()), (2, runs), "{task:?}");
         assert!(!actions(&pod).iter().any(|action| matches!(action, Action::Start(1) | Action::EnsureImage(1))));
     }
     let mut pod = web(json!({}));
-    let container = found(&pod, ContainerState::default(), Some(Task::Created));
+    let container = container_found(&pod, ContainerState::default(), Some(Task::Created));
     assert_eq!(adopt(&mut pod, vec![container], &NoProcesses, now()).len(), 1, "it certainly never ran");
 }

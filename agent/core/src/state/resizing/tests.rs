@@ -14,12 +14,12 @@ use crate::plan::recreate::{PodEnd, recreation_cause};
 use crate::plan::{Action, KillCause, Step, plan};
 use crate::state::{Now, StopPhase};
 
-/// A pod of one container with that image and that limit of cpu in hundredths.
+/// A pod with one container with that image and that limit of cpu in hundredths.
 fn record(image: &str, cpu: i64) -> Arc<PodRecord> {
-    one("Always", image, json!({ "limits": { "cpu": format!("{}m", cpu * 10) } }))
+    pod_with("Always", image, json!({ "limits": { "cpu": format!("{}m", cpu * 10) } }))
 }
 
-fn one(policy: &str, image: &str, resources: Value) -> Arc<PodRecord> {
+fn pod_with(policy: &str, image: &str, resources: Value) -> Arc<PodRecord> {
     let container = json!({ "name": "a", "image": image, "resources": resources });
     let spec: PodSpec = serde_json::from_value(json!({ "restartPolicy": policy, "containers": [container] })).unwrap();
     version(Pod { spec: Some(spec), ..Pod::default() })
@@ -35,7 +35,7 @@ fn limits(cpu: i64) -> CgroupLimits {
     pod_limits(record("app:1", cpu).spec())
 }
 
-/// What is planned, as far as it is about resources or a stop; it is begun.
+/// The planned actions about resources or a stop, which are begun.
 fn next(pod: &mut PodState, now: Instant) -> Vec<Action> {
     let Step::Do(actions) = plan(pod, READY, now) else { return Vec::new() };
     let about = |action: &Action| matches!(action, Action::UpdateCgroup(_) | Action::Resize(_) | Action::Stop(..));
@@ -100,13 +100,14 @@ fn a_resize_that_fails_is_tried_again_within_a_minute_and_at_once_after_an_edit(
 
 #[test]
 fn what_an_edit_in_mid_resize_leads_to() {
-    // The next version's image and cpu, whether the resize to 20 succeeds, and what follows: a resize, a stop or nothing.
+    // The next version's image and cpu, whether the resize to 20 succeeds, and what follows: a resize, a stop or
+    // nothing.
     let cases = [
         ("app:1", 30, true, "resize"),
         ("app:1", 30, false, "resize"),
         ("app:1", 20, true, ""),
         ("app:1", 10, true, "resize"),
-        // It may have been done all the same.
+        // It may have been done nevertheless.
         ("app:1", 10, false, "resize"),
         ("app:2", 20, true, "stop"),
         ("app:2", 30, false, "stop"),
@@ -156,7 +157,7 @@ fn a_container_is_not_resized_above_what_its_pod_is_being_lowered_to() {
     cgroup_set(&mut pod, now);
     outcome(&mut pod, Ok(()), now);
     assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(10))]);
-    // Taken back while that is being written.
+    // It is reverted while that is being written.
     pod.update(record("app:1", 20));
     assert_eq!(next(&mut pod, now.mono), []);
     cgroup_set(&mut pod, now);
@@ -200,7 +201,7 @@ fn a_found_container_of_another_version_is_resized_though_the_pods_cgroup_is_not
     assert_eq!(next(&mut pod, now.mono), [], "no answer says nothing about the limits");
     let retry_at = pod.cgroup.retry.as_ref().unwrap().retry_at;
     assert_eq!(next(&mut pod, retry_at), [Action::UpdateCgroup(limits(20))]);
-    // The container may have more than is written on it, and hold that back.
+    // The container may have more than is recorded on it, and hold that back.
     apply(&mut pod, Outcome::CgroupUpdated(Err(failure(false))), now);
     assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
 }
@@ -214,7 +215,7 @@ fn what_has_finished_for_good_is_recreated_for_resources_and_what_runs_is_not() 
         ("OnFailure", Some(1), None),
         ("Never", Some(1), Some(PodEnd::ContainerFinished("a".into()))),
     ] {
-        let mut pod = running(one(policy, "app:1", resources("1")));
+        let mut pod = running(pod_with(policy, "app:1", resources("1")));
         let other = {
             // Another container keeps the pod from being over.
             let mut other = crate::state::ContainerSlot::new("b", limpet_model::pod::Role::Main, String::new());
@@ -225,7 +226,7 @@ fn what_has_finished_for_good_is_recreated_for_resources_and_what_runs_is_not() 
         if let Some(code) = code {
             pod.containers[0].instance.as_mut().unwrap().end(exit(code), now());
         }
-        let next = one(policy, "app:1", resources("2"));
+        let next = pod_with(policy, "app:1", resources("2"));
         assert!(pod.record.is_same_incarnation(&next), "{policy}");
         assert_eq!(recreation_cause(&pod, &next), expected, "{policy} {code:?}");
     }

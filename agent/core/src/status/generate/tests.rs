@@ -83,7 +83,7 @@ fn the_messages_of_all_containers_have_twelve_kibibytes_together() {
     let length = |containers: usize| {
         let mut pod = pod("Never", 0, containers);
         put(&mut pod, 0, Some(3), Duration::ZERO);
-        // Two bytes a character: none is cut in the middle.
+        // Each character has two bytes, and none is cut in the middle.
         let message = "ä".repeat(2048);
         if let crate::state::Life::Exited { exit, .. } = &mut pod.containers[0].instance.as_mut().unwrap().life {
             exit.message = message;
@@ -146,7 +146,7 @@ fn a_pod_keeps_its_addresses_when_its_sandbox_is_released() {
     apply(&mut pod, Outcome::SandboxReleased(Ok(())), now());
     assert_eq!((ips(&pod), status(&pod).pod_ip.as_deref()), (vec!["10.0.0.2".to_owned()], Some("10.0.0.2")));
 
-    // A new sandbox has its own.
+    // A new sandbox has its own addresses.
     pod.sandbox = SandboxState::Ready(sandbox(&["10.0.0.3", "fd00::3"]));
     let lost = sandbox(&["10.0.0.3"]);
     assert_eq!(ips(&pod), ["10.0.0.3", "fd00::3"]);
@@ -163,7 +163,8 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
     let deadline = || PodVerdict::deadline_exceeded();
     let rejected = || PodVerdict::rejected("SysctlForbidden", "forbidden sysctl: \"kernel.x\" not allowlisted");
     let waiting = || PodVerdict::waiting("OutOfpods", "Node has too many pods".to_owned());
-    // The container as in `phases_follow_kubelets_table`, the verdict; phase, terminated with a code, listed containers.
+    // The container as in `phases_follow_kubelets_table`, the verdict; phase, terminated with a code, listed
+    // containers.
     type Case = (Option<Option<i32>>, PodVerdict, &'static str, Option<i32>, usize);
     let pressure = Eviction { pressure: Pressure::Memory, grace_seconds: 0 };
     let evicted = || PodVerdict::evicted_under_pressure(pressure, "The node was low on resource: memory. ".to_owned());
@@ -189,14 +190,14 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
         let state = containers.first().and_then(|one| one.state.as_ref()?.terminated.as_ref());
         assert_eq!((state.map(|ended| ended.exit_code), containers.len()), (code, listed), "{main:?}");
     }
-    // One container has run, and the other never did.
+    // One container has run, and the other never has.
     let mut half = pod("Always", 0, 2);
     put(&mut half, 0, Some(0), Duration::from_secs(10));
     half.verdict = Some(deadline());
     let code = |it: ContainerStatus| it.state.and_then(|state| state.terminated).map(|ended| ended.exit_code);
     let codes: Vec<_> = status(&half).container_statuses.into_iter().flatten().map(code).collect();
     assert_eq!(codes, [Some(0), Some(137)]);
-    // A sidecar that is being started may yet run.
+    // A sidecar that is being started may still run.
     for (verdict, after) in [(Some(deadline()), "Failed"), (None, "Succeeded")] {
         let mut ending = pod("Never", 0, 2);
         ending.containers[1].role = Role::Sidecar;
@@ -215,7 +216,7 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
 
 #[test]
 fn the_last_status_of_a_terminated_pod_has_a_terminal_phase_and_its_exits() {
-    // One that never ran has kubelet's exit code.
+    // A container that never ran has kubelet's exit code.
     let cases: [(Option<Option<i32>>, &str, i32); 3] =
         [(Some(Some(0)), "Succeeded", 0), (Some(Some(143)), "Failed", 143), (None, "Failed", 137)];
     for (main, phase, code) in cases {
@@ -246,10 +247,10 @@ fn a_container_is_shown_as_running_once_its_post_start_hook_is_over() {
             before
         });
         let status = status(&pod);
-        let one = status.container_statuses.unwrap().remove(0);
-        let waiting = one.state.unwrap().waiting.map(|waiting| waiting.reason.unwrap());
-        let last = one.last_state.unwrap().terminated.is_some();
-        (status.phase.unwrap(), waiting.unwrap_or_default(), one.ready, one.started.unwrap(), last)
+        let container = status.container_statuses.unwrap().remove(0);
+        let waiting = container.state.unwrap().waiting.map(|waiting| waiting.reason.unwrap());
+        let last = container.last_state.unwrap().terminated.is_some();
+        (status.phase.unwrap(), waiting.unwrap_or_default(), container.ready, container.started.unwrap(), last)
     };
     let expected = |phase: &str, waiting: &str, up, last| (phase.to_owned(), waiting.to_owned(), up, up, last);
     let now = now().mono;
@@ -296,12 +297,12 @@ fn readiness_and_start_of_containers_are_those_of_their_probes() {
     let seen = |pod: &PodState| {
         let status = status(pod);
         let containers = status.container_statuses.unwrap();
-        let of = |index: usize| (containers[index].started, containers[index].ready);
+        let started_and_ready = |index: usize| (containers[index].started, containers[index].ready);
         let conditions = status.conditions.unwrap().into_iter();
         let conditions = conditions.filter(|one| one.type_ == "Ready" || one.type_ == "ContainersReady");
         let conditions = conditions.map(|one| (one.status, one.reason, one.message)).collect::<Vec<_>>();
         assert_eq!((conditions.len(), &conditions[0]), (2, &conditions[1]));
-        (of(0), of(1), conditions[0].clone())
+        (started_and_ready(0), started_and_ready(1), conditions[0].clone())
     };
     let ready = ("True".to_owned(), None, None);
     let unready = (
@@ -363,8 +364,8 @@ fn a_resize_that_waits_for_room_is_deferred() {
     let mut pod = fixtures::ready(fixtures::pod("Always", &[], &["a"]));
     pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
     let condition = |pod: &PodState| {
-        let found = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizePending");
-        found.map(|one| (one.status, one.reason.unwrap(), one.message.unwrap()))
+        let pending = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizePending");
+        pending.map(|one| (one.status, one.reason.unwrap(), one.message.unwrap()))
     };
     assert_eq!(condition(&pod), None);
     pod.deferred =
@@ -384,8 +385,8 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     };
     let (record, restarting) = (|cpu| version(cpu, "NotRequired"), |cpu| version(cpu, "RestartContainer"));
     let condition = |pod: &PodState| {
-        let found = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizeInProgress");
-        found.map(|one| (one.status, one.reason, one.message))
+        let in_progress = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizeInProgress");
+        in_progress.map(|one| (one.status, one.reason, one.message))
     };
     let shown = |pod: &PodState| {
         let resources = status(pod).container_statuses.unwrap()[0].resources.clone();
@@ -410,7 +411,7 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     assert_eq!(shown(&pod), Some("1".into()));
     let successor = fixtures::instance(&pod.containers[0], 1);
     pod.containers[0].succeed(successor);
-    // The pod's own cgroup is the last.
+    // The pod's own cgroup is last.
     assert_eq!((condition(&pod), shown(&pod)), (Some(("True".into(), None, None)), None));
     pod.cgroup.set = Some(pod_limits(pod.record.spec()));
     assert_eq!((condition(&pod), shown(&pod)), (None, None));
@@ -427,23 +428,23 @@ fn readiness_gates_are_asked_once_all_containers_are_ready() {
         record.status = serde_json::from_value(status).unwrap();
         fixtures::version(record)
     };
-    let found = |pod: &PodState, name: &str| {
+    let condition_of = |pod: &PodState, name: &str| {
         let condition = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == name).unwrap();
         (condition.status, condition.reason.unwrap_or_default(), condition.message.unwrap_or_default())
     };
     let text = |status: &str, reason: &str, message: &str| (status.to_owned(), reason.to_owned(), message.to_owned());
     pod.record = with(&pod, serde_json::json!([]));
-    assert_eq!(found(&pod, "Ready").1, "ContainersNotReady");
+    assert_eq!(condition_of(&pod, "Ready").1, "ContainersNotReady");
     put(&mut pod, 0, None, Duration::ZERO);
     let missing = "corresponding condition of pod readiness gate \"a.io/x\" does not exist., \
                    corresponding condition of pod readiness gate \"a.io/y\" does not exist.";
-    assert_eq!(found(&pod, "Ready"), text("False", "ReadinessGatesNotReady", missing));
-    assert_eq!(found(&pod, "ContainersReady"), text("True", "", ""));
+    assert_eq!(condition_of(&pod, "Ready"), text("False", "ReadinessGatesNotReady", missing));
+    assert_eq!(condition_of(&pod, "ContainersReady"), text("True", "", ""));
     let conditions =
         |x: &str| serde_json::json!([{"type": "a.io/x", "status": x}, {"type": "a.io/y", "status": "True"}]);
     pod.record = with(&pod, conditions("False"));
     let shut = "the status of pod readiness gate \"a.io/x\" is not \"True\", but False";
-    assert_eq!(found(&pod, "Ready"), text("False", "ReadinessGatesNotReady", shut));
+    assert_eq!(condition_of(&pod, "Ready"), text("False", "ReadinessGatesNotReady", shut));
     pod.record = with(&pod, conditions("True"));
-    assert_eq!(found(&pod, "Ready"), text("True", "", ""));
+    assert_eq!(condition_of(&pod, "Ready"), text("True", "", ""));
 }

@@ -75,8 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a model with one queue for each consumer: nothing is lost or repeated, and nothing is kept without a
-    /// consumer that needs it.
+    /// Compares with a model that has one queue for each consumer: nothing is lost or repeated, and nothing is kept
+    /// without a consumer that needs it.
     #[test]
     fn every_consumer_gets_what_was_retired_while_it_was_registered(steps in prop::collection::vec(step(), 0..200)) {
         let status = pod("web");

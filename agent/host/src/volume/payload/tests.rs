@@ -16,7 +16,7 @@ pub(in crate::volume) fn objects(pod: &PodRecord, values: &[Value]) -> PodObject
         Arc::new(object.unwrap_or_else(|| panic!("{faults:?}")))
     };
     let all: Vec<_> = values.iter().map(decode).collect();
-    PodObjects::of(pod, |key| all.iter().find(|object| object.key == *key).cloned())
+    PodObjects::collect(pod, |key| all.iter().find(|object| object.key == *key).cloned())
 }
 
 /// `path mode text` of every file, and its owner if one is set.
@@ -154,7 +154,7 @@ fn a_token_is_for_the_volumes_group_where_there_is_one() {
         let key = ObjectKey::new(ObjectKind::ServiceAccountToken, pod.key.namespace(), name);
         let issued = jiff::Timestamp::UNIX_EPOCH;
         let token = Arc::new(token::record(key, "apiserver", "secret".to_owned(), issued, issued));
-        let objects = PodObjects::of(&pod, |key| (given && *key == token.key).then(|| Arc::clone(&token)));
+        let objects = PodObjects::collect(&pod, |key| (given && *key == token.key).then(|| Arc::clone(&token)));
         let sources = Sources {
             pod: &pod,
             objects: &objects,
@@ -210,7 +210,7 @@ fn a_certificate_is_in_the_files_that_are_asked_for_and_a_refused_one_in_none() 
             false => pod_certificate::refusal(key, "apiserver", "denied".to_owned()),
         };
         let object = Arc::new(object);
-        let objects = PodObjects::of(&pod, |wanted| (object.key == *wanted).then(|| Arc::clone(&object)));
+        let objects = PodObjects::collect(&pod, |wanted| (object.key == *wanted).then(|| Arc::clone(&object)));
         let node = NodeLimits {
             cpu: Amount::from_units(4),
             memory: Amount::from_units(1 << 30),

@@ -1,5 +1,5 @@
-//! The group that the files of a PersistentVolume belong to: an annotation of it, and an entry of the claim's object. The
-//! containers of its pods have it besides their own groups.
+//! The group that owns the files of a PersistentVolume: an annotation of the volume, and an entry of the claim's
+//! object. The containers of its pods are members of it besides their own groups.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, Volume};
 
@@ -10,10 +10,10 @@ use crate::pod::PodRecord;
 const ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 const ENTRY: &str = "gid";
 
-/// The claim's object with the group of the volume, if that has one.
+/// The claim's object, with the group of the volume if that has one.
 pub fn added(mut object: ObjectRecord, volume: &PersistentVolume) -> ObjectRecord {
     let annotation = volume.metadata.annotations.as_ref().and_then(|annotations| annotations.get(ANNOTATION));
-    // kubelet ignores what is no number, too.
+    // Like kubelet, ignores what is not a number.
     if let Some(group) = annotation.and_then(|text| text.parse::<i32>().ok()).filter(|group| *group >= 0) {
         let bytes = SecretBytes::new(group.to_string().into_bytes());
         object.data.insert(ENTRY.to_owned(), Entry { bytes, binary: false });

@@ -7,7 +7,7 @@ use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
 
 /// The entry with the disk, as JSON.
 pub(super) const ISCSI: &str = "iscsi";
-/// What the names of the entries with the values of its Secret begin with.
+/// The prefix of the entries with the values of its Secret.
 const SECRET: &str = "iscsiSecret/";
 
 /// Whether the entry of a claim's object is of a disk's Secret.
@@ -17,8 +17,10 @@ pub(super) fn is_secret(entry: &str) -> bool {
 
 /// The object for a claim on the disk.
 ///
+///
 /// # Errors
-/// It cannot be written down.
+///
+/// It cannot be encoded.
 pub fn record(
     key: ObjectKey,
     origin: &str,
@@ -57,10 +59,10 @@ mod tests {
         let object = record(key, "apiserver", &volume, values.clone()).unwrap();
         let manifest: Value = serde_json::from_slice(&object.manifest()).unwrap();
         let restored = crate::object::restore(&manifest, "apiserver").unwrap().unwrap();
-        let found = source(&restored).unwrap();
+        let claimed = source(&restored).unwrap();
         let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:a:0";
-        assert_eq!(found.source.attached_as().as_deref(), Some(name));
-        assert_eq!(found, ClaimedVolume { source: ClaimedSource::Iscsi(Box::new(volume)), block: true });
+        assert_eq!(claimed.source.attached_as().as_deref(), Some(name));
+        assert_eq!(claimed, ClaimedVolume { source: ClaimedSource::Iscsi(Box::new(volume)), block: true });
         assert_eq!(secret(&restored), values);
         assert!(restored.data.keys().filter(|entry| is_secret(entry)).count() == 1);
     }

@@ -1,5 +1,5 @@
 //! The tokens of the pod's service account that a CSI driver gets with `NodePublishVolume` (`tokenRequests` of its
-//! CSIDriver), as entries of the object of the pod's volume: replaced there before they expire.
+//! CSIDriver). They are entries of the object of the pod's volume, and are replaced there before they expire.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::object::token::{DEFAULT_LIFETIME, TokenDemand, renewal_of};
 use crate::object::{Entry, ObjectRecord, SecretBytes};
 use crate::pod::PodRecord;
 
-/// What the names of the entries with the tokens begin with; the audience follows.
+/// The prefix of the entries with the tokens; the audience follows.
 const TOKEN: &str = "serviceAccountToken/";
-/// What the names of the entries with the times of their expiry begin with; the audience follows.
+/// The prefix of the entries with the times of their expiry; the audience follows.
 const EXPIRY: &str = "serviceAccountTokenExpiry/";
 /// The entry with the time at which new tokens are requested, in RFC 3339.
 const RENEWAL: &str = "serviceAccountTokenRenewal";
@@ -21,10 +21,10 @@ const RENEWAL: &str = "serviceAccountTokenRenewal";
 /// A token as it was issued.
 #[derive(Debug)]
 pub struct IssuedToken {
-    /// Whom it is for; empty: the apiserver.
+    /// Whom it is for; empty for the apiserver.
     pub audience: String,
     pub token: SecretBytes,
-    /// When it expires, as the apiserver has it, in RFC 3339.
+    /// When it expires, as the apiserver says, in RFC 3339.
     pub expiry: String,
     /// How long it is valid, in seconds.
     pub lifetime: i64,
@@ -35,11 +35,11 @@ pub fn demand(pod: &PodRecord, wanted: &DriverToken) -> TokenDemand {
     TokenDemand {
         lifetime: wanted.lifetime.unwrap_or(DEFAULT_LIFETIME),
         audience: Some(wanted.audience.clone()).filter(|audience| !audience.is_empty()),
-        ..TokenDemand::of(pod, &Default::default())
+        ..TokenDemand::new(pod, &Default::default())
     }
 }
 
-/// The object with these tokens, issued at `issued` by the node's clock, in place of those it has.
+/// The object with these tokens in place of those it has. `issued` is the node's time at which they were issued.
 pub fn with_tokens(object: &ObjectRecord, tokens: Vec<IssuedToken>, issued: Timestamp) -> ObjectRecord {
     let mut object = object.clone();
     object.data.retain(|name, _| !is_of_tokens(name));
@@ -53,7 +53,7 @@ pub fn with_tokens(object: &ObjectRecord, tokens: Vec<IssuedToken>, issued: Time
     object
 }
 
-/// The tokens as the driver gets them: `TokenRequestStatus` by audience, in JSON. `None`: it gets none.
+/// The tokens as the driver gets them: `TokenRequestStatus` by audience, in JSON. `None` if it gets none.
 pub fn for_driver(object: &ObjectRecord) -> Option<String> {
     let text = |name: &str| object.data.get(name).and_then(|entry| entry.bytes.expose_text());
     let audiences = object.data.keys().filter_map(|name| name.strip_prefix(TOKEN));
@@ -62,7 +62,7 @@ pub fn for_driver(object: &ObjectRecord) -> Option<String> {
     (!all.is_empty()).then(|| json!(all).to_string())
 }
 
-/// When new tokens are requested; `None`: the driver gets none.
+/// When new tokens are requested; `None` if the driver gets none.
 pub fn renewal(object: &ObjectRecord) -> Option<Timestamp> {
     let entry = object.data.get(RENEWAL)?;
     Some(entry.bytes.expose_text().and_then(|text| text.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH))
@@ -99,20 +99,21 @@ mod tests {
         let stored: Value = serde_json::from_slice(&with.manifest()).unwrap();
         assert_eq!(crate::object::restore(&stored, "apiserver").unwrap().unwrap(), with);
         let given: Value = serde_json::from_str(&for_driver(&with).unwrap()).unwrap();
-        let one = |token: &str| json!({"token": token, "expirationTimestamp": "2026-01-01T00:10:00Z"});
-        assert_eq!(given, json!({"": one("t-1"), "https://vault.example/a b": one("t-2")}));
-        // The one that expires first counts.
+        let token_json = |token: &str| json!({"token": token, "expirationTimestamp": "2026-01-01T00:10:00Z"});
+        assert_eq!(given, json!({"": token_json("t-1"), "https://vault.example/a b": token_json("t-2")}));
+        // The token that expires first decides.
         assert_eq!(renewal(&with), Some(at(1_480)));
         let next = with_tokens(&with, vec![issued("", "t-3", 3_600)], at(2_000));
-        assert_eq!(serde_json::from_str::<Value>(&for_driver(&next).unwrap()).unwrap(), json!({"": one("t-3")}));
+        assert_eq!(serde_json::from_str::<Value>(&for_driver(&next).unwrap()).unwrap(), json!({"": token_json("t-3")}));
         assert_eq!(with_tokens(&next, Vec::new(), at(0)), bare);
     }
 
     #[test]
     fn a_token_is_asked_for_by_the_drivers_wish() {
         let pod = crate::fixtures::record_of_spec(json!({"containers": [], "serviceAccountName": "robot"}));
-        let of = |audience: &str, lifetime| demand(&pod, &DriverToken { audience: audience.to_owned(), lifetime });
-        let (plain, vault) = (of("", None), of("vault", Some(600)));
+        let demand_for =
+            |audience: &str, lifetime| demand(&pod, &DriverToken { audience: audience.to_owned(), lifetime });
+        let (plain, vault) = (demand_for("", None), demand_for("vault", Some(600)));
         assert_eq!((&*plain.service_account, plain.lifetime, plain.audience), ("robot", 3_600, None));
         assert_eq!(
             (vault.lifetime, vault.audience.as_deref(), vault.pod_uid),

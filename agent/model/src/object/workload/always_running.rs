@@ -1,9 +1,9 @@
-//! What pods must not have that always run: those of all workloads but Jobs.
+//! What pods that always run must not have: those of all workloads but Jobs.
 
 use super::template::PodTemplate;
 use crate::pod::Fault;
 
-/// What such pods must not have.
+/// The faults of a template of such pods.
 pub(super) fn of_pods(template: &PodTemplate, path: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
     let policy = template.restart_policy();

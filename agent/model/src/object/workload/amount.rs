@@ -14,7 +14,7 @@ pub(super) fn scaled(amount: &IntOrString, total: u32, divide: fn(u64, u64) -> u
     u32::try_from(amount).unwrap_or(u32::MAX)
 }
 
-/// The amount, if it is a number.
+/// The amount if it is a number.
 pub(super) fn number(amount: &IntOrString) -> Option<u32> {
     match amount {
         IntOrString::Int(number) => u32::try_from(*number).ok(),
@@ -22,7 +22,7 @@ pub(super) fn number(amount: &IntOrString) -> Option<u32> {
     }
 }
 
-/// The amount, if it is a percentage.
+/// The amount if it is a percentage.
 pub(super) fn percent(amount: &IntOrString) -> Option<u32> {
     match amount {
         IntOrString::Int(_) => None,

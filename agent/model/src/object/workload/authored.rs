@@ -26,7 +26,7 @@ impl Authored {
         Self::Replicated(Box::new(spec))
     }
 
-    /// What the document says beside its template; `None`: it has an error.
+    /// The document without its template; `None` if it has an error.
     pub(super) fn read(kind: ObjectKind, frame: &Value, faults: &mut FaultList) -> Option<Self> {
         use replicated::Authored as Apps;
         match kind {
@@ -64,7 +64,7 @@ impl Authored {
         }
     }
 
-    /// What the controller is to do; `None`: nothing that this version of the agent understands.
+    /// What the controller has to do; `None` if it is nothing that this version of the agent understands.
     pub(super) fn settle(self, template: &PodTemplate) -> Option<WorkloadSpec> {
         match self {
             Self::Replicated(spec) => Some(WorkloadSpec::Replicated(replicated::settle(*spec))),
@@ -75,10 +75,10 @@ impl Authored {
     }
 }
 
-/// The document as the API has its kind.
+/// The document as the API type of its kind.
 fn typed<T: for<'a> Deserialize<'a>>(frame: &Value, faults: &mut FaultList) -> Option<T> {
     let (read, unknown) = strict::read::<T>(frame);
-    // Those of the metadata were found before.
+    // Those of the metadata were reported before.
     let unknown_fields = unknown.first.into_iter().filter(|field| !field.path.starts_with("metadata."));
     faults.extend(unknown_fields.map(|field| {
         let suggestion = field.suggestion().unwrap_or_default();

@@ -15,28 +15,28 @@ use super::template::PodTemplate;
 const DEFAULT_SUCCESSFUL: i32 = 3;
 const DEFAULT_FAILED: i32 = 1;
 
-/// What a CronJob's controller is to do.
+/// What a CronJob's controller has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CronJob {
     /// When Jobs begin.
     pub schedule: Schedule,
-    /// The time zone that it applies in; `None`: the node's.
+    /// The time zone of the schedule; `None` for the node's.
     pub time_zone: Option<String>,
-    /// What becomes of a Job that is due while another one is active.
+    /// What happens to a Job that is due while another one is active.
     pub concurrency: Concurrency,
-    /// How late a Job may begin, in seconds; `None`: any time.
+    /// How late a Job may begin, in seconds; `None` for any time.
     pub starting_deadline_seconds: Option<u64>,
-    /// No Jobs begin.
+    /// Whether no Jobs begin.
     pub suspend: bool,
-    /// How many Jobs stay that have completed.
+    /// How many completed Jobs are kept.
     pub successful_limit: u32,
-    /// How many Jobs stay that have failed.
+    /// How many failed Jobs are kept.
     pub failed_limit: u32,
     /// The spec of its Jobs as authored, without the template of their pods.
     pub job: Value,
 }
 
-/// What becomes of a Job that is due while another one is active.
+/// What happens to a Job that is due while another one is active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concurrency {
     /// It begins.
@@ -47,13 +47,13 @@ pub enum Concurrency {
     Replace,
 }
 
-/// The Job of that spec, as [`CronJob::job`] has it; `None`: it is none any more.
+/// The Job of that spec, which is of the form of [`CronJob::job`]; `None` if it is not a Job any more.
 pub fn job(spec: &Value, template: &PodTemplate) -> Option<Job> {
     let spec: JobSpec = serde_json::from_value(spec.clone()).ok()?;
     Some(job::settle(spec, template.restart_policy()))
 }
 
-/// What the controller is to do, with defaults; `None`: it has no schedule.
+/// What the controller has to do, with defaults; `None` if it has no schedule.
 pub(super) fn settle(spec: CronJobSpec) -> Option<CronJob> {
     let natural = |value: Option<i32>, default: i32| u32::try_from(value.unwrap_or(default)).unwrap_or(0);
     let mut job = serde_json::to_value(spec.job_template.spec.unwrap_or_default()).unwrap_or_default();

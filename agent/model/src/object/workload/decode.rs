@@ -60,14 +60,16 @@ pub(crate) fn read(
 
 /// Decodes a workload that was accepted before and stored by limpet. It is not validated again.
 ///
+///
 /// # Errors
-/// It is none.
+///
+/// It is not a workload.
 pub(crate) fn restore(value: &Value, kind: ObjectKind) -> Result<(ObjectKey, Workload), Vec<Fault>> {
     let mut faults = FaultList::default();
     let metadata = metadata(value.as_object().unwrap_or(&Map::new()), &mut FaultList::default());
     let key = key(metadata, kind, &mut faults);
     let (frame, template) = split(value, kind);
-    // A field that is not known any more has no effect.
+    // A field that is no longer known has no effect.
     let spec = Authored::read(kind, &frame, &mut FaultList::default());
     let known = spec.zip(template).filter(|_| faults.errors() == 0);
     match known.and_then(|(spec, template)| settled(value, key, spec, &template)) {
@@ -110,7 +112,7 @@ fn of_template(
 ) -> FaultList {
     let root = template_path(key.kind);
     let mut pod = template.sample(key);
-    // Strictness is about the template as it is written.
+    // The strict check applies to the template as it is written.
     for field in ["metadata", "spec"] {
         if !value[field].is_object() && !value[field].is_null() {
             pod[field] = value[field].clone();
@@ -118,8 +120,8 @@ fn of_template(
     }
     let (_, mut faults) = accept::accept(&pod, [], origin, of, "node");
     for fault in faults.kept_mut() {
-        let own = ["metadata.name", "metadata.namespace", "metadata.uid"].iter().any(|path| fault.path == *path);
-        if !own {
+        let is_of_name = ["metadata.name", "metadata.namespace", "metadata.uid"].iter().any(|path| fault.path == *path);
+        if !is_of_name {
             fault.path = match fault.path.as_str() {
                 "" => root.clone(),
                 path => format!("{root}.{path}"),

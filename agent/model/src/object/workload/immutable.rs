@@ -1,4 +1,4 @@
-//! What cannot change of a workload once it exists, as an apiserver has it.
+//! What cannot change in a workload once it exists, as in an apiserver.
 
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ pub(crate) fn forbidden(key: &ObjectKey, before: &Workload, next: &Workload) -> 
     Some(fault.with_remedy(format!("give the changed {} another name, or remove it first", key.kind.as_str())))
 }
 
-/// Whether an Indexed Job's completions may change: together with its parallelism.
+/// Whether an Indexed Job's completions may change, which is the case together with its parallelism.
 fn is_elastic(spec: &Value) -> bool {
     spec["completionMode"] == "Indexed" && spec["completions"] == spec["parallelism"]
 }

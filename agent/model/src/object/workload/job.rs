@@ -1,4 +1,4 @@
-//! A Job: pods that run until so many of them have succeeded.
+//! A Job: pods that run until enough of them have succeeded.
 
 pub mod indexes;
 mod policy;
@@ -14,14 +14,14 @@ pub(super) use rules::{check, check_whole};
 
 const INDEXED: &str = "Indexed";
 const DEFAULT_BACKOFF_LIMIT: u32 = 6;
-/// What a Job's controller is to do.
+/// What a Job's controller has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     /// How many pods run at a time.
     pub parallelism: u32,
-    /// How many have to succeed; `None`: one, and then those that run.
+    /// How many have to succeed; `None` if one suffices, and then those that run.
     pub completions: Option<u32>,
-    /// Each pod has an index below `completions`, and each index has to succeed.
+    /// Whether each pod has an index below `completions`, and each index has to succeed.
     pub indexed: bool,
     /// How many pods may fail.
     pub backoff_limit: u32,
@@ -29,27 +29,27 @@ pub struct Job {
     pub backoff_limit_per_index: Option<u32>,
     /// How many indexes may fail.
     pub max_failed_indexes: Option<u32>,
-    /// What becomes of a pod that failed: the first that matches counts.
+    /// What happens to a pod that failed; the first rule that matches counts.
     pub failure_rules: Arc<[FailureRule]>,
-    /// Whether there is a policy of failed pods.
+    /// Whether there is a policy for failed pods.
     pub has_failure_policy: bool,
     /// Which indexes suffice.
     pub success_rules: Arc<[SuccessRule]>,
     /// How long it may be active, in seconds.
     pub active_deadline_seconds: Option<u64>,
-    /// How long its pods stay once it has finished, in seconds.
+    /// How long its pods are kept once it has finished, in seconds.
     pub ttl_seconds_after_finished: Option<u32>,
-    /// No pods run.
+    /// Whether no pods run.
     pub suspend: bool,
-    /// A pod that terminates is replaced once it has failed.
+    /// Whether a terminating pod is replaced only once it has failed.
     pub replaces_failed_only: bool,
-    /// The containers of a pod that fail are restarted in it.
+    /// Whether a pod's failed containers are restarted in it.
     pub restarts_in_place: bool,
-    /// Its author has given the pods the labels that it selects.
+    /// Whether its author has given the pods the labels that it selects.
     pub manual_selector: bool,
 }
 
-/// What the controller is to do, with defaults.
+/// What the controller has to do, with defaults.
 pub(super) fn settle(spec: JobSpec, restart_policy: &str) -> Job {
     let natural = |value: Option<i32>| value.map(|value| u32::try_from(value).unwrap_or(0));
     let per_index = natural(spec.backoff_limit_per_index);

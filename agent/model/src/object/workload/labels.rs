@@ -1,14 +1,14 @@
 //! Labels and other names that Kubernetes' controllers give their pods.
 
-/// The label with the hash of the template, of a Deployment's pods.
+/// The label of a Deployment's pods with the hash of the template.
 pub const TEMPLATE_HASH: &str = "pod-template-hash";
-/// The same, of the pods of a DaemonSet or StatefulSet.
+/// The label of a DaemonSet's or StatefulSet's pods with the hash of the template.
 pub const REVISION_HASH: &str = "controller-revision-hash";
 /// The label and annotation with a pod's completion index.
 pub const INDEX: &str = "batch.kubernetes.io/job-completion-index";
-/// The variable with it.
+/// The environment variable with the index.
 pub const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
-/// The labels with the name of a pod's Job, with those of before 1.27.
+/// The labels with the name of a pod's Job; the second is that of before Kubernetes 1.27.
 pub const NAMES: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 /// The labels with the UID of a pod's Job.
 pub const UIDS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];

@@ -1,5 +1,5 @@
-//! Deployments, ReplicaSets and DaemonSets: Kubernetes' rules (`pkg/apis/apps/validation`), their defaults, and what a node
-//! adds to both.
+//! Deployments, ReplicaSets and DaemonSets: Kubernetes' rules (`pkg/apis/apps/validation`), their defaults, and what
+//! a node adds to both.
 
 use k8s_openapi::api::apps::v1::{DaemonSetSpec, DeploymentSpec, ReplicaSetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -20,11 +20,8 @@ const QUARTER: &str = "25%";
 /// The spec of one of them as authored, without its template.
 #[derive(Debug)]
 pub(super) enum Authored {
-    /// Of a Deployment.
     Deployment(DeploymentSpec),
-    /// Of a ReplicaSet.
     ReplicaSet(ReplicaSetSpec),
-    /// Of a DaemonSet.
     DaemonSet(DaemonSetSpec),
 }
 
@@ -37,7 +34,7 @@ impl Authored {
         }
     }
 
-    /// Its numbers, with the lowest and the highest value that each may have.
+    /// Its numbers, each with the lowest and the highest value that it may have.
     fn numbers(&self) -> Vec<(&'static str, Option<i32>, i32, i32)> {
         match self {
             Self::Deployment(spec) => vec![
@@ -87,9 +84,8 @@ impl Authored {
 /// How pods are to be replaced, as authored.
 struct Strategy<'a> {
     path: &'static str,
-    /// Its type.
     name: Option<&'a str>,
-    /// The types that there are: the rolling update first, which alone has amounts.
+    /// All types. The first is the rolling update, and only it has amounts.
     known: [&'static str; 2],
     surge: Option<&'a IntOrString>,
     unavailable: Option<&'a IntOrString>,
@@ -157,7 +153,7 @@ fn strategy(Strategy { path, name, known, surge, unavailable }: Strategy<'_>) ->
     faults
 }
 
-/// What the controller is to do, with defaults.
+/// What the controller has to do, with defaults.
 pub(super) fn settle(spec: Authored) -> Replicated {
     match spec {
         Authored::Deployment(spec) => {
@@ -171,7 +167,7 @@ pub(super) fn settle(spec: Authored) -> Replicated {
                     let surge = scaled(&rolling.max_surge.unwrap_or_else(quarter), replicas, u64::div_ceil);
                     let unavailable = rolling.max_unavailable.unwrap_or_else(quarter);
                     let unavailable = scaled(&unavailable, replicas, |value, by| value / by);
-                    // Both round to 0: then one pod may be missing (`ResolveFenceposts`).
+                    // If both round to 0, one pod may be missing (`ResolveFenceposts`).
                     Update::Rolling { surge, unavailable: if surge == 0 { unavailable.max(1) } else { unavailable } }
                 }
             };
@@ -200,7 +196,7 @@ pub(super) fn settle(spec: Authored) -> Replicated {
             let update = match strategy.type_.as_deref() {
                 Some("OnDelete") => Update::Manual,
                 _ if surges => Update::Rolling { surge: 1, unavailable: 0 },
-                // One node has one such pod: it ends before the next one starts.
+                // A node has only one such pod, which ends before the next one starts.
                 _ => Update::Recreate,
             };
             Replicated {

@@ -1,4 +1,4 @@
-//! What a controller is to do, with defaults applied and percentages resolved.
+//! What a controller has to do, with defaults applied and percentages resolved.
 
 use super::cron_job::CronJob;
 use super::job::Job;
@@ -17,15 +17,15 @@ pub enum WorkloadSpec {
 /// A number of equal pods, and how those of a new template replace those of the one before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replicated {
-    /// How many pods there are to be; 1 for a DaemonSet.
+    /// The desired number of pods; 1 for a DaemonSet.
     pub replicas: u32,
     /// How pods of a new template replace the others.
     pub update: Update,
-    /// How long a pod is ready before it counts as available, in seconds.
+    /// How long a pod must be ready before it counts as available, in seconds.
     pub min_ready_seconds: u32,
-    /// Without progress for so many seconds an update counts as failed; `None`: never.
+    /// After how many seconds without progress an update counts as failed; `None` for never.
     pub progress_deadline_seconds: Option<u32>,
-    /// A new template is not rolled out.
+    /// Whether a new template is not rolled out.
     pub paused: bool,
     /// How many templates without pods are remembered.
     pub history_limit: u32,
@@ -43,6 +43,6 @@ pub enum Update {
     },
     /// The old ones end first.
     Recreate,
-    /// Only pods that are made anew have the new template: a ReplicaSet, and `OnDelete`.
+    /// Only new pods have the new template: a ReplicaSet, and `OnDelete`.
     Manual,
 }

@@ -9,31 +9,30 @@ use super::{MAX_REPLICAS, selector};
 use crate::pod::{Fault, FaultList, is_dns_label};
 
 const DEFAULT_HISTORY: i32 = 10;
-/// What a StatefulSet's controller is to do.
+/// What a StatefulSet's controller has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatefulSet {
-    /// How many pods there are to be.
+    /// The desired number of pods.
     pub replicas: u32,
-    /// The lowest ordinal.
     pub start: u32,
-    /// Pods begin and end without regard to each other.
+    /// Whether pods begin and end regardless of each other.
     pub parallel: bool,
-    /// How pods get a new template; `None`: only where they are made anew.
+    /// How pods get a new template; `None` if only new pods get it.
     pub rolling: Option<Rolling>,
-    /// How long a pod is ready before it counts as available, in seconds.
+    /// How long a pod must be ready before it counts as available, in seconds.
     pub min_ready_seconds: u32,
     /// How many templates without pods are remembered.
     pub history_limit: u32,
-    /// The Service that its pods' names are below.
+    /// The Service that the pods' host names are below.
     pub service_name: Option<String>,
 }
 
 /// How pods get a new template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rolling {
-    /// So many pods, those with the lowest ordinals, keep the template that they have.
+    /// How many pods, from the lowest ordinal on, keep their template.
     pub partition: u32,
-    /// How many pods need not be available.
+    /// How many pods may be unavailable.
     pub unavailable: u32,
 }
 
@@ -105,7 +104,7 @@ fn strategy(spec: &StatefulSetSpec, faults: &mut FaultList) {
     }
 }
 
-/// What the controller is to do, with defaults.
+/// What the controller has to do, with defaults.
 pub(super) fn settle(spec: StatefulSetSpec) -> StatefulSet {
     let replicas = natural(spec.replicas, 1);
     let strategy = spec.update_strategy.unwrap_or_default();

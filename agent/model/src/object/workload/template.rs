@@ -1,4 +1,4 @@
-//! The template of a workload's pods, and the names and identities that derive from it.
+//! The template of a workload's pods, and the names and identities derived from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::pod::identity::OWNER_ANNOTATION;
 use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
 use crate::source::SourceKind;
 
-/// The letters of generated names (`k8s.io/apimachinery/pkg/util/rand`): no vowels, so that no words appear.
+/// The characters of generated names (`k8s.io/apimachinery/pkg/util/rand`): no vowels, so that no words appear.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-/// The characters of the hash of a template.
+/// How many characters the hash of a template has.
 const HASH_LENGTH: usize = 10;
-/// The characters that end a pod's name.
+/// How many characters end a pod's name.
 const SUFFIX_LENGTH: usize = 5;
-/// The longest name of a pod: it is the pod's host name.
+/// The longest name of a pod, which is also its host name.
 const MAX_NAME: usize = 63;
-/// As long as those of a Deployment's pods.
+/// A suffix as long as those of a Deployment's pods.
 const SAMPLE_SUFFIX: &str = "bbbbbbbbbb-bbbbb";
 
 /// The lists of containers whose environment has the completion index.
@@ -42,7 +42,7 @@ pub struct Additions {
     pub subdomain: Option<String>,
     /// Its UID, in place of one that derives from its fields.
     pub uid: Option<String>,
-    /// Its containers learn the completion index from their environment.
+    /// Whether its containers get the completion index in their environment.
     pub index_variable: bool,
 }
 
@@ -58,18 +58,18 @@ pub struct PodTemplate {
 }
 
 impl PodTemplate {
-    /// The template as a workload has it. What else is in its metadata has no effect, as in Kubernetes.
+    /// Reads the template of a workload. As in Kubernetes, other metadata has no effect.
     pub fn new(value: &Value) -> Self {
         let map = |field: &str| value["metadata"][field].as_object().cloned().unwrap_or_default();
         Self { labels: map("labels"), annotations: map("annotations"), spec: value["spec"].clone() }
     }
 
-    /// The template as JSON, to be read again by [`Self::new`].
+    /// The template as JSON, readable by [`Self::new`].
     pub fn to_value(&self) -> Value {
         json!({"metadata": {"labels": self.labels, "annotations": self.annotations}, "spec": self.spec})
     }
 
-    /// Identifies the template among those of one workload: ten letters and digits, as authored.
+    /// A hash that identifies the template as authored among those of one workload: ten letters and digits.
     pub fn hash(&self) -> String {
         letters(&Sha256::digest(fingerprint::canonical(&self.to_value())), HASH_LENGTH)
     }
@@ -90,7 +90,7 @@ impl PodTemplate {
         self.labels.get(name)?.as_str()
     }
 
-    /// A pod without owner, with a name as long as that of one.
+    /// A pod without owner, whose name is as long as that of a real one.
     pub(super) fn sample(&self, key: &ObjectKey) -> Value {
         self.plain_pod(&key.namespace, &pod_name(&key.name, SAMPLE_SUFFIX))
     }
@@ -105,11 +105,13 @@ impl PodTemplate {
         })
     }
 
-    /// The pod of that name of the workload `owner`, with the labels and annotations that its controller adds, and with
-    /// `controller`, the object that Kubernetes' own pods name as theirs: apiVersion, kind, name.
+    /// The pod of that name of the workload `owner`, with the labels and annotations that its controller adds, and
+    /// with `controller`: apiVersion, kind and name of the object that Kubernetes' own pods name as theirs.
+    ///
     ///
     /// # Errors
-    /// The pod is none; it was checked when the workload was accepted.
+    ///
+    /// The template does not make a valid pod, although it was checked when the workload was accepted.
     pub fn pod(
         &self,
         owner: &ObjectKey,
@@ -130,7 +132,7 @@ impl PodTemplate {
         accept::restore(&pod, origin, source, node_name)
     }
 
-    /// The template of which [`Self::pod`] made `record`.
+    /// The template from which [`Self::pod`] made `record`.
     pub fn of_pod(record: &PodRecord) -> Option<Self> {
         let pod: Value = serde_json::from_slice(&record.manifest).ok()?;
         let mut template = Self::new(&pod);
@@ -151,7 +153,7 @@ impl PodTemplate {
 }
 
 impl PodTemplate {
-    /// Without what a pod has by its completion index.
+    /// Removes what a pod has because of its completion index.
     fn forget_index(&mut self) {
         if let Some(spec) = self.spec.as_object_mut() {
             spec.remove("hostname");
@@ -211,13 +213,13 @@ fn add_index_variable(spec: &mut Value) {
     }
 }
 
-/// The UID of a workload, or of an object that stands between it and its pods.
+/// The UID of a workload, or of an object between it and its pods.
 pub fn uid(node_name: &str, source: SourceKind, kind: &str, namespace: &str, name: &str) -> String {
     PodUid::of_digest(&digest(&["limpet object uid 1", node_name, source.as_str(), kind, namespace, name])[..16])
         .to_string()
 }
 
-/// The UID of a pod of a name that others had before it: it differs with the template, and with each time it is made anew.
+/// The UID of a pod whose name others had before it. It differs with the template and each time the pod is made anew.
 pub fn incarnation_uid(
     node_name: &str,
     source: SourceKind,
@@ -230,10 +232,10 @@ pub fn incarnation_uid(
     PodUid::of_digest(&digest(&parts)[..16]).to_string()
 }
 
-/// A pod's name: `base` and `suffix`, the base cut so that the name is a host name.
+/// A pod's name: `base` and `suffix`, with the base cut so that the name is a valid host name.
 pub fn pod_name(base: &str, suffix: &str) -> String {
     let length = base.len().min(MAX_NAME.saturating_sub(suffix.len() + 1));
-    // A cut name must not end with what a name cannot have before a dash.
+    // Before the dash, a name must not have the characters at which the cut may end.
     let base = base.get(..length).unwrap_or(base).trim_end_matches(['.', '-']);
     format!("{base}-{suffix}")
 }
@@ -245,7 +247,7 @@ pub fn suffix(node_name: &str, owner: &ObjectKey, hash: &str, serial: u64) -> St
     letters(&digest(&[&["limpet pod suffix 1", node_name, kind], &parts[..]].concat()), SUFFIX_LENGTH)
 }
 
-/// Each part is hashed with its length, so that no two lists of parts hash the same input.
+/// A hash in which each part is preceded by its length, so that different lists of parts never have the same input.
 fn digest(parts: &[&str]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {

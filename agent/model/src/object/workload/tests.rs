@@ -136,8 +136,8 @@ fn faults_are_those_of_an_apiserver_at_their_places() {
             "spec.template.spec.restartPolicy: Unsupported value: \"Never\": supported values: \"Always\"",
         ),
     ] {
-        let found = faults(&deployment(spec.clone()));
-        assert_eq!(found, [expected], "{spec}");
+        let faults_found = faults(&deployment(spec.clone()));
+        assert_eq!(faults_found, [expected], "{spec}");
     }
 }
 
@@ -187,8 +187,8 @@ fn a_pod_has_the_names_of_its_controller_and_gives_its_template_back() {
     let controller = format!("web-{hash}");
     let name = pod_name(&controller, &suffix("edge1", &record.key, &hash, 0));
     let added = Additions { labels: [(TEMPLATE_HASH, hash.clone())].into(), ..Additions::default() };
-    let of = (&record.origin, SourceKind::File, "edge1");
-    let pod = template.pod(&record.key, &name, &added, ("apps/v1", "ReplicaSet", &controller), of).unwrap();
+    let context = (&record.origin, SourceKind::File, "edge1");
+    let pod = template.pod(&record.key, &name, &added, ("apps/v1", "ReplicaSet", &controller), context).unwrap();
     assert_eq!((pod.key.namespace(), pod.key.name()), ("shop", name.as_str()));
     assert_eq!(pod.pod.metadata.labels.as_ref().unwrap()[TEMPLATE_HASH], hash);
     assert_eq!(pod.pod.metadata.owner_references.as_ref().unwrap()[0].name, controller);
@@ -357,8 +357,8 @@ fn faults_of_cron_jobs_have_their_own_places() {
             ],
         ),
     ] {
-        let found = faults(&cron(spec.clone()));
-        assert!(expected.iter().all(|one| found.iter().any(|fault| fault == one)), "{spec}: {found:?}");
+        let faults_found = faults(&cron(spec.clone()));
+        assert!(expected.iter().all(|one| faults_found.iter().any(|fault| fault == one)), "{spec}: {faults_found:?}");
     }
 }
 
@@ -378,8 +378,8 @@ fn what_a_pod_has_by_its_index_or_ordinal_is_none_of_its_template() {
         ..Additions::default()
     };
     let key = ObjectKey::new(ObjectKind::Job, "shop", "web");
-    let of = (&Arc::from("web.yaml"), SourceKind::File, "edge1");
-    let pod = template.pod(&key, "web-3-bcdfg", &added, ("batch/v1", "Job", "web"), of).unwrap();
+    let context = (&Arc::from("web.yaml"), SourceKind::File, "edge1");
+    let pod = template.pod(&key, "web-3-bcdfg", &added, ("batch/v1", "Job", "web"), context).unwrap();
     let spec = pod.spec();
     assert_eq!(spec.hostname.as_deref(), Some("web-3"));
     let names: Vec<Vec<&str>> = spec
@@ -396,7 +396,7 @@ fn what_a_pod_has_by_its_index_or_ordinal_is_none_of_its_template() {
         uid: Some(incarnation_uid("edge1", SourceKind::File, ("shop", "web-0"), "h", 1)),
         ..Additions::default()
     };
-    let pod = template.pod(&key, "web-0", &added, ("apps/v1", "StatefulSet", "web"), of).unwrap();
+    let pod = template.pod(&key, "web-0", &added, ("apps/v1", "StatefulSet", "web"), context).unwrap();
     assert_eq!((pod.spec().subdomain.as_deref(), Some(pod.uid.as_str())), (Some("peers"), added.uid.as_deref()));
     assert_eq!(PodTemplate::of_pod(&pod), Some(template));
 }

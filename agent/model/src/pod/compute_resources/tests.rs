@@ -122,15 +122,15 @@ const CAPACITY: u64 = 4_000_000_000;
 #[test]
 fn oom_scores_follow_class_and_request() {
     let limits = json!({"cpu": "1", "memory": "1G"});
-    let of = |memory: &str| json!({"containers": [container("c", json!({"memory": memory}), json!({}))]});
+    let with_memory = |memory: &str| json!({"containers": [container("c", json!({"memory": memory}), json!({}))]});
     let cases = [
         ("best effort", json!({"containers": [{"name": "c"}]}), 1_000),
         ("guaranteed", json!({"containers": [container("c", json!({}), limits)]}), -997),
         ("no memory", json!({"containers": [container("c", json!({"cpu": "1"}), json!({}))]}), 999),
-        ("a tiny request", of("1"), 999),
-        ("half the node", of("2G"), 500),
-        ("nearly all", of("3999M"), 3),
-        ("more than all", of("8G"), 3),
+        ("a tiny request", with_memory("1"), 999),
+        ("half the node", with_memory("2G"), 500),
+        ("nearly all", with_memory("3999M"), 3),
+        ("more than all", with_memory("8G"), 3),
         (
             "a pod's share",
             json!({"containers": [container("c", json!({"memory": "1G"}), json!({})), {"name": "d"}],
@@ -170,19 +170,23 @@ fn node_critical_pods_have_the_guaranteed_oom_score() {
 #[test]
 fn a_container_without_limits_has_those_of_its_pod() {
     let mebi = 1 << 20;
-    let own = json!({ "requests": { "cpu": "20m" }, "limits": { "cpu": "200m", "memory": "40Mi" } });
+    let resources = json!({ "requests": { "cpu": "20m" }, "limits": { "cpu": "200m", "memory": "40Mi" } });
     let cases = [
         (json!(null), json!({}), (2, None, None)),
         (json!({ "limits": { "cpu": "600m", "memory": "100Mi" } }), json!({}), (614, Some(60_000), Some(100 * mebi))),
-        (json!({ "limits": { "cpu": "600m", "memory": "100Mi" } }), own.clone(), (20, Some(20_000), Some(40 * mebi))),
+        (
+            json!({ "limits": { "cpu": "600m", "memory": "100Mi" } }),
+            resources.clone(),
+            (20, Some(20_000), Some(40 * mebi)),
+        ),
         (json!({ "requests": { "cpu": "600m" } }), json!({}), (2, None, None)),
         (json!({ "limits": { "cpu": "1" } }), json!({ "requests": { "cpu": "100m" } }), (102, Some(100_000), None)),
         (json!({ "limits": { "cpu": "1" } }), json!({ "requests": { "cpu": "0" } }), (2, Some(100_000), None)),
     ];
     for (of_pod, of_container, (cpu_shares, cpu_quota, memory)) in cases {
         let pod = record(json!({ "resources": of_pod, "containers": [{ "name": "c", "resources": of_container }] }));
-        let found = container_limits(pod.spec(), &pod.spec().containers[0]);
-        assert_eq!(found, CgroupLimits { cpu_shares, cpu_quota, memory }, "{of_pod} {of_container}");
+        let limits = container_limits(pod.spec(), &pod.spec().containers[0]);
+        assert_eq!(limits, CgroupLimits { cpu_shares, cpu_quota, memory }, "{of_pod} {of_container}");
     }
 }
 
@@ -193,17 +197,17 @@ fn a_pods_resources_are_what_its_containers_need_together() {
         container("a", amounts("60m", "64Mi"), amounts("60m", "64Mi")),
         container("b", json!({ "cpu": "10m" }), json!({}))
     ]);
-    let found = |spec: Value| {
-        let found = pod_resources(record(spec).spec());
-        (serde_json::to_value(found.requests).unwrap(), serde_json::to_value(found.limits).unwrap())
+    let totals_of = |spec: Value| {
+        let totals = pod_resources(record(spec).spec());
+        (serde_json::to_value(totals.requests).unwrap(), serde_json::to_value(totals.limits).unwrap())
     };
     let spec = json!({ "containers": containers, "overhead": amounts("10m", "32Mi") });
-    assert_eq!(found(spec), (amounts("80m", "96Mi"), amounts("70m", "96Mi")));
+    assert_eq!(totals_of(spec), (amounts("80m", "96Mi"), amounts("70m", "96Mi")));
     let of_pod = json!({ "requests": { "cpu": "200m" }, "limits": { "cpu": "1", "memory": "1Gi" } });
     let spec = json!({ "containers": containers, "resources": of_pod });
-    assert_eq!(found(spec), (amounts("200m", "64Mi"), amounts("1", "1Gi")));
+    assert_eq!(totals_of(spec), (amounts("200m", "64Mi"), amounts("1", "1Gi")));
     let parts_of_a_byte = json!({ "requests": { "cpu": "1500u", "memory": "25m" } });
     let spec = json!({ "containers": [{ "name": "a" }], "resources": parts_of_a_byte });
-    assert_eq!(found(spec).0, parts_of_a_byte["requests"]);
-    assert_eq!(found(json!({ "containers": [{ "name": "a" }] })), (Value::Null, Value::Null));
+    assert_eq!(totals_of(spec).0, parts_of_a_byte["requests"]);
+    assert_eq!(totals_of(json!({ "containers": [{ "name": "a" }] })), (Value::Null, Value::Null));
 }

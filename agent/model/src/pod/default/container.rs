@@ -81,16 +81,16 @@ fn http_get(get: &mut HTTPGetAction) {
     text(&mut get.scheme, "HTTP");
 }
 
-/// AppArmor profiles were annotations once: sets the field from the annotation if it is absent.
+/// AppArmor profiles used to be annotations. Sets the field from the annotation if it is absent.
 pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
     if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
         return;
     }
     let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.clone());
     let inits = spec.init_containers.iter_mut().flatten();
-    let own = inits.chain(&mut spec.containers).map(|one| (&one.name, &mut one.security_context));
+    let containers = inits.chain(&mut spec.containers).map(|one| (&one.name, &mut one.security_context));
     let ephemeral = spec.ephemeral_containers.iter_mut().flatten().map(|one| (&one.name, &mut one.security_context));
-    for (name, context) in own.chain(ephemeral) {
+    for (name, context) in containers.chain(ephemeral) {
         let value = annotations.get(&format!("{APPARMOR_ANNOTATION}{name}"));
         let profile = value.and_then(|value| apparmor_profile(value));
         let has_field = context.as_ref().is_some_and(|context| context.app_armor_profile.is_some());
@@ -101,15 +101,15 @@ pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String
 }
 
 fn apparmor_profile(value: &str) -> Option<AppArmorProfile> {
-    let of = |type_: &str, name: Option<&str>| {
+    let profile = |type_: &str, name: Option<&str>| {
         Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile: name.map(str::to_owned) })
     };
     match value {
-        "unconfined" => of("Unconfined", None),
-        "runtime/default" => of("RuntimeDefault", None),
+        "unconfined" => profile("Unconfined", None),
+        "runtime/default" => profile("RuntimeDefault", None),
         value => value
             .strip_prefix("localhost/")
             .filter(|name| !name.trim().is_empty())
-            .and_then(|name| of("Localhost", Some(name))),
+            .and_then(|name| profile("Localhost", Some(name))),
     }
 }

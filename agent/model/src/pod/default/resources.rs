@@ -19,7 +19,7 @@ pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
     }
 }
 
-/// If the pod has its own resources, those it does not name are summed from its containers.
+/// If the pod has its own resources, those it does not specify are summed from its containers.
 pub(super) fn of_pod(spec: &mut PodSpec) {
     let Some(own) = &spec.resources else { return };
     let (mut limits, mut requests) = (own.limits.clone().unwrap_or_default(), own.requests.clone().unwrap_or_default());
@@ -51,7 +51,7 @@ fn keep_or(amounts: &mut Amounts, name: &str, amount: Amount) {
     amounts.entry(name.to_owned()).or_insert_with(|| Quantity(amount.to_string()));
 }
 
-/// A pod whose containers are all limited is limited to their sum, or to what it requests.
+/// A pod whose containers all have limits is limited to their sum, or to what it requests.
 fn limits_from_containers(
     spec: &PodSpec,
     of_limits: &BTreeMap<String, Amount>,

@@ -23,12 +23,12 @@ fn base() -> Value {
     })
 }
 
-/// Restored, not read: only the differences matter here, not whether a field is allowed.
+/// The pod is restored and not read, because only differences matter here, not whether a field is allowed.
 fn record(manifest: &Value, origin: &str) -> PodRecord {
     restore(manifest.to_string().as_bytes(), origin, SourceKind::File, "edge1").unwrap()
 }
 
-/// `base` with the value at `pointer` replaced; a missing last key is added, `null` removes.
+/// `base` with `value` at `pointer`. A missing last key is added, and `null` removes it.
 fn edited(pointer: &str, value: Value) -> Value {
     let mut manifest = base();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -56,10 +56,10 @@ fn each_edit_is_named_and_only_some_need_a_new_pod() {
         ("/spec/containers/1/image", json!("proxy"), "image of container proxy", false),
         ("/spec/initContainers/0/image", json!("tool:2"), "image of container prepare", true),
         ("/spec/containers/0/resources/limits/memory", json!("1Gi"), "resources of container web", false),
-        // Equal with defaults; different as authored, which determines the container's fingerprint.
+        // They are equal with defaults and differ as authored, which determines the container's fingerprint.
         ("/spec/containers/0/resources/requests", json!({ "memory": "64Mi" }), "resources of container web", false),
         ("/spec/containers/1/resources", json!({ "requests": { "cpu": "1" } }), "resources of container proxy", false),
-        // Another QoS class: its cgroup cannot move.
+        // The QoS class differs, and the pod's cgroup cannot move.
         ("/spec/containers/0/resources", Value::Null, "resources of container web", true),
         (
             "/spec/containers/0/resources",
@@ -151,6 +151,6 @@ fn deletion_is_a_part_of_its_own() {
 fn a_manifest_in_another_format_is_equal() {
     let yaml = "kind: Pod\napiVersion: v1\nmetadata: {name: web}\nspec:\n  containers: [{image: 'a:1', name: a}]\n";
     let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"a:1"}]}}"#;
-    let of = |text: &str| Arc::clone(&read(text.as_bytes(), "web.yaml", SourceKind::File, "edge1").pods[0]);
-    assert!(PodDiff::between(&of(yaml), &of(json)).is_empty());
+    let pod_from = |text: &str| Arc::clone(&read(text.as_bytes(), "web.yaml", SourceKind::File, "edge1").pods[0]);
+    assert!(PodDiff::between(&pod_from(yaml), &pod_from(json)).is_empty());
 }

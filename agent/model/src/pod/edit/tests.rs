@@ -23,11 +23,11 @@ fn base() -> Value {
 /// `path: old -> new`, with a leading `!` if it needs a new pod, and the field that holds it at the end.
 fn lines(edits: &[Edit]) -> Vec<String> {
     let text = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), ToString::to_string);
-    let one = |edit: &Edit| {
+    let line_of = |edit: &Edit| {
         let mark = if edit.in_place { "" } else { "!" };
         format!("{mark}{}: {} -> {} ({})", edit.path, text(&edit.old), text(&edit.new), edit.field)
     };
-    edits.iter().map(one).collect()
+    edits.iter().map(line_of).collect()
 }
 
 #[test]
@@ -105,13 +105,13 @@ fn each_edit_is_reported_at_its_field() {
             map => map[key] = value.clone(),
         }
         let (old, new) = (record(&base()), record(&manifest));
-        let found = edits(&old, &new);
-        assert_eq!(lines(&found), *wanted, "{pointer}");
-        // In place exactly if the identity stays.
-        let same_pod = found.iter().all(|edit| edit.in_place);
+        let forth = edits(&old, &new);
+        assert_eq!(lines(&forth), *wanted, "{pointer}");
+        // The edit is in place exactly if the identity stays.
+        let same_pod = forth.iter().all(|edit| edit.in_place);
         assert_eq!(same_pod, old.immutable_fingerprint == new.immutable_fingerprint, "{pointer}");
-        assert_eq!(found.is_empty(), old.fingerprint == new.fingerprint, "{pointer}");
-        assert_eq!(edits(&new, &old).len(), found.len(), "back: {pointer}");
+        assert_eq!(forth.is_empty(), old.fingerprint == new.fingerprint, "{pointer}");
+        assert_eq!(edits(&new, &old).len(), forth.len(), "back: {pointer}");
     }
 }
 
@@ -123,7 +123,7 @@ fn items_without_a_unique_merge_key_are_reported_as_a_list() {
         record(&manifest)
     };
     let twice = json!([{ "containerPort": 53, "protocol": "TCP" }, { "containerPort": 53, "protocol": "UDP" }]);
-    let found = edits(&with(json!([{ "containerPort": 53 }])), &with(twice));
-    assert_eq!(found.len(), 1);
-    assert_eq!(found[0].path, "spec.containers[web].ports");
+    let forth = edits(&with(json!([{ "containerPort": 53 }])), &with(twice));
+    assert_eq!(forth.len(), 1);
+    assert_eq!(forth[0].path, "spec.containers[web].ports");
 }

@@ -8,14 +8,14 @@ use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqA
 use serde::{Deserialize, forward_to_deserialize_any};
 
 const CONTAINERS: &str = "spec.containers";
-/// Lists whose items have the fields of [`CONTAINERS`]; those of ephemeral containers differ in little.
+/// Lists whose items have the fields of [`CONTAINERS`]. Ephemeral containers differ only slightly.
 const ALSO_CONTAINERS: &[&str] = &["spec.ephemeralContainers", "spec.initContainers"];
 
 /// Every path below `spec`, in order of the names. `C` means containers and init containers.
 pub(super) fn fields() -> Vec<String> {
-    let found = RefCell::new(Vec::new());
-    PodSpec::deserialize(Walk { path: "spec".to_owned(), found: &found }).unwrap();
-    found.into_inner()
+    let fields = RefCell::new(Vec::new());
+    PodSpec::deserialize(Walk { path: "spec".to_owned(), found: &fields }).unwrap();
+    fields.into_inner()
 }
 
 struct Walk<'f> {

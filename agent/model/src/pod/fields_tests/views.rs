@@ -1,5 +1,5 @@
-//! The pods of `tests/views` and `tests/views/cluster`, which are held against a real kubelet, use every field that works;
-//! what they cannot use is listed here, with the reason and with the suite that has it.
+//! The pods of `tests/views` and `tests/views/cluster`, which are compared with a real kubelet, use every field that
+//! works. What they cannot use is listed here, with the reason and with the suite that covers it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{EPHEMERAL, api, is_decided_above};
 use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, UsedIf};
 
-/// Fields without a view, each with all below it, and why.
+/// Fields, with all below them, that no view covers, and why.
 const NOT_SHOWN: &[(&str, &str)] = &[
     ("spec.C.readinessProbe.terminationGracePeriodSeconds", "Kubernetes refuses it"),
     ("spec.C.volumeDevices", "kubelet has block devices of claims alone: suites volumes and csi"),
@@ -19,7 +19,7 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("spec.volumes[].nfs", "needs a server: suite nfs"),
 ];
 
-/// Fields of few values, with those that differ from the default; a pod has each of them.
+/// Fields with few values, and their values that differ from the default. Each occurs in a pod.
 const VALUES: &[(&str, &[&str])] = &[
     ("spec.restartPolicy", &["OnFailure", "Never"]),
     ("spec.dnsPolicy", &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]),
@@ -64,7 +64,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("spec.volumes[].image.pullPolicy", &["Always", "Never"]),
 ];
 
-/// Values without a view, and why.
+/// Values that no view covers, and why.
 const VALUES_NOT_SHOWN: &[(&str, &str, &str)] = &[
     ("spec.hostUsers", "false", "kubelet needs a runc that maps users, 1.2: suite security"),
     ("spec.C.securityContext.procMount", "Unmasked", "needs hostUsers: false: suite security"),
@@ -115,7 +115,7 @@ fn is_of(field: &str, top: &str) -> bool {
     field.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// Whether a manifest without an apiserver may have it, and something comes of it.
+/// Whether a manifest without an apiserver may have it, with an effect.
 fn works(field: &str) -> bool {
     let refused = REFUSED.iter().any(|(name, used, _)| *name == field && !matches!(used, UsedIf::Unless(_)));
     let idle = NO_EFFECT.iter().any(|(name, _)| *name == field) || NOT_ON_LINUX.contains(&field);

@@ -55,7 +55,7 @@ const SYSCTLS: [&str; 14] = [
 
 const SELINUX_TYPES: [&str; 5] = ["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"];
 
-/// Of AppArmor and seccomp.
+/// Whether the kind is a profile of AppArmor or seccomp.
 pub(super) fn is_profile(kind: &str) -> bool {
     matches!(kind, "RuntimeDefault" | "Localhost")
 }
@@ -92,7 +92,7 @@ pub(super) fn capabilities(record: &PodRecord) -> Option<Violation> {
     (!containers.is_empty()).then(|| Violation::new("non-default capabilities", must_not_add(&containers, &added)))
 }
 
-/// The containers that add other capabilities than `allowed`, and which.
+/// The containers that add other capabilities than `allowed`, and those capabilities.
 pub(super) fn adding<'a>(record: &'a PodRecord, allowed: &[&str]) -> (Vec<&'a str>, Names<'a>) {
     let mut forbidden = Names::new();
     let containers = bad_containers(record, |container| {
@@ -146,10 +146,10 @@ pub(super) fn hosts_of_probes(record: &PodRecord) -> Option<Violation> {
     let mut hosts = Names::new();
     let mut containers = bad_containers(record, |container| {
         let probes = [&container.liveness_probe, &container.readiness_probe, &container.startup_probe];
-        let found = probes.into_iter().flatten().flat_map(of_probe);
-        let found: Vec<&str> = found.chain(container.lifecycle.iter().flat_map(of_lifecycle)).collect();
-        hosts.extend(&found);
-        !found.is_empty()
+        let from_probes = probes.into_iter().flatten().flat_map(of_probe);
+        let used: Vec<&str> = from_probes.chain(container.lifecycle.iter().flat_map(of_lifecycle)).collect();
+        hosts.extend(&used);
+        !used.is_empty()
     });
     containers.sort_unstable();
     let what = plural("probe or lifecycle host", hosts.len());

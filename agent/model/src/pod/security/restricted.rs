@@ -96,15 +96,15 @@ fn non_root(record: &PodRecord) -> Option<Violation> {
     }
     const REASON: &str = "runAsNonRoot != true";
     let of_pod = record.spec().security_context.as_ref().and_then(|context| context.run_as_non_root);
-    let own = |is_bad: fn(Option<bool>) -> bool| {
+    let bad_for = |is_bad: fn(Option<bool>) -> bool| {
         bad_containers(record, move |container| {
             is_bad(container.security_context.as_ref().and_then(|context| context.run_as_non_root))
         })
     };
-    if let Some(setters) = setters(of_pod == Some(false), &own(|set| set == Some(false))) {
+    if let Some(setters) = setters(of_pod == Some(false), &bad_for(|set| set == Some(false))) {
         return Some(Violation::new(REASON, format!("{setters} must not set securityContext.runAsNonRoot=false")));
     }
-    let silent = if of_pod == Some(true) { Vec::new() } else { own(|set| set.is_none()) };
+    let silent = if of_pod == Some(true) { Vec::new() } else { bad_for(|set| set.is_none()) };
     let detail = || format!("pod or {} must set securityContext.runAsNonRoot=true", named("container", &silent));
     (!silent.is_empty()).then(|| Violation::new(REASON, detail()))
 }

@@ -9,7 +9,7 @@ use crate::source::SourceKind;
 
 /// A pod with two containers, an init container and an ephemeral one, all as `restricted` requires them.
 fn hardened() -> Value {
-    let one = |name: &str| {
+    let container = |name: &str| {
         json!({ "name": name, "image": "a:1", "securityContext": {
             "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] },
         } })
@@ -19,7 +19,7 @@ fn hardened() -> Value {
     let volumes: Vec<Value> = kinds.into_iter().map(volume).collect();
     json!({ "metadata": { "name": "web" }, "spec": {
         "securityContext": { "runAsNonRoot": true, "seccompProfile": { "type": "RuntimeDefault" } },
-        "initContainers": [one("i")], "containers": [one("a"), one("b")], "ephemeralContainers": [one("e")],
+        "initContainers": [container("i")], "containers": [container("a"), container("b")], "ephemeralContainers": [container("e")],
         "volumes": volumes,
     }})
 }
@@ -28,7 +28,7 @@ fn record(manifest: &Value) -> PodRecord {
     restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
 }
 
-/// The hardened pod with `value` at `pointer`, whose maps are made.
+/// The hardened pod with each `value` at its `pointer`. Missing maps are created.
 fn with(changes: &[(&str, Value)]) -> PodRecord {
     let mut manifest = hardened();
     for (pointer, value) in changes {
@@ -46,8 +46,8 @@ fn with(changes: &[(&str, Value)]) -> PodRecord {
 }
 
 fn output(record: &PodRecord, level: SecurityLevel) -> String {
-    let found = violations(record, level);
-    found.into_iter().map(|one| format!("{} ({})", one.reason, one.detail)).collect::<Vec<_>>().join(", ")
+    let broken = violations(record, level);
+    broken.into_iter().map(|one| format!("{} ({})", one.reason, one.detail)).collect::<Vec<_>>().join(", ")
 }
 
 const POD: &str = "/spec/securityContext";

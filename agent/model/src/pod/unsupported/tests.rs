@@ -36,9 +36,9 @@ fn unsupported_fields_are_rejected_by_name() {
 
 #[test]
 fn a_medium_that_there_is_not_is_refused() {
-    let of = |medium: &str| refused(json!({"volumes": [{"name": "v", "emptyDir": {"medium": medium}}]}));
+    let refused_medium = |medium: &str| refused(json!({"volumes": [{"name": "v", "emptyDir": {"medium": medium}}]}));
     for medium in ["Disk", "HugePages-", "HugePages-big", "Memory-2Mi"] {
-        assert_eq!(of(medium), ["spec.volumes[0].emptyDir.medium"], "{medium}");
+        assert_eq!(refused_medium(medium), ["spec.volumes[0].emptyDir.medium"], "{medium}");
     }
 }
 
@@ -49,9 +49,9 @@ fn what_windows_alone_has_is_a_warning() {
         "securityContext": {"windowsOptions": options},
         "containers": [{"name": "a", "securityContext": {"windowsOptions": options}}, {"name": "b", "securityContext": {"windowsOptions": {}}}],
     }});
-    let found: Vec<String> = check(&manifest, SourceKind::Api).into_iter().map(|fault| fault.to_string()).collect();
-    assert_eq!(found.len(), 2, "{found:?}");
-    assert!(found.iter().all(|fault| fault.contains("has no effect on Linux")), "{found:?}");
+    let warnings: Vec<String> = check(&manifest, SourceKind::Api).into_iter().map(|fault| fault.to_string()).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings.iter().all(|fault| fault.contains("has no effect on Linux")), "{warnings:?}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_field_with_its_default_is_not_used() {
 
 #[test]
 fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
-    let of = |rate: &str, host_network: bool| -> Vec<(Severity, String)> {
+    let faults_of = |rate: &str, host_network: bool| -> Vec<(Severity, String)> {
         let manifest = json!({
             "metadata": {"annotations": {"kubernetes.io/egress-bandwidth": rate}},
             "spec": {"hostNetwork": host_network},
@@ -77,19 +77,19 @@ fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
         check(&manifest, SourceKind::File).into_iter().map(|fault| (fault.severity, fault.path)).collect()
     };
     let path = "metadata.annotations[kubernetes.io/egress-bandwidth]".to_owned();
-    assert_eq!(of("10M", false), []);
-    assert_eq!(of("10M", true), [(Severity::Warning, path.clone())]);
-    assert_eq!(of("fast", false), [(Severity::Error, path)]);
+    assert_eq!(faults_of("10M", false), []);
+    assert_eq!(faults_of("10M", true), [(Severity::Warning, path.clone())]);
+    assert_eq!(faults_of("fast", false), [(Severity::Error, path)]);
 }
 
 #[test]
 fn readiness_gates_are_a_warning_where_no_client_sets_their_conditions() {
     let manifest = json!({"spec": {"readinessGates": [{"conditionType": "example.com/dns"}]}});
-    let of = |source| -> Vec<(Severity, String)> {
+    let faults_from = |source| -> Vec<(Severity, String)> {
         check(&manifest, source).into_iter().map(|fault| (fault.severity, fault.path)).collect()
     };
-    assert_eq!(of(SourceKind::Api), []);
-    assert_eq!(of(SourceKind::File), [(Severity::Warning, "spec.readinessGates".to_owned())]);
+    assert_eq!(faults_from(SourceKind::Api), []);
+    assert_eq!(faults_from(SourceKind::File), [(Severity::Warning, "spec.readinessGates".to_owned())]);
 }
 
 #[test]
@@ -98,22 +98,26 @@ fn fields_only_a_scheduler_reads_are_warnings() {
     let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "affinity": affinity}});
     assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
     let faults = check(&manifest, SourceKind::File);
-    let found: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
-    assert_eq!(found, [(Severity::Warning, "spec.affinity.podAffinity"), (Severity::Warning, "spec.tolerations")]);
+    let faults_found: Vec<(Severity, &str)> =
+        faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
+    assert_eq!(
+        faults_found,
+        [(Severity::Warning, "spec.affinity.podAffinity"), (Severity::Warning, "spec.tolerations")]
+    );
 }
 
 #[test]
 fn a_priority_class_is_a_warning_unless_it_is_one_of_kubernetes_own() {
-    let of = |class: &str| -> Vec<(String, String)> {
+    let faults_of = |class: &str| -> Vec<(String, String)> {
         let faults = check(&json!({"spec": {"priorityClassName": class}}), SourceKind::File);
         faults.into_iter().map(|fault| (fault.path, fault.message)).collect()
     };
     for class in ["system-node-critical", "system-cluster-critical", ""] {
-        assert_eq!(of(class), [], "{class}");
+        assert_eq!(faults_of(class), [], "{class}");
     }
     let message =
         "has no effect on a node without an apiserver; only system-node-critical and system-cluster-critical have one";
-    assert_eq!(of("high"), [("spec.priorityClassName".to_owned(), message.to_owned())]);
+    assert_eq!(faults_of("high"), [("spec.priorityClassName".to_owned(), message.to_owned())]);
 }
 
 #[test]
@@ -143,20 +147,20 @@ fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
         "serviceAccountName": "s",
         "volumes": [{"name": "p", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "t", "projected": token}]
     }});
-    let of = |source, reason| -> Vec<String> {
+    let paths_of = |source, reason| -> Vec<String> {
         let faults = check(&manifest, source).into_iter().filter(|fault| fault.reason == reason);
         faults.map(|fault| fault.path).collect()
     };
     assert_eq!(
-        of(SourceKind::Push, Reason::NeedsApiserver),
+        paths_of(SourceKind::Push, Reason::NeedsApiserver),
         [
             "spec.serviceAccountName",
             "spec.volumes[0].persistentVolumeClaim",
             "spec.volumes[1].projected.sources[0].serviceAccountToken",
         ]
     );
-    assert_eq!(of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
-    assert_eq!(of(SourceKind::Api, Reason::Unsupported), Vec::<String>::new());
+    assert_eq!(paths_of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
+    assert_eq!(paths_of(SourceKind::Api, Reason::Unsupported), Vec::<String>::new());
 }
 
 /// Every field of the Pod API's central objects is supported, rejected, or known to have no effect.

@@ -1,4 +1,5 @@
-//! What rules of several parts of a pod look at: the spec with its valid volumes and claims, and all containers in order.
+//! What the rules of several parts of a pod use: the spec with its valid volumes and claims, and all containers in
+//! order.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,6 @@ use crate::pod::validate::field::items;
 
 /// The parts of the pod that its containers are validated against.
 pub(super) struct Pod<'a> {
-    /// The whole spec.
     pub(super) spec: &'a PodSpec,
     /// The valid volumes by name.
     pub(super) volumes: BTreeMap<&'a str, &'a Volume>,

@@ -32,14 +32,13 @@ const RESOURCES: [&str; 6] = [
 const CPU_DIVISORS: [&str; 2] = ["1m", "1"];
 const BYTE_DIVISORS: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// The target of a selected field: not every field is available in both.
+/// Where a selected field is used. Not every field is available in both.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FieldTarget {
     Env,
     File,
 }
 
-/// Validates `env`.
 pub(super) fn variables(at: &At<'_>, one: &Container, faults: &mut Faults) {
     for (index, variable) in items(&one.env) {
         let at = at.index(index);
@@ -117,7 +116,7 @@ pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: FieldTar
             let detail = format!("error converting fieldPath: field label does not support subscript: {path}");
             faults.invalid(&at_path, path, &detail);
         }
-        // An old name of `spec.nodeName`.
+        // This is an old name of `spec.nodeName`.
         None if path == "spec.host" && into == FieldTarget::Env => {}
         None if allowed.contains(&path) => {}
         None => faults.unsupported(&at_path, path, allowed),
@@ -151,7 +150,6 @@ pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Fie
     }
 }
 
-/// Validates `envFrom`.
 pub(super) fn sources(at: &At<'_>, one: &Container, faults: &mut Faults) {
     for (index, source) in items(&one.env_from) {
         let item = at.index(index);

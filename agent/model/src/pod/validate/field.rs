@@ -7,7 +7,7 @@ use crate::pod::{Fault, FaultList, Severity};
 /// Maximum number of characters of a value in a fault.
 const MAX_SHOWN: usize = 64;
 
-/// The path of a field. Costs nothing until a fault is reported.
+/// The path of a field. It costs nothing until a fault is reported.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum At<'a> {
     /// `metadata` or `spec`.
@@ -21,17 +21,14 @@ pub(super) enum At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// Its field `name`.
     pub(super) fn field(&'a self, name: &'a str) -> At<'a> {
         Self::Field(self, name)
     }
 
-    /// Its item `index`.
     pub(super) fn index(&'a self, index: usize) -> At<'a> {
         Self::Index(self, index)
     }
 
-    /// Its entry `key`.
     pub(super) fn key(&'a self, key: &'a str) -> At<'a> {
         Self::Key(self, key)
     }
@@ -48,7 +45,6 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// The faults found.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     list: FaultList,
@@ -60,8 +56,8 @@ impl Faults {
         self.list
     }
 
-    /// How many were found so far.
-    pub(super) fn found(&self) -> usize {
+    /// How many errors were found so far.
+    pub(super) fn error_count(&self) -> usize {
         self.list.errors()
     }
 
@@ -116,7 +112,7 @@ impl Faults {
         self.push(at, with_detail("Forbidden", detail), "");
     }
 
-    /// A field that is only added to what is there.
+    /// Reports a field that can only be added to an existing object.
     #[cfg_attr(test, track_caller)]
     pub(super) fn cannot_be_created(&mut self, at: &At<'_>, remedy: &str) {
         self.push(at, with_detail("Forbidden", "cannot be set on create"), remedy);
@@ -177,7 +173,7 @@ impl Faults {
     }
 }
 
-/// The rules that have reported a fault on this thread: for the test that looks for a rule no case violates.
+/// The rules that have reported a fault on this thread, for the test that looks for rules that no case violates.
 #[cfg(test)]
 pub(super) mod fired {
     use std::cell::RefCell;
@@ -188,14 +184,14 @@ pub(super) mod fired {
         static FIRED: RefCell<BTreeSet<(&'static str, u32)>> = const { RefCell::new(BTreeSet::new()) };
     }
 
-    /// Notes the calling rule, outside the methods of `Faults`.
+    /// Records the calling rule, outside the methods of `Faults`.
     #[track_caller]
     pub(super) fn note() {
         let rule = Location::caller();
         FIRED.with_borrow_mut(|fired| fired.insert((rule.file(), rule.line())));
     }
 
-    /// Returns file and line of every noted rule, and clears them.
+    /// Returns file and line of every recorded rule, and clears them.
     pub(in super::super) fn take() -> BTreeSet<(&'static str, u32)> {
         FIRED.take()
     }
@@ -205,7 +201,7 @@ fn with_detail(message: &str, detail: &str) -> String {
     if detail.is_empty() { message.to_owned() } else { format!("{message}: {detail}") }
 }
 
-/// A value as a fault shows it, truncated if long: nothing beyond the limit is formatted.
+/// A value as a fault shows it, truncated if long. Nothing beyond the limit is formatted.
 fn shown(value: &dyn fmt::Debug) -> String {
     let mut cut = LimitedText { text: String::new(), left: MAX_SHOWN };
     if fmt::write(&mut cut, format_args!("{value:?}")).is_err() {
@@ -257,9 +253,9 @@ mod tests {
         faults.invalid(&spec.field("x"), 7, "must be 6");
         faults.unsupported(&spec.field("dnsPolicy"), "None?", &["Default", "None"]);
         faults.duplicate(&spec.field("limits").key("cpu"), "1");
-        let found: Vec<String> = faults.finish().finish().iter().map(ToString::to_string).collect();
+        let texts: Vec<String> = faults.finish().finish().iter().map(ToString::to_string).collect();
         assert_eq!(
-            found,
+            texts,
             [
                 "spec.containers[0].image: Required value",
                 "spec.containers[0].name: Invalid value: \"A\": must be lower case",
@@ -274,9 +270,9 @@ mod tests {
     fn many_faults_and_long_values_are_truncated() {
         let mut faults = Faults::default();
         (0..MAX_FAULTS + 5).for_each(|_| faults.invalid(&At::Root("spec"), "ä".repeat(1000).as_str(), ""));
-        let found = faults.finish().finish();
-        assert_eq!(found.len(), MAX_FAULTS + 1);
-        assert_eq!(found[MAX_FAULTS].message, "5 more faults are not shown");
-        assert!(found[0].message.len() < 200, "{}", found[0].message);
+        let listed = faults.finish().finish();
+        assert_eq!(listed.len(), MAX_FAULTS + 1);
+        assert_eq!(listed[MAX_FAULTS].message, "5 more faults are not shown");
+        assert!(listed[0].message.len() < 200, "{}", listed[0].message);
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn metadata(draft: &Draft, faults: &mut Faults) {
         faults.not_negative(&at.field("generation"), metadata.generation.unwrap_or(0));
     }
     if let Some(prefix) = metadata.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        // The generated suffix follows, so a trailing dash is allowed; Kubernetes masks it before checking.
+        // The generated suffix follows, so a trailing dash is allowed. Kubernetes masks it before checking.
         let kept = prefix.strip_suffix('-').and_then(|rest| rest.char_indices().last().map(|(last, _)| &rest[..last]));
         let as_name = kept.map_or_else(|| prefix.to_owned(), |kept| format!("{kept}a"));
         if !is_dns_subdomain(&as_name) {
@@ -60,7 +60,7 @@ fn name(at: &At<'_>, name: &str, faults: &mut Faults) {
     if name.starts_with('-') {
         faults.required(at, "a Pod needs a name");
     } else if !is_dns_subdomain(name) {
-        // The node's name is appended: the author's part may be valid and the whole too long.
+        // The node's name is appended, so the author's part may be valid and the whole too long.
         faults.dns_subdomain(at, name);
     }
 }
@@ -162,14 +162,14 @@ fn profiles_agree(annotations: &BTreeMap<String, String>, spec: &PodSpec, faults
         let list = root.field(list);
         let item = list.index(index);
         let at = item.field("securityContext");
-        let own = container.security_context.as_ref();
-        let seccomp = own.and_then(|context| context.seccomp_profile.as_ref());
+        let context = container.security_context.as_ref();
+        let seccomp = context.and_then(|context| context.seccomp_profile.as_ref());
         let value = annotations.get(&format!("{SECCOMP_CONTAINER}{}", container.name));
         if let (Some(value), Some(profile)) = (value, seccomp) {
             let path = text(&profile.localhost_profile);
             agree(&at.field("seccompProfile"), value, &profile.type_, path, "seccomp", faults);
         }
-        let apparmor = own.and_then(|context| context.app_armor_profile.as_ref());
+        let apparmor = context.and_then(|context| context.app_armor_profile.as_ref());
         let apparmor = apparmor.or_else(|| pod.and_then(|context| context.app_armor_profile.as_ref()));
         let value = annotations.get(&format!("{APPARMOR}{}", container.name)).filter(|_| !windows);
         if let (Some(value), Some(profile)) = (value, apparmor) {

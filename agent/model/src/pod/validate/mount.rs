@@ -94,12 +94,12 @@ fn bind_options(at: &At<'_>, mount: &VolumeMount, volume: Option<&Volume>, fault
     }
 }
 
-/// The types of a hostPath that can be a container's device: checked when the container starts, the first by kubelet's
-/// check of types, the second by the device itself.
+/// The types of a hostPath that can be a container's device. They are checked when the container starts: the first by
+/// kubelet's check of types, the second by the device itself.
 const DEVICE_TYPES: [&str; 2] = ["BlockDevice", ""];
 
-/// Validates `volumeDevices`. Beside claims, as in Kubernetes, a hostPath can be the device: without an apiserver there are
-/// no claims.
+/// Validates `volumeDevices`. Unlike in Kubernetes, not only a claim but also a hostPath can be the device, because
+/// there are no claims without an apiserver.
 pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     let mounts: BTreeSet<&str> = items(&one.volume_mounts).map(|(_, mount)| mount.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Kubernetes' rules for names: for each a check that reports the fault and the rule.
+//! Kubernetes' rules for names, each as a check that reports the fault and the rule.
 
 use std::net::{IpAddr, Ipv6Addr};
 

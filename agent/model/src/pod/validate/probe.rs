@@ -46,7 +46,6 @@ const SIGNALS: [&str; 35] = [
 ];
 const MORE_THAN_ONE: &str = "may not specify more than 1 handler type";
 
-/// Validates the hooks and probes of a container that may have them.
 pub(super) fn lifecycle_and_probes(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     if let Some(hooks) = &one.lifecycle {
         lifecycle(pod, &at.field("lifecycle"), hooks, faults);
@@ -79,10 +78,11 @@ fn succeeds_once(at: &At<'_>, probe: &Probe, faults: &mut Faults) {
 
 fn probe(at: &At<'_>, probe: &Probe, faults: &mut Faults) {
     let mut handlers = Handlers { at, count: 0, faults };
-    handlers.of("exec", probe.exec.as_ref(), |at, exec, faults| command(at, exec.command.as_deref(), faults));
-    handlers.of("httpGet", probe.http_get.as_ref(), http_get);
-    handlers.of("tcpSocket", probe.tcp_socket.as_ref(), |at, tcp, faults| port(&at.field("port"), &tcp.port, faults));
-    handlers.of("grpc", probe.grpc.as_ref(), |at, grpc, faults| {
+    handlers.check("exec", probe.exec.as_ref(), |at, exec, faults| command(at, exec.command.as_deref(), faults));
+    handlers.check("httpGet", probe.http_get.as_ref(), http_get);
+    handlers
+        .check("tcpSocket", probe.tcp_socket.as_ref(), |at, tcp, faults| port(&at.field("port"), &tcp.port, faults));
+    handlers.check("grpc", probe.grpc.as_ref(), |at, grpc, faults| {
         faults.port(&at.field("port"), grpc.port);
         faults.if_set_one_of(&at.field("mode"), grpc.mode.as_deref(), &["Plaintext", "TLS"]);
     });
@@ -130,10 +130,11 @@ fn is_real_time(signal: &str) -> bool {
 
 fn hook(at: &At<'_>, handler: &LifecycleHandler, grace: Option<i64>, faults: &mut Faults) {
     let mut handlers = Handlers { at, count: 0, faults };
-    handlers.of("exec", handler.exec.as_ref(), |at, exec, faults| command(at, exec.command.as_deref(), faults));
-    handlers.of("httpGet", handler.http_get.as_ref(), http_get);
-    handlers.of("tcpSocket", handler.tcp_socket.as_ref(), |at, tcp, faults| port(&at.field("port"), &tcp.port, faults));
-    handlers.of("sleep", handler.sleep.as_ref(), |at, sleep, faults| {
+    handlers.check("exec", handler.exec.as_ref(), |at, exec, faults| command(at, exec.command.as_deref(), faults));
+    handlers.check("httpGet", handler.http_get.as_ref(), http_get);
+    handlers
+        .check("tcpSocket", handler.tcp_socket.as_ref(), |at, tcp, faults| port(&at.field("port"), &tcp.port, faults));
+    handlers.check("sleep", handler.sleep.as_ref(), |at, sleep, faults| {
         if let Some(grace) = grace.filter(|grace| !(0..=*grace).contains(&sleep.seconds)) {
             let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
             faults.invalid(at, sleep.seconds, &detail);
@@ -150,7 +151,7 @@ struct Handlers<'a> {
 }
 
 impl Handlers<'_> {
-    fn of<T>(&mut self, field: &str, handler: Option<&T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+    fn check<T>(&mut self, field: &str, handler: Option<&T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
         let Some(handler) = handler else { return };
         self.count += 1;
         let at = self.at.field(field);

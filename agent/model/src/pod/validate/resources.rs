@@ -13,7 +13,7 @@ use crate::pod::validate::field::{At, Faults, items, text};
 
 const OF_CONTAINERS: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 const OF_PODS: [&str; 2] = ["cpu", "memory"];
-/// A thousandth: finer is not kept.
+/// A thousandth in billionths; finer amounts are not kept.
 const MILLI: i128 = 1_000_000;
 const UNIT: i128 = 1_000_000_000;
 
@@ -110,7 +110,7 @@ impl Faults {
     }
 }
 
-/// Limits and requests, each alone and against the other.
+/// Checks limits and requests, each alone and against the other.
 fn amounts(
     at: &At<'_>,
     required: &ResourceRequirements,
@@ -221,7 +221,7 @@ pub(super) fn claims<'a>(spec: &'a PodSpec, at: &At<'_>, faults: &mut Faults) ->
     names
 }
 
-/// The pod's requests cover the sum of its containers' requests, its limits each container's limit.
+/// Checks that the pod's requests cover the sum of its containers' requests, and its limits each container's limit.
 fn covers_its_containers(spec: &PodSpec, required: &ResourceRequirements, at: &At<'_>, faults: &mut Faults) {
     let parsed = |amounts: &Option<Amounts>, name: &str| {
         let value = amounts.as_ref()?.get(name)?;
@@ -235,8 +235,9 @@ fn covers_its_containers(spec: &PodSpec, required: &ResourceRequirements, at: &A
         }
     }
     for (name, sum) in totals(spec, |resources| resources.limits.as_ref()) {
-        let own = parsed(&required.limits, &name).filter(|(own, _)| name.starts_with(HUGE_PAGES) && sum > *own);
-        if let Some((_, text)) = own {
+        let too_small =
+            parsed(&required.limits, &name).filter(|(too_small, _)| name.starts_with(HUGE_PAGES) && sum > *too_small);
+        if let Some((_, text)) = too_small {
             let detail = format!("must be greater than or equal to aggregate container limits of {}", sum);
             faults.invalid(&at_limits.key(&name), text, &detail);
         }

@@ -1,4 +1,5 @@
-//! Every rule has a manifest in the corpus that violates it, and every rejected field a valid manifest that has it.
+//! Every rule has a manifest in the corpus that violates it, and every rejected field has a valid manifest that uses
+//! it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -29,7 +30,7 @@ const UNBROKEN: &[(&str, &str)] = &[
     ("\"terminationGracePeriodSeconds\"), grace", "less than nothing is a second by default"),
 ];
 
-/// Fields, and all below them, that no valid manifest has, and why.
+/// Fields that no valid manifest has, including all below them, and why.
 const NEVER_GOOD: &[(&str, &str)] = &[
     ("spec.containers.readinessProbe.terminationGracePeriodSeconds", "a readiness probe ends nothing"),
     ("spec.ephemeralContainers", "they are added to pods that run"),
@@ -41,16 +42,16 @@ const NEVER_GOOD: &[(&str, &str)] = &[
 ];
 
 fn sources(dir: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
-            true => found.extend(sources(&path)),
-            false => found.push(path),
+            true => files.extend(sources(&path)),
+            false => files.push(path),
         }
     }
-    found.retain(|path| !path.ends_with("field.rs") && !path.to_string_lossy().ends_with("tests.rs"));
-    found
+    files.retain(|path| !path.ends_with("field.rs") && !path.to_string_lossy().ends_with("tests.rs"));
+    files
 }
 
 /// Where the rules report their faults: file below the crate, line, and the line's text.

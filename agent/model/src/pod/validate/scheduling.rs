@@ -9,7 +9,7 @@ use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::selector;
 
 const MAX_EVICTION_RESPONDERS: usize = 10;
-/// What is below is Kubernetes' own, as are names of its domains.
+/// Priorities below are Kubernetes' own, as are names of its domains.
 const MIN_EVICTION_PRIORITY: i64 = 1_000;
 const MAX_EVICTION_PRIORITY: i64 = 100_000;
 const RESERVED_DOMAINS: [&str; 2] = ["k8s.io", "kubernetes.io"];
@@ -70,7 +70,7 @@ fn tolerations(at: &At<'_>, tolerations: &[Toleration], faults: &mut Faults) {
 
 fn spread(at: &At<'_>, constraints: &[TopologySpreadConstraint], faults: &mut Faults) {
     let pair_of = |one: &TopologySpreadConstraint| format!("{{{}, {}}}", one.topology_key, one.when_unsatisfiable);
-    // The last of several is not reported.
+    // Of several, the last is not reported.
     let mut left: BTreeMap<String, usize> = BTreeMap::new();
     constraints.iter().for_each(|one| *left.entry(pair_of(one)).or_default() += 1);
     for (index, constraint) in constraints.iter().enumerate() {

@@ -72,7 +72,7 @@ fn sysctls(at: &At<'_>, sysctls: &[Sysctl], spec: &PodSpec, faults: &mut Faults)
     }
 }
 
-/// A name whose first separator is a slash uses slashes as separators, and a dot in it is part of a component.
+/// If the first separator of a name is a slash, slashes are the separators, and a dot belongs to a component.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(first) if name.as_bytes()[first] == b'/' => name.replace('/', "."),
@@ -107,7 +107,7 @@ pub(super) fn container(spec: &PodSpec, at: &At<'_>, one: &Container, faults: &m
     never_root(spec, at, context, faults);
 }
 
-/// Kubernetes accepts it and the container never starts; limpet rejects it at once.
+/// Kubernetes accepts it, but the container never starts. limpet rejects it at once.
 fn never_root(spec: &PodSpec, at: &At<'_>, context: &SecurityContext, faults: &mut Faults) {
     let of_pod = spec.security_context.as_ref();
     let user = context.run_as_user.or(of_pod.and_then(|context| context.run_as_user));

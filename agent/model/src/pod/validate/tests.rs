@@ -44,7 +44,7 @@ fn a_valid_pod_has_no_faults() {
     assert_eq!(errors(&json!({})), Vec::<String>::new());
 }
 
-/// The corpus covers each rule; this test covers the text of the faults.
+/// The corpus covers each rule, and this test covers the text of the faults.
 #[test]
 fn a_fault_has_kubernetes_field_name_and_message() {
     let cases = [

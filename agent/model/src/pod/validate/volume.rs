@@ -16,7 +16,8 @@ use crate::pod::validate::field::{At, Faults, items};
 /// Maximum length in bytes of a volume's name and its portal, which form the name of an iSCSI interface.
 const MAX_ISCSI_NAME: usize = 64;
 
-/// Validates the volumes; returns the valid ones by name. `pod_name`: as authored; part of the names of ephemeral claims.
+/// Validates the volumes; returns the valid ones by name. `pod_name` is the name as authored, which is part of the
+/// names of ephemeral claims.
 pub(super) fn volumes<'a>(
     spec: &'a PodSpec,
     pod_name: &str,
@@ -26,7 +27,7 @@ pub(super) fn volumes<'a>(
     let mut good = BTreeMap::new();
     for (index, volume) in items(&spec.volumes) {
         let item = at.index(index);
-        let before = faults.found();
+        let before = faults.error_count();
         source(&item, volume, faults);
         faults.required_dns_label(&item.field("name"), &volume.name);
         if good.contains_key(volume.name.as_str()) {
@@ -42,7 +43,7 @@ pub(super) fn volumes<'a>(
                 );
             }
         }
-        if faults.found() == before {
+        if faults.error_count() == before {
             good.insert(volume.name.as_str(), volume);
         }
     }
@@ -60,7 +61,7 @@ pub(super) fn volumes<'a>(
     good
 }
 
-/// Validates the one source of a volume; a second one is rejected unread.
+/// Validates the only source of a volume; a second one is rejected unread.
 struct Sources<'a> {
     at: &'a At<'a>,
     count: usize,
@@ -68,7 +69,7 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    fn of<T>(&mut self, field: &str, source: &Option<T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+    fn check<T>(&mut self, field: &str, source: &Option<T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
         let Some(source) = source else { return };
         self.count += 1;
         let at = self.at.field(field);
@@ -81,43 +82,43 @@ impl Sources<'_> {
 
 fn source(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
     let mut sources = Sources { at, count: 0, faults };
-    sources.of("emptyDir", &volume.empty_dir, file::empty_dir);
-    sources.of("hostPath", &volume.host_path, file::host_path);
-    sources.of("gitRepo", &volume.git_repo, file::git_repo);
-    sources.of("gcePersistentDisk", &volume.gce_persistent_disk, device::gce_persistent_disk);
-    sources.of("awsElasticBlockStore", &volume.aws_elastic_block_store, device::aws_elastic_block_store);
-    sources.of("secret", &volume.secret, file::secret);
-    sources.of("nfs", &volume.nfs, remote::nfs);
-    sources.of("iscsi", &volume.iscsi, device::iscsi);
-    sources.of("glusterfs", &volume.glusterfs, remote::glusterfs);
-    sources.of("flocker", &volume.flocker, remote::flocker);
-    sources.of("persistentVolumeClaim", &volume.persistent_volume_claim, claim::persistent);
-    sources.of("rbd", &volume.rbd, device::rbd);
-    sources.of("cinder", &volume.cinder, device::cinder);
-    sources.of("cephfs", &volume.cephfs, remote::cephfs);
-    sources.of("quobyte", &volume.quobyte, remote::quobyte);
-    sources.of("downwardAPI", &volume.downward_api, file::downward_api);
-    sources.of("fc", &volume.fc, device::fc);
-    sources.of("flexVolume", &volume.flex_volume, remote::flex);
-    sources.of("configMap", &volume.config_map, file::config_map);
-    sources.of("azureFile", &volume.azure_file, remote::azure_file);
-    sources.of("vsphereVolume", &volume.vsphere_volume, device::vsphere);
-    sources.of("photonPersistentDisk", &volume.photon_persistent_disk, device::photon);
-    sources.of("portworxVolume", &volume.portworx_volume, remote::portworx);
-    sources.of("azureDisk", &volume.azure_disk, device::azure_disk);
-    sources.of("storageos", &volume.storageos, remote::storage_os);
-    sources.of("projected", &volume.projected, projected::projected);
-    sources.of("scaleIO", &volume.scale_io, remote::scale_io);
-    sources.of("csi", &volume.csi, remote::csi);
-    sources.of("ephemeral", &volume.ephemeral, claim::ephemeral);
-    sources.of("image", &volume.image, file::image);
+    sources.check("emptyDir", &volume.empty_dir, file::empty_dir);
+    sources.check("hostPath", &volume.host_path, file::host_path);
+    sources.check("gitRepo", &volume.git_repo, file::git_repo);
+    sources.check("gcePersistentDisk", &volume.gce_persistent_disk, device::gce_persistent_disk);
+    sources.check("awsElasticBlockStore", &volume.aws_elastic_block_store, device::aws_elastic_block_store);
+    sources.check("secret", &volume.secret, file::secret);
+    sources.check("nfs", &volume.nfs, remote::nfs);
+    sources.check("iscsi", &volume.iscsi, device::iscsi);
+    sources.check("glusterfs", &volume.glusterfs, remote::glusterfs);
+    sources.check("flocker", &volume.flocker, remote::flocker);
+    sources.check("persistentVolumeClaim", &volume.persistent_volume_claim, claim::persistent);
+    sources.check("rbd", &volume.rbd, device::rbd);
+    sources.check("cinder", &volume.cinder, device::cinder);
+    sources.check("cephfs", &volume.cephfs, remote::cephfs);
+    sources.check("quobyte", &volume.quobyte, remote::quobyte);
+    sources.check("downwardAPI", &volume.downward_api, file::downward_api);
+    sources.check("fc", &volume.fc, device::fc);
+    sources.check("flexVolume", &volume.flex_volume, remote::flex);
+    sources.check("configMap", &volume.config_map, file::config_map);
+    sources.check("azureFile", &volume.azure_file, remote::azure_file);
+    sources.check("vsphereVolume", &volume.vsphere_volume, device::vsphere);
+    sources.check("photonPersistentDisk", &volume.photon_persistent_disk, device::photon);
+    sources.check("portworxVolume", &volume.portworx_volume, remote::portworx);
+    sources.check("azureDisk", &volume.azure_disk, device::azure_disk);
+    sources.check("storageos", &volume.storageos, remote::storage_os);
+    sources.check("projected", &volume.projected, projected::projected);
+    sources.check("scaleIO", &volume.scale_io, remote::scale_io);
+    sources.check("csi", &volume.csi, remote::csi);
+    sources.check("ephemeral", &volume.ephemeral, claim::ephemeral);
+    sources.check("image", &volume.image, file::image);
     if sources.count == 0 {
         faults.required(at, "must specify a volume type");
     }
     iscsi_interface_name(at, volume, faults);
 }
 
-/// iscsid names an interface by the volume and the portal where an initiator is named.
+/// iscsid names an interface by the volume and the portal if an initiator is specified.
 fn iscsi_interface_name(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
     let named = volume.iscsi.as_ref().filter(|iscsi| iscsi.initiator_name.is_some());
     if named.is_some_and(|iscsi| volume.name.len() + 1 + iscsi.target_portal.len() > MAX_ISCSI_NAME) {

@@ -110,8 +110,8 @@ pub(super) fn options(at: &At<'_>, options: Option<&WindowsSecurityContextOption
         _ => {}
     }
     if let Some(name) = options.run_as_user_name.as_deref() {
-        let found: Vec<&str> = user_name_faults(name);
-        found.iter().for_each(|detail| faults.invalid(&at.field("runAsUserName"), name, detail));
+        let details: Vec<&str> = user_name_faults(name);
+        details.iter().for_each(|detail| faults.invalid(&at.field("runAsUserName"), name, detail));
     }
 }
 
@@ -156,24 +156,26 @@ fn is_net_bios(domain: &str) -> bool {
     (1..=15).contains(&domain.chars().count()) && domain.chars().all(plain) && !domain.starts_with('.')
 }
 
-/// Either all containers are host processes, which then need `hostNetwork`, or none.
+/// Either all containers are host processes, which then need `hostNetwork`, or none is.
 pub(super) fn host_process(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
-    let of = |options: Option<&WindowsSecurityContextOptions>| options.and_then(|options| options.host_process);
-    let pod = of(spec.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
+    let is_host_process =
+        |options: Option<&WindowsSecurityContextOptions>| options.and_then(|options| options.host_process);
+    let pod = is_host_process(spec.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
     let (mut count, mut of_host) = (0, 0);
     for (list, index, one) in each_container(spec) {
         count += 1;
-        let own = of(one.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
-        if let (Some(pod), Some(own)) = (pod, own)
-            && pod != own
+        let of_container =
+            is_host_process(one.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
+        if let (Some(pod), Some(of_container)) = (pod, of_container)
+            && pod != of_container
         {
             let list = at.field(list);
             let item = list.index(index);
             let context = item.field("securityContext");
             let detail = format!("pod hostProcess value must be identical if both are specified, was {pod}");
-            faults.invalid(&context.field("windowsOptions").field("hostProcess"), own, &detail);
+            faults.invalid(&context.field("windowsOptions").field("hostProcess"), of_container, &detail);
         }
-        of_host += usize::from(own.or(pod) == Some(true));
+        of_host += usize::from(of_container.or(pod) == Some(true));
     }
     if of_host == 0 {
         return;

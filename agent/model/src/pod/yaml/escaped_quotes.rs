@@ -1,9 +1,10 @@
-//! `\'` within double quotes: no escape of YAML (spec 1.2.2, section 5.7), but one of Go's parsers, so that manifests have it.
+//! `\'` within double quotes. It is not an escape of YAML (spec 1.2.2, section 5.7), but Go's parser accepts it, so
+//! manifests have it.
 
 use serde_saphyr::Error;
 
-/// The text without the backslashes of `\'` in the string in double quotes for which the parser has refused it; `None`: it was
-/// refused for something else.
+/// The text without the backslashes of `\'` in the double-quoted string for which the parser refused it; `None` if it
+/// was refused for another reason.
 pub(super) fn removed(text: &str, error: &Error) -> Option<String> {
     if !error.to_string().contains("unknown escape character") {
         return None;
@@ -11,7 +12,7 @@ pub(super) fn removed(text: &str, error: &Error) -> Option<String> {
     let location = error.location()?;
     let (line, column) = (usize::try_from(location.line()).ok()?, usize::try_from(location.column()).ok()?);
     let begins: usize = text.split_inclusive('\n').take(line.checked_sub(1)?).map(str::len).sum();
-    // The parser names the place where the string begins.
+    // The parser reports the place where the string begins.
     let (within, _) = text[begins..].char_indices().nth(column.checked_sub(1)?)?;
     without_escapes(text, begins + within)
 }

@@ -51,7 +51,7 @@ impl Positions {
         }
     }
 
-    /// Notes the positions of `path` and everything below. A field's position is its key's, an item's its own.
+    /// Records the positions of `path` and everything below. A field's position is its key's, an item's its own.
     fn note(&mut self, node: Node, path: &str, first_line: u32) {
         // No real field has such a long path, and memory would grow with the square of the file size.
         let known = path.len() <= MAX_PATH;
@@ -83,7 +83,7 @@ impl Positions {
         }
     }
 
-    /// Notes a duplicate key; beyond the limit, one fault for the whole document.
+    /// Records a duplicate key; beyond the limit, one fault stands for the whole document.
     fn duplicate(&mut self, path: &str, position: (u32, u32)) {
         let (path, message) = match self.duplicates.len() {
             count if count < MAX_DUPLICATES => (path, "Duplicate key"),

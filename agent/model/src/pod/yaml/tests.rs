@@ -89,8 +89,8 @@ fn invalid_yaml_is_one_fault_with_its_position() {
 fn a_duplicate_key_is_reported_with_its_path() {
     let (read, faults) = documents(b"a: 1\nb:\n- c: 1\n  d: 2\n  c: 3\na: 2\n");
     assert!(faults.is_empty(), "{faults:?}");
-    let found: Vec<_> = read[0].duplicates.iter().map(|fault| (fault.path.as_str(), fault.position)).collect();
-    assert_eq!(found, [("b[0].c", Some((5, 3))), ("a", Some((6, 1)))]);
+    let duplicates: Vec<_> = read[0].duplicates.iter().map(|fault| (fault.path.as_str(), fault.position)).collect();
+    assert_eq!(duplicates, [("b[0].c", Some((5, 3))), ("a", Some((6, 1)))]);
     assert!(
         documents(b"m: &m {a: 1}\nn: {<<: *m, a: 2}\n").0[0].duplicates.is_empty(),
         "own keys win over merged ones"

@@ -37,9 +37,9 @@ fn quotas_of_cpu_can_be_off_or_have_another_period() {
         );
     }
     // A limit of one and a half cores, and one of a thousandth, which the kernel does not divide further.
-    assert_eq!(CpuQuotas::InPeriods(10_000).of(Some(150_000)), Some((15_000, 10_000)));
-    assert_eq!(CpuQuotas::InPeriods(1_000).of(Some(1_000)), Some((1_000, 1_000)));
-    assert_eq!((CpuQuotas::Off.of(Some(150_000)), CpuQuotas::default().of(None)), (None, None));
+    assert_eq!(CpuQuotas::InPeriods(10_000).scaled(Some(150_000)), Some((15_000, 10_000)));
+    assert_eq!(CpuQuotas::InPeriods(1_000).scaled(Some(1_000)), Some((1_000, 1_000)));
+    assert_eq!((CpuQuotas::Off.scaled(Some(150_000)), CpuQuotas::default().scaled(None)), (None, None));
 }
 
 #[test]

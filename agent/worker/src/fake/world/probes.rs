@@ -55,7 +55,7 @@ impl World {
         id: &ContainerId,
         kind: ProbeKind,
     ) -> ProbeRun {
-        let spec = pod.container_spec(&slot.name).and_then(|container| kind.of(container));
+        let spec = pod.container_spec(&slot.name).and_then(|container| kind.probe_of(container));
         let seconds = |value: Option<i32>| u64::try_from(value.unwrap_or(1)).unwrap_or(1);
         let (timeout, period) =
             spec.map_or((1, 1), |spec| (seconds(spec.timeout_seconds), seconds(spec.period_seconds)));
@@ -102,7 +102,7 @@ impl World {
         tally.in_row = if again { tally.in_row + 1 } else { 1 };
         tally.in_life = if again { tally.in_life + 1 } else { 1 };
         tally.last = Some(passed);
-        let spec = pod.container_spec(&slot.name).and_then(|container| kind.of(container));
+        let spec = pod.container_spec(&slot.name).and_then(|container| kind.probe_of(container));
         let threshold = spec.and_then(|spec| spec.failure_threshold).and_then(|value| u32::try_from(value).ok());
         let reached = |count: u32| !passed && kind.restarts() && threshold.is_some_and(|threshold| count >= threshold);
         tally.failed |= reached(tally.in_row);

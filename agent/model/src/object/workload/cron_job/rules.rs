@@ -6,7 +6,7 @@ use super::Schedule;
 use crate::object::workload::{PodTemplate, job};
 use crate::pod::{Fault, FaultList};
 
-/// The name of a Job is eleven characters longer, and 63 are the most.
+/// A Job's name is eleven characters longer, and has at most 63.
 const MAX_NAME: usize = 52;
 const MAX_ZONE_PART: usize = 14;
 
@@ -61,7 +61,8 @@ fn schedule(schedule: &str, faults: &mut FaultList) {
     }
 }
 
-/// A name that is none in the time zone database. Whether the node has the zone is seen when it is needed.
+/// The fault of a name that the time zone database cannot have. Whether the node has the zone turns out when it is
+/// needed.
 fn time_zone(zone: &str) -> Option<Fault> {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b".-_+".contains(&byte);
     let is_part = |part: &str| {

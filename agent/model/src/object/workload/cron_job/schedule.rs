@@ -1,5 +1,5 @@
-//! Schedules as Kubernetes reads them (`robfig/cron` v3): five fields, or a macro. No kept crate reads these without a
-//! second library of dates, or with the same numbers of weekdays.
+//! Schedules as Kubernetes reads them (`robfig/cron` v3): five fields, or a macro. No maintained crate reads these
+//! without a second library of dates, or with the same numbers for weekdays.
 
 use std::ops::RangeInclusive;
 
@@ -17,9 +17,9 @@ const MACROS: [(&str, &str); 7] = [
     ("@midnight", "0 0 * * *"),
     ("@hourly", "0 * * * *"),
 ];
-/// A schedule without a time in so many years has none: the 31st of February.
+/// A schedule without a time within so many years has none, such as the 31st of February.
 const MAX_YEARS: i16 = 5;
-/// The longest schedule that makes sense has every number of every field.
+/// The longest schedule that makes sense, with every number of every field.
 const MAX_LENGTH: usize = 1_024;
 
 /// When something is due.
@@ -27,7 +27,7 @@ const MAX_LENGTH: usize = 1_024;
 pub enum Schedule {
     /// At times of the calendar.
     Calendar(Calendar),
-    /// Again and again after so many seconds.
+    /// Periodically, after so many seconds.
     Every(SignedDuration),
 }
 
@@ -39,7 +39,7 @@ pub struct Calendar {
     days: u64,
     months: u64,
     weekdays: u64,
-    /// Both the day of the month and that of the week have to match: one of them is `*`.
+    /// Whether both the day of the month and the day of the week have to match, because one of them is `*`.
     both_days: bool,
 }
 
@@ -84,7 +84,7 @@ impl Schedule {
         }))
     }
 
-    /// The first time after `time`; `None`: there is none.
+    /// The first time after `time`; `None` if there is none.
     pub fn next(&self, time: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let whole = Timestamp::from_second(time.as_second()).ok()?;
         match self {
@@ -150,7 +150,7 @@ fn range(text: &str, bounds: &RangeInclusive<u32>, names: &[&str]) -> Result<Fie
     let is_star = |part: &str| part == "*" || part == "?";
     let (first, last, is_any) = match span.split('-').collect::<Vec<_>>()[..] {
         [star] if is_star(star) => (*bounds.start(), *bounds.end(), step.is_none_or(|step| step <= 1)),
-        // With a step it goes on to the end.
+        // With a step the range continues to the end.
         [one] => {
             let first = number_of(one, bounds, names)?;
             (first, if step.is_some() { *bounds.end() } else { first }, false)
@@ -176,7 +176,7 @@ fn range(text: &str, bounds: &RangeInclusive<u32>, names: &[&str]) -> Result<Fie
     Ok(Field { numbers, is_any })
 }
 
-/// A number, or the name of one: the first name is the lowest number.
+/// A number, or a name. The first name stands for the lowest number.
 fn number_of(text: &str, bounds: &RangeInclusive<u32>, names: &[&str]) -> Result<u32, String> {
     let name = text.to_ascii_lowercase();
     match (bounds.clone()).zip(names).find(|(_, known)| **known == name) {

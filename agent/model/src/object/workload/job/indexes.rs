@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A set of indexes, as intervals in rising order that do not touch.
+/// A set of indexes, as ascending intervals that do not touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Indexes(Vec<(u32, u32)>);
@@ -35,12 +35,12 @@ impl Indexes {
         self.0.get(at).is_some_and(|(first, _)| *first <= index)
     }
 
-    /// How many it has.
+    /// How many indexes it has.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|(first, last)| last - first + 1).sum()
     }
 
-    /// How many it has of another set's.
+    /// How many indexes both sets have.
     pub fn count_common(&self, other: &Self) -> u32 {
         let common = |(first, last): &(u32, u32)| -> u32 {
             let overlaps = other.0.iter().filter_map(|(from, to)| {

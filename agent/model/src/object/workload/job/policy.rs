@@ -1,10 +1,10 @@
-//! A Job's policies: what becomes of it when a pod fails, and which successes suffice.
+//! A Job's policies: what happens to it when a pod fails, and which successes suffice.
 
 use k8s_openapi::api::batch::v1::{PodFailurePolicyRule, SuccessPolicyRule};
 
 use super::indexes::Indexes;
 
-/// What becomes of a Job whose pod failed.
+/// What happens to a Job whose pod failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     FailJob,
@@ -30,16 +30,16 @@ impl Action {
     pub(super) const ALL: [Self; 4] = [Self::Count, Self::FailIndex, Self::FailJob, Self::Ignore];
 }
 
-/// What a failed pod has to be like for a rule to apply.
+/// What a failed pod must be like for a rule to apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Requirement {
     /// A container ended with a code other than 0.
     ExitCodes {
-        /// Its name; `None`: any one.
+        /// Its name; `None` for any container.
         container: Option<String>,
-        /// The code is one of `codes`, or none of them.
+        /// Whether the code is one of `codes`, or none of them.
         is_in: bool,
-        /// In rising order.
+        /// In ascending order.
         codes: Vec<i32>,
     },
     /// It has one of these conditions: type and status.
@@ -50,16 +50,16 @@ pub enum Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureRule {
     pub action: Action,
-    /// With which pods.
+    /// Which pods it applies to.
     pub requirement: Requirement,
 }
 
 /// A rule of `successPolicy`: the Job has succeeded once it applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuccessRule {
-    /// The indexes that count; `None`: all.
+    /// The indexes that count; `None` for all.
     pub indexes: Option<Indexes>,
-    /// How many of them suffice; `None`: all of `indexes`.
+    /// How many of them suffice; `None` for all of `indexes`.
     pub count: Option<u32>,
 }
 

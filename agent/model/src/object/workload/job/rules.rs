@@ -11,7 +11,7 @@ use crate::object::workload::{MAX_REPLICAS, PodTemplate, selector};
 use crate::pod::{Fault, FaultList, is_dns_label};
 
 const MAX_FAILED_INDEXES: i32 = 100_000;
-/// With more completions the limits of indexes have bounds of their own.
+/// With more completions, the limits of indexes have bounds of their own.
 const MANY_COMPLETIONS: i32 = 100_000;
 const MAX_FAILED_OF_MANY: i32 = 10_000;
 const MAX_RULES: usize = 20;
@@ -39,7 +39,7 @@ pub(in crate::object::workload) fn check(spec: &JobSpec, template: &PodTemplate,
     faults.finish()
 }
 
-/// The faults of the selector and the name of a Job that is no CronJob's.
+/// The faults of the selector and the name of a Job that does not belong to a CronJob.
 pub(in crate::object::workload) fn check_whole(name: &str, spec: &JobSpec, template: &PodTemplate) -> Vec<Fault> {
     let mut faults = FaultList::default();
     match (&spec.selector, spec.manual_selector) {
@@ -92,7 +92,7 @@ fn numbers(spec: &JobSpec, path: &str, faults: &mut FaultList) {
     }
 }
 
-/// What depends on whether pods have indexes.
+/// The rules that depend on whether pods have indexes.
 fn indexes(spec: &JobSpec, path: &str, faults: &mut FaultList) {
     let at = |field: &str| format!("{path}.{field}");
     if let Some(mode) = spec.completion_mode.as_deref().filter(|mode| !["NonIndexed", INDEXED].contains(mode)) {

@@ -71,9 +71,9 @@ fn claim(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faults) {
 fn storage(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faults) {
     let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
     let Some(value) = requests.and_then(|requests| requests.get("storage")) else { return faults.required(at, "") };
-    let before = faults.found();
+    let before = faults.error_count();
     let amount = resources::amount(at, "storage", value, faults);
-    if faults.found() == before && amount.is_some_and(|amount| amount.is_zero()) {
+    if faults.error_count() == before && amount.is_some_and(|amount| amount.is_zero()) {
         faults.invalid(at, &value.0, "must be greater than zero");
     }
 }

@@ -104,8 +104,8 @@ fn trust_bundle(at: &At<'_>, source: &ClusterTrustBundleProjection, faults: &mut
                 faults.required(&at.field("name"), "must be a valid object name");
             }
             // The name of a signer's bundle begins with the signer's name.
-            let own = name.rsplit_once(':').map_or(name, |(_, own)| own);
-            if !is_dns_subdomain(own) {
+            let own_part = name.rsplit_once(':').map_or(name, |(_, own_part)| own_part);
+            if !is_dns_subdomain(own_part) {
                 faults.invalid(&at.field("name"), name, "not a valid clustertrustbundlename");
             }
             if source.label_selector.is_some() {
@@ -138,8 +138,8 @@ fn certificate<'a>(at: &At<'_>, source: &'a PodCertificateProjection, paths: &mu
     if let Some(seconds) = source.max_expiration_seconds {
         let at = at.field("maxExpirationSeconds");
         let host = source.signer_name.split('/').next().unwrap_or_default();
-        let own = host == "kubernetes.io" || host.ends_with(".kubernetes.io");
-        let most = if own { DAY } else { 91 * DAY };
+        let is_kubernetes = host == "kubernetes.io" || host.ends_with(".kubernetes.io");
+        let most = if is_kubernetes { DAY } else { 91 * DAY };
         if seconds < HOUR {
             faults.invalid(&at, seconds, "if provided, maxExpirationSeconds must be >= 3600");
         } else if seconds > most {

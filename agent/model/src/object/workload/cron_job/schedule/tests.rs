@@ -1,4 +1,4 @@
-//! Tables: the times that schedules have, and what is none.
+//! Tables of the times that schedules have, and of texts that are not schedules.
 
 use super::*;
 
@@ -12,21 +12,21 @@ fn zone(name: &str) -> TimeZone {
     TimeZone::posix(rules).unwrap()
 }
 
-/// The times after `from` that the schedule has, in the zone.
+/// The times after `from` that the schedule has in the zone.
 fn times(schedule: &str, from: &str, name: &str, count: usize) -> Vec<String> {
     let (schedule, zone) = (Schedule::parse(schedule).unwrap(), zone(name));
     let mut time: Timestamp = from.parse().unwrap();
-    let mut found = Vec::new();
-    while let Some(next) = schedule.next(time, &zone).filter(|_| found.len() < count) {
-        found.push(next.to_zoned(zone.clone()).strftime("%m-%dT%H:%M").to_string());
+    let mut times = Vec::new();
+    while let Some(next) = schedule.next(time, &zone).filter(|_| times.len() < count) {
+        times.push(next.to_zoned(zone.clone()).strftime("%m-%dT%H:%M").to_string());
         time = next;
     }
-    found
+    times
 }
 
 #[test]
 fn schedules_have_the_times_of_kubernetes() {
-    // A Sunday.
+    // This is a Sunday.
     let from = "2026-11-29T10:17:30Z";
     for (schedule, expected) in [
         ("* * * * *", vec!["11-29T10:18", "11-29T10:19"]),
@@ -40,7 +40,7 @@ fn schedules_have_the_times_of_kubernetes() {
         ("0 12 1,15 * 3", vec!["12-01T12:00", "12-02T12:00", "12-09T12:00", "12-15T12:00"]),
         ("0 12 1 * *", vec!["12-01T12:00", "01-01T12:00"]),
         ("0 12 ? * 0", vec!["11-29T12:00", "12-06T12:00"]),
-        // A step makes it no `*` any more: either day matches.
+        // With a step it is no longer a `*`, so either day matches.
         ("0 0 */30 * 1", vec!["11-30T00:00", "12-01T00:00", "12-07T00:00"]),
         ("@hourly", vec!["11-29T11:00"]),
         ("@daily", vec!["11-30T00:00"]),
@@ -64,9 +64,9 @@ fn the_clock_of_the_zone_counts_where_it_is_put_forward_or_back() {
     );
     // 02:30 is skipped on that day.
     assert_eq!(times("30 2 * * *", "2026-03-28T12:00:00Z", "Berlin", 2), ["03-30T02:30", "03-31T02:30"]);
-    // And occurs twice on that one.
+    // It occurs twice on that day.
     assert_eq!(times("30 2 * * *", "2026-10-24T12:00:00Z", "Berlin", 3), ["10-25T02:30", "10-25T02:30", "10-26T02:30"]);
-    // A day that begins at 01:00.
+    // On this day the clock begins at 01:00.
     assert_eq!(times("0 * 29 3 *", "2026-03-28T12:00:00Z", "Beirut", 2), ["03-29T01:00", "03-29T02:00"]);
 }
 
