@@ -1,8 +1,10 @@
-//! The composition root: builds the parts in order, gives each only the channel ends it needs, starts the tasks last.
+//! The composition root: builds the parts in order, gives each only the channel ends it needs, and starts the tasks
+//! last.
 //!
-//! 1 disk, 2 core, 3 sockets (reserved, still silent), 4 tasks. Nothing here waits for containerd, a network or an
-//! apiserver; what fails before the tasks is an error with an exit code, what fails after them a log line and
-//! another try.
+//!
+//! The order is: 1 disk, 2 core, 3 sockets (reserved, still silent), 4 tasks. Nothing here waits for containerd, a
+//! network or an apiserver. What fails before the tasks start is an error with an exit code; what fails later is
+//! logged and tried again.
 
 pub mod cluster;
 mod database;
@@ -78,9 +80,10 @@ use shortage::{enforce_allocatable, evictor};
 use sources::start_sources;
 use supervision::{CoreInputs, allocator, supervise};
 
-/// How long the tasks may take to put down what they are doing.
+/// How long the tasks may take to finish what they are doing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long arming the guard may take: it loads BPF programs and tries each rule, on a slow processor for seconds.
+/// How long arming the guard may take. It loads BPF programs and tries each rule, which takes seconds on a slow
+/// processor.
 const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How bytes become pods, whatever the source.
@@ -92,25 +95,25 @@ fn decoder(config: &Config) -> Decoder {
     decoder.with_field_validation(config.sources.field_validation, manifest::read_leniently)
 }
 
-/// What the agent is composed of, once it may start.
+/// What the agent is made of, once it may start.
 pub struct Prepared {
     pub config: Config,
-    /// The flags it was made with.
+    /// The flags with which it was started.
     pub flags: RunFlags,
     /// Changes the verbosity of the log.
     pub set_verbosity: Arc<SetVerbosity>,
-    /// The node, its settled name included.
+    /// The node, including its settled name.
     pub node: NodeFacts,
-    /// To be kept until the process ends.
+    /// Kept until the process ends.
     pub lock: NodeLock,
 }
 
 /// How the agent ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It is to stay away.
+    /// It must not start again.
     Stopped,
-    /// It is to start again in this process.
+    /// It has to start again in this process.
     ToRestart,
 }
 
@@ -137,20 +140,19 @@ struct SharedParts {
     tasks: TaskTracker,
 }
 
-/// What runs without any listener: sources, core and executor, and what the listeners need of them.
+/// What runs without any listener: sources, core and executor, and the parts of them that the listeners need.
 struct Core {
     node_name: Arc<str>,
     executor: Arc<ContainerdExecutor>,
     observer: Arc<dyn WatchObserver>,
     sources: Arc<dyn Sources>,
     pusher: Pusher,
-    /// The connection to the cluster.
     cluster: Option<Link>,
-    /// To the source of the apiserver's pods.
+    /// The channel to the source of the apiserver's pods.
     api_updates: Option<mpsc::Sender<cluster_update::Update>>,
     images: ImagesState,
     pressure: watch::Receiver<NodePressure>,
-    /// To the supervisor: what users ask of pods.
+    /// The channel to the supervisor for what users ask of pods.
     pod_orders: mpsc::Sender<PodOrder>,
     shutting_down: watch::Receiver<bool>,
     shutdown: ShutdownState,
@@ -158,8 +160,10 @@ struct Core {
 
 /// Runs the agent until a signal stops it. Pods keep running.
 ///
+///
 /// # Errors
-/// What is not available at the start: a directory, a socket, the cgroups.
+///
+/// What is not available at the start: a directory, a socket, or the cgroups.
 pub async fn run(prepared: Prepared) -> Result<Ended, AppError> {
     let Prepared { config, flags, set_verbosity, node, lock } = prepared;
     let started = Timestamp::now();
@@ -205,7 +209,7 @@ async fn start_core(
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
-    // After the guard: an earlier one, strict, need not know this executable.
+    // Opened after the guard is armed, because an earlier strict guard may not know this executable.
     let store = open_store(config).await?;
     executor.pull_records.load(&store).await;
     shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
@@ -264,7 +268,7 @@ fn observer(shared: &SharedParts, cgroups: &Cgroups) -> Arc<dyn WatchObserver> {
     })
 }
 
-/// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
+/// Arms the guard before anything is read. If it is required and cannot be armed, nothing starts.
 async fn guard(shared: &SharedParts, cgroups: &Cgroups, observer: &Arc<dyn WatchObserver>) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = blocking::run(config.root_dir.clone(), GUARD_DEADLINE, move |_| manifest_guard::arm(&config, pods));
@@ -287,7 +291,7 @@ async fn guard(shared: &SharedParts, cgroups: &Cgroups, observer: &Arc<dyn Watch
     Ok(())
 }
 
-/// Waits until the tasks have put down what they are doing, for 15 s at most.
+/// Waits until the tasks have finished what they are doing, for at most 15 s.
 pub async fn drain(tasks: &TaskTracker) {
     tasks.close();
     if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
@@ -356,7 +360,7 @@ async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExe
     Ok(ContainerdExecutor::open(parts).await?)
 }
 
-/// Makes room for images when there is a reason to.
+/// Starts the task that removes images when there is a reason to.
 fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
     let collector = ImageCollector {
         images: images.clone(),
@@ -370,7 +374,7 @@ fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) 
     ImagesState { images: images.clone(), pods: Arc::clone(pods), collection }
 }
 
-/// The node's own network and the pods': a change of either may be what a pod is waiting for.
+/// Follows the node's own network and the pods', because a change of either may be what a pod is waiting for.
 fn follow_networks(shared: &SharedParts, follower: NetworkFollower) {
     let (network, count, stop) = (shared.backends.network.clone(), follower.counter(), shared.stop.clone());
     shared.tasks.spawn(async move { network.watch(stop, count).await });

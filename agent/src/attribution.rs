@@ -18,5 +18,5 @@ pub use absent::{
     Attributor, Completeness, DirectoryEntry, Feed, actor_of_process, can_mark, cgroup_path, probe_fanotify,
 };
 
-/// Whether this build can know who changes manifests.
+/// Whether this build can find out who changes manifests.
 pub const BUILT: bool = cfg!(feature = "attribution");

@@ -1,4 +1,5 @@
-//! The executable's command line: the agent itself and what concerns it, and the subcommands of clients (`limpet_cli`).
+//! The executable's command line: the commands that concern the agent itself, and the subcommands of clients
+//! (`limpet_cli`).
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,8 @@ enum Command {
     Guard(guard::GuardArgs),
 }
 
-/// Arguments of `limpet support-bundle`: those of `limpet run` as well, since it checks what the agent would use.
+/// Arguments of `limpet support-bundle`. They include those of `limpet run`, because it checks what the agent would
+/// use.
 #[derive(Debug, clap::Args)]
 struct BundleArgs {
     #[command(flatten)]
@@ -70,12 +72,12 @@ struct BundleArgs {
     flags: RunFlags,
 }
 
-/// Parses the process's arguments on a thread of its own. It takes 210 KiB of stack, which end with that thread; an
-/// agent would keep them for years.
+/// Parses the process's arguments on a separate thread. Parsing takes 210 KiB of stack, which is freed with that
+/// thread; an agent would otherwise keep it for years.
 fn parse() -> Cli {
     std::thread::scope(|scope| {
         let parsed = std::thread::Builder::new().spawn_scoped(scope, parse_here).map(|thread| thread.join());
-        // Without another thread, on a machine that has no room for one, it is done here.
+        // On a machine that has no room for another thread, it is done here.
         parsed.ok().and_then(Result::ok).unwrap_or_else(parse_here)
     })
 }
@@ -89,7 +91,7 @@ fn parse_here() -> Cli {
     cli
 }
 
-/// Parses the process's arguments, runs the subcommand, returns the exit code.
+/// Parses the process's arguments, runs the subcommand, and returns the exit code.
 pub fn main() -> ExitCode {
     CompleteEnv::with_factory(Cli::command).complete();
     name_service::use_built_in();
@@ -111,7 +113,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|error| report(&error)))
 }
 
-/// What is known of the node without an agent, for the support bundle.
+/// What is known about the node without an agent, for the support bundle.
 async fn node_report(flags: &RunFlags, socket: Option<PathBuf>) -> NodeReport {
     let (config, doctor) = doctor::report(flags, socket).await;
     NodeReport { doctor, configuration: configz::document(&config) }
@@ -120,14 +122,14 @@ async fn node_report(flags: &RunFlags, socket: Option<PathBuf>) -> NodeReport {
 /// Prints the error and returns its exit code.
 fn report(error: &CliError) -> u8 {
     if !error.is_quiet() {
-        // If stderr cannot be written, nothing can be done.
+        // If stderr cannot be written, nothing more can be done.
         let _ =
             writeln!(std::io::stderr().lock(), "error: {}", limpet_cli::screen::printable_lines(&error.to_string()));
     }
     error.exit_code()
 }
 
-/// Runs one subcommand on this thread. Blocking calls that are still running are abandoned.
+/// Runs one subcommand on this thread. Blocking calls that have not returned at its end are abandoned.
 fn block_on(command: impl Future<Output = Result<u8, CliError>>) -> Result<u8, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

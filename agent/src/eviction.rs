@@ -1,9 +1,10 @@
-//! Eviction under node pressure: measures what is left of the node, publishes its conditions, and has images removed and
-//! pods ended, one at a time, as [`limpet_core::eviction`] decides.
+//! Eviction under node pressure: measures what is left on the node, publishes its conditions, and has images removed
+//! and pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
-//! It sleeps while nothing runs. Where something does, it measures again before what was left can have been used up. A process
-//! that uses it up faster is reported by the kernel: processes wait for memory or a disk, or all pods together have used up what
-//! was left of memory. While such reports find nothing changed, they lead to fewer measurements.
+//!
+//! It sleeps while nothing runs. Otherwise it measures again before what was left can have been used up. A process
+//! that uses it up faster is reported by the kernel: processes wait for memory or a disk, or all pods together have
+//! used up the memory that was left. While such reports find nothing changed, they lead to fewer measurements.
 
 pub mod alarm;
 pub mod meter;
@@ -33,11 +34,11 @@ use limpet_telemetry::metrics::Metrics;
 use limpet_worker::inbox::EvictionOrder;
 use meter::{Measured, NodeMeter};
 
-/// What happens within this time is one look.
+/// Events within this time lead to only one measurement.
 const MEASURE_DELAY: Duration = Duration::from_secs(1);
-/// An attempt that ended no pod is followed by a pause of so many times its duration, within [`CHECK_INTERVALS`].
+/// An attempt that ended no pod is followed by a pause of this many times its duration, within [`CHECK_INTERVALS`].
 const FRUITLESS_PAUSE_FACTOR: u32 = 20;
-/// How long the end of a pod may take beyond its grace period, as kubelet waits.
+/// How long the end of a pod may take beyond its grace period; kubelet waits as long.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The task that keeps the node from running out of memory, disk and process ids.
@@ -46,38 +47,38 @@ pub struct Evictor {
     /// When something is short, and what follows.
     pub policy: EvictionPolicy,
     pub meter: NodeMeter,
-    /// Knows what pods take.
+    /// Knows what pods use.
     pub executor: Arc<ContainerdExecutor>,
-    /// The pods whose images stay.
+    /// The pods whose images are kept.
     pub pods: Arc<KnownPods>,
-    /// Where the node's conditions are published.
+    /// The channel on which the node's conditions are published.
     pub pressure: watch::Sender<NodePressure>,
-    /// To the workers of pods that have to end.
+    /// The channel to the workers of pods that have to end.
     pub orders: mpsc::Sender<EvictionOrder>,
     pub events: Events,
     pub metrics: Metrics,
 }
 
-/// What it remembers between two looks.
+/// What it remembers between two measurements.
 #[derive(Default)]
 struct LoopState {
     watch: ThresholdTracker,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
-    /// Of the memory that all pods have. Each look sets it again, but for one that it has caused: page cache at the
-    /// limit would have it ring without end.
+    /// The alarm for the memory of all pods. Each measurement sets it again except one that it has caused, because
+    /// page cache at the limit would make it ring without end.
     pods_alarm: Option<MemoryAlarm>,
     alarmed: bool,
-    /// Of which resource the kernel has reported waiting processes since the last look.
+    /// For which resources the kernel has reported waiting processes since the last measurement.
     stalls: Stalls,
-    /// How long what was left of disks and of memory lasts at the least.
+    /// How long what was left of disks and of memory lasts at least.
     disks_last: Duration,
     memory_lasts: Duration,
     memory_pace: AlarmPace,
     pruned: Option<Instant>,
-    /// No pod is looked for before this.
+    /// No pod is chosen before this time.
     fruitless_until: Option<Instant>,
-    /// The shortage that was reported last; reported again once something else is short, or nothing was.
+    /// The last reported shortage. A shortage is reported again once something else is short, or nothing was.
     reported: Option<Signal>,
 }
 
@@ -109,11 +110,12 @@ impl Evictor {
             tokio::select! {
                 () = stop.cancelled() => return,
                 true = changes.next() => {
-                    // A container has started or ended: what it takes, or gives back, is seen at the next look.
+                    // A container has started or ended; the effect on its resources is seen at the next measurement.
                     due = earlier(due, Some(soon(CHECK_INTERVALS.0)));
                     continue;
                 }
-                // Processes may wait for hours with memory and room enough: at the limit of their container, for a slow disk.
+                // Processes may wait for hours although there is enough memory and disk space: at the limit of their
+                // container, or for a slow disk.
                 () = memory.memory_alarm.rings(), if due.is_some() => {
                     note_stall(&mut memory.stalls.memory, Pressure::Memory);
                     due = earlier(due, Some(soon(memory.memory_pace.pause())));
@@ -140,13 +142,14 @@ impl Evictor {
         }
     }
 
-    /// One look. Returns when to look again although nothing happens.
+    /// Measures and acts. Returns when to measure again if nothing happens.
     async fn measure_and_act(&mut self, memory: &mut LoopState) -> Option<Instant> {
         let measured = self.meter.measure().await;
         memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
         memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);
         let stalls = std::mem::take(&mut memory.stalls);
-        // Taken here, because a look that ends a pod returns early; otherwise the next look would not set the alarm.
+        // Taken here, because this returns early if it ends a pod, and the next call would otherwise not set the
+        // alarm.
         let alarmed = std::mem::take(&mut memory.alarmed);
         let left = self.policy.memory_left(&measured.seen);
         memory.memory_pace = memory.memory_pace.after(left, memory.memory_lasts, stalls.memory);
@@ -187,7 +190,8 @@ impl Evictor {
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
     }
 
-    /// The alarm of the pods' memory, if some threshold is about memory. Where none is left, it is measured often anyway.
+    /// The alarm for the pods' memory, if some threshold is about memory. If no memory is left, it is measured often
+    /// anyway.
     async fn set_alarm(&self, measured: &Measured) -> Option<MemoryAlarm> {
         let left = self.policy.memory_left(&measured.seen).filter(|left| *left > 0)?;
         let alarm = self.meter.cgroups.memory_alarm(left).await;
@@ -219,8 +223,8 @@ impl Evictor {
         }
     }
 
-    /// Gives the node back what it is short of: images that nothing needs, and if that is not enough, a pod. Returns
-    /// whether a pod was ended. `first`: of this shortage it is the first try.
+    /// Reclaims what the node is short of, by removing images that nothing needs, and if that is not enough, by
+    /// ending a pod. Returns whether a pod was ended. `first`: it is the first attempt in this shortage.
     async fn reclaim(
         &mut self,
         threshold: &Threshold,
@@ -270,7 +274,7 @@ impl Evictor {
             return false;
         }
         match tokio::time::timeout(Duration::from_secs(grace_seconds) + CLEANUP_TIMEOUT, ended).await {
-            // It ended by itself, or by another command.
+            // The pod ended by itself, or because of another order.
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {}
             Err(_) => tracing::warn!(pod = %pod.record.key, "an evicted pod did not end in time"),
@@ -286,7 +290,7 @@ fn runs(pod: &ObservedPod) -> bool {
     !evicted && pod.terminating_since.is_none() && pod.containers.values().any(|container| container.pid.is_some())
 }
 
-/// Logged once between two looks: an alarm may ring every two seconds.
+/// Logged only once between two measurements, because an alarm may ring every two seconds.
 fn note_stall(stalled: &mut bool, resource: Pressure) {
     if !std::mem::replace(stalled, true) {
         tracing::debug!(%resource, "the kernel reports processes that wait");

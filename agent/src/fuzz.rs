@@ -9,11 +9,13 @@ use limpet_model::source::SourceKind;
 use limpet_server::stream_check;
 use limpet_wire::spdy::frame;
 
-/// Any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has a
-/// reason.
+/// Reads any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has
+/// a reason.
+///
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// That does not hold.
 pub fn manifest(bytes: &[u8]) {
     let (source, node) = (SourceKind::Push, "node");
     let read = manifest::read(bytes, "fuzz", source, node);
@@ -28,36 +30,44 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a URL's response; the first byte selects how it was sent. Its size is limited, it is rejected only with
-/// a reason, a rejection stops no pod, and what is accepted is the same after a restart.
+/// Reads any bytes as a URL's response; the first byte selects how it was sent. Its size is limited, it is rejected
+/// only with a reason, a rejection stops no pod, and what is accepted is the same after a restart.
+///
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// That does not hold.
 pub fn answer(bytes: &[u8]) {
     http::check_answer(bytes);
 }
 
-/// Any bytes as a database record: what is decoded encodes to the same bytes.
+/// Reads any bytes as a database record. What is decoded encodes to the same bytes.
+///
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// That does not hold.
 pub fn record(bytes: &[u8]) {
     store::check_record(bytes);
 }
 
-/// Any bytes as frames of a SPDY connection: the same ones however they arrive, and bounded.
+/// Reads any bytes as frames of a SPDY connection. The frames are the same however the bytes arrive, and bounded.
+///
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// That does not hold.
 pub fn spdy(bytes: &[u8]) {
     frame::check(bytes);
 }
 
-/// Any bytes as those of a WebSocket's client, in a protocol that the first byte selects: the same messages however they
-/// arrive, and what they come to for commands and for ports, bounded.
+/// Reads any bytes as those of a WebSocket's client, in a protocol that the first byte selects. The messages are the
+/// same however the bytes arrive, and what they mean for commands and for ports is bounded.
+///
 ///
 /// # Panics
-/// When that does not hold.
+///
+/// That does not hold.
 pub fn websocket(bytes: &[u8]) {
     stream_check::check(bytes);
 }

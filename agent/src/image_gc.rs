@@ -1,9 +1,10 @@
-//! Image garbage collection: checks the image store when something came to it or was released, and removes what
-//! [`limpet_core::image_gc`] picks.
+//! Image garbage collection: checks the image store when something was added or released, and removes what
+//! [`limpet_core::image_gc`] chooses.
 //!
-//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches; where a
-//! pod's use of the disk is measured, or the disk for eviction, it measures the disk at that moment, too. Each look
-//! reads the pods last, and a start that takes an image after that keeps it.
+//!
+//! It sleeps until then: until a pull, an import, the end of a pod or of a container, or an age that an image
+//! reaches. If a pod's use of the disk is measured, or the disk for eviction, it also measures the disk at that
+//! moment. Each check reads the pods last, and a start that takes an image after that keeps it.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -22,18 +23,19 @@ use limpet_model::image::StoredImage;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{ImageRemoval, Metrics};
 
-/// What happens within this time is one look: the containers of a pod that ends, the pulls of one that starts.
+/// Events within this time lead to only one check: the containers of a pod that ends, or the pulls of one that
+/// starts.
 const COLLECTION_DELAY: Duration = Duration::from_secs(1);
-/// The first look when nothing happens before it, as kubelet's; and the pause after one that was not possible.
+/// The time of the first check if nothing happens before it, as in kubelet, and the pause after one that failed.
 const COLLECTION_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The task that collects images.
 #[derive(Debug)]
 pub struct ImageCollector {
     pub images: Images,
-    /// Which images may go, and when.
+    /// Which images may be removed, and when.
     pub policy: ImageGcPolicy,
-    /// Whose images stay.
+    /// The pods whose images stay.
     pub pods: Arc<KnownPods>,
     pub events: Events,
     pub metrics: Metrics,
@@ -42,7 +44,7 @@ pub struct ImageCollector {
 /// The result of making room.
 enum Room {
     Enough,
-    /// There was too little, and images of so many bytes have gone.
+    /// There was too little, and images of so many bytes were removed.
     Short {
         before: DiskSpace,
         freed: u64,
@@ -50,7 +52,7 @@ enum Room {
 }
 
 impl ImageCollector {
-    /// Collects until the agent stops; not at all when the policy lets no image go.
+    /// Collects until the agent stops; not at all if the policy lets no image be removed.
     pub async fn run(self, stop: CancellationToken) {
         if self.policy.is_off() {
             return;
@@ -63,7 +65,7 @@ impl ImageCollector {
                 () = stop.cancelled() => return,
                 () = self.images.changed() => {}
                 () = self.images.measured() => {
-                    // A disk that stays short is no reason to look at every measurement.
+                    // A disk that stays short is no reason for a check at every measurement.
                     let now = Instant::now();
                     if now < by_measurement || !self.is_short(&mut directory).await {
                         continue;
@@ -91,7 +93,7 @@ impl ImageCollector {
         }
     }
 
-    /// One look at the store. Returns when to look again although nothing happens.
+    /// Checks the store. Returns when to check again if nothing happens.
     async fn collect(
         &self,
         ledger: &mut Ledger,
@@ -130,13 +132,13 @@ impl ImageCollector {
         }
     }
 
-    /// Whether the disk is used above the threshold; not when it cannot be measured.
+    /// Whether the disk is used above the threshold; false if it cannot be measured.
     async fn is_short(&self, directory: &mut Option<PathBuf>) -> bool {
         let Ok(directory) = self.directory(directory).await else { return false };
         space(directory).await.is_ok_and(|disk| self.policy.goal(disk).is_some())
     }
 
-    /// The end of a use, on the image's record: it outlives the agent. While a use lasts nothing is written.
+    /// Records the end of a use on the image, so that it outlives the agent. While it is in use, nothing is written.
     async fn record_last_uses(&self, images: &[Image], ended: &[Arc<str>]) {
         for image in images.iter().filter(|image| ended.contains(&image.digest)) {
             let Some(name) = image.names.first() else { continue };
@@ -146,8 +148,8 @@ impl ImageCollector {
         }
     }
 
-    /// Removes images one by one until the disk has room; `all` that may go when an image found none, as kubelet does
-    /// then. Those that went leave `images`.
+    /// Removes images one by one until the disk has room; `all` that may be removed if an image found no room, as in
+    /// kubelet. Removed ones are taken from `images`.
     async fn make_room(
         &self,
         images: &mut Vec<Image>,
@@ -178,7 +180,7 @@ impl ImageCollector {
                     gone.insert(Arc::clone(&image.digest));
                 }
                 Ok(false) => continue,
-                // As kubelet: the others are tried nevertheless.
+                // As in kubelet, the others are tried nevertheless.
                 Err(error) => failed = Some(error),
             }
             available = space(directory).await?.available;
@@ -207,9 +209,12 @@ impl ImageCollector {
     }
 }
 
-/// Removes every image that may go, however short it is here, and returns them; `None`: not every source has spoken.
+/// Removes every image that may be removed, however recent, and returns them; `None` if not every source has
+/// reported.
+///
 ///
 /// # Errors
+///
 /// containerd does not answer, or refuses.
 pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image>>, ImageError> {
     let decided = Instant::now().into_std();
@@ -240,10 +245,12 @@ pub enum ImageGcError {
     Disk { path: PathBuf, source: std::io::Error },
 }
 
-/// The space of the disk that a directory of images lies on.
+/// The space of the disk with a directory of images.
+///
 ///
 /// # Errors
-/// It is not there, or its file system does not answer.
+///
+/// It does not exist, or its file system does not answer.
 pub async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
     let path = directory.to_owned();
     let measured = blocking::run(path.clone(), blocking::DEADLINE, move |_| file_system::space(&path)).await;

@@ -1,8 +1,9 @@
 //! limpet: a node agent for Kubernetes Pods on constrained edge hardware.
 //!
-//! One direction: sources publish pods, `merge` combines them into one desired state, a worker per pod drives
-//! containerd towards it, and `status` publishes what is observed. `ARCHITECTURE.md` shows the whole; each module below
-//! is one part.
+//!
+//! Data flows in one direction: sources publish pods, `merge` combines them into one desired state, a worker per pod
+//! drives containerd towards it, and `status` publishes what is observed. `ARCHITECTURE.md` shows the whole; each
+//! module below is one part.
 
 pub mod app;
 pub mod attribution;

@@ -1,5 +1,5 @@
-//! What the kernel adds to containerd's events: victims of its OOM killer and senders of signals, by BPF programs; and
-//! free memory that is returned to it.
+//! What the kernel adds to containerd's events: victims of its OOM killer and senders of signals, reported by BPF
+//! programs. Also returns free memory to the kernel.
 
 #[cfg(feature = "attribution")]
 pub mod kernel;

@@ -14,8 +14,8 @@ fn main() -> ExitCode {
     if let Some(logger) = writer::invoked() {
         return writer::main(&logger, |container| orphan_processes::end_others("CONTAINER_ID", container));
     }
-    // Small and quick, too: the OCI runtime of a container with an input, the init of a pod's shared PID
-    // namespace, and who makes a pod's user namespace.
+    // These must be small and quick, too: the OCI runtime of a container with an input, the init of a pod's shared
+    // PID namespace, and the program that makes a pod's user namespace.
     if let Some(directory) = stdin::invoked() {
         return stdin::main(&directory);
     }
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     if let Some(invocation) = guardian::invoked() {
         return guardian::main(invocation);
     }
-    // Another version may be to run.
+    // Another version may have to run.
     starter::start_version();
     if kernel_types::invoked() { kernel_types::main() } else { limpet::cli::main() }
 }

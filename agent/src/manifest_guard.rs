@@ -1,8 +1,9 @@
 //! The manifest guard: BPF programs that keep pods from changing manifests, the agent's state and its configuration.
 //!
-//! In: the configuration, and the cgroup above all pods. Out: a guard in the kernel that outlives the agent
-//! ([`limpet_bpf::arm`]), and an event for each attempt it denied. Armed before any source is read, which adds some
-//! tenths of a second to a start. Docs: `docs/guard.md`.
+//!
+//! Input: the configuration, and the cgroup above all pods. Output: a guard in the kernel that outlives the agent
+//! ([`limpet_bpf::arm`]), and an event for each attempt that it denied. It is armed before any source is read, which
+//! adds some tenths of a second to a start. Docs: `docs/guard.md`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,12 +26,12 @@ use limpet_model::attribution::WatchObserver;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};
 
-/// The directory of the guard's pinned links: one guard per machine, as there is one agent.
+/// The directory of the guard's pinned links. There is one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
 
-/// Directories of registries that are guarded: the kernel's table has room for some hundred paths.
+/// How many directories of registries are guarded. The kernel's table has room for some hundred paths.
 const MOST_REGISTRIES: usize = 256;
-/// Directories of drivers of flexVolumes that are guarded.
+/// How many directories of drivers of flexVolumes are guarded.
 const MOST_DRIVERS: usize = 32;
 
 /// Why the configured guard is not on.
@@ -69,7 +70,7 @@ pub struct Armed {
     guarded: Vec<Guarded>,
 }
 
-/// Where the guard's attempts are reported.
+/// Reports the guard's events.
 #[derive(Clone)]
 pub struct AttemptReporter {
     /// The node's events.
@@ -82,8 +83,10 @@ pub struct AttemptReporter {
 /// Arms the guard that `config` selects; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
 /// second. Must be called within a tokio runtime.
 ///
+///
 /// # Errors
-/// It was configured and is not on. The guard pinned by an earlier start stays.
+///
+/// It is configured but cannot be armed. The guard that an earlier start pinned stays.
 pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, ArmError> {
     let settings = &config.guard;
     let Some(mode) = settings.mode else {
@@ -107,7 +110,7 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, ArmE
     Ok(Some(Armed { events, guarded }))
 }
 
-/// The guard is configured off, but one is still pinned: it is removed manually, never by a start.
+/// Warns of a pinned guard although it is configured off. It is removed manually, never by a start.
 fn warn_of_pinned_guard() {
     if let Ok(GuardState::Pinned { mode, .. }) = limpet_bpf::state(Path::new(PINS)) {
         tracing::warn!(
@@ -146,8 +149,8 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
     Ok(guarded)
 }
 
-/// What decides, beside the manifests, what runs as root on the node, and what limpet trusts or keeps secret; packages and
-/// administrators change it.
+/// Paths besides the manifests that decide what runs as root on the node, or what limpet trusts or keeps secret.
+/// Packages and administrators change them.
 fn of_the_host(config: &Config) -> Vec<PathBuf> {
     let mut paths = Vec::from_iter(std::env::current_exe());
     paths.extend(keys(config));
@@ -194,7 +197,7 @@ fn keys(config: &Config) -> Vec<PathBuf> {
     paths
 }
 
-/// A file or directory, and what keeps it in its place.
+/// A file or directory with the directories that keep it in its place.
 fn guarded_from_pods(path: &Path) -> io::Result<Vec<Guarded>> {
     let path = path.canonicalize()?;
     let itself = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
@@ -234,7 +237,7 @@ pub async fn report_attempts(mut armed: Armed, reporter: AttemptReporter, stop: 
                 return tracing::warn!(%error, "reading the guard's events failed; attempts against it are no longer reported");
             }
         }
-        // A ring that never runs empty must not keep the runtime's thread.
+        // A ring that is never empty must not occupy the runtime's thread.
         tokio::task::coop::consume_budget().await;
     }
 }
@@ -250,7 +253,8 @@ impl Armed {
         let pod = cgroup.as_deref().and_then(|cgroup| reporter.observer.resident(cgroup)?.pod_identity());
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "allowed, and reported" };
-        // Nothing that the process chooses: its name and the file's would make every attempt another event.
+        // The message contains nothing that the process chooses, because its name and the file's would make every
+        // attempt a different event.
         let message = format!("{} in {directory} was {verb}", change.operation.name());
         reporter
             .metrics
@@ -334,7 +338,7 @@ mod tests {
         };
         let directories = ["manifests", "state", "drop-ins", "state/images", "state/network"];
         assert_eq!(paths(true), directories.map(|name| dir.path().join(name)));
-        // Not the pods' own directories: containers write there.
+        // The pods' own directories are not guarded, because containers write there.
         assert!(
             paths(false).contains(&dir.path().join("config.yaml")) && paths(false).contains(&dir.path().to_owned())
         );

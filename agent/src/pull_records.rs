@@ -1,9 +1,10 @@
 //! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next
 //! start.
 //!
-//! A pull with credentials of a pod is announced before it begins. One that ends without an answer (a crash, a newer
-//! version of its pod) leaves its intent, so that what it may have brought does not pass for preloaded. A record lasts
-//! as long as its image.
+//!
+//! A pull with credentials of a pod is announced before it begins. A pull that ends without an answer (a crash, a
+//! newer version of its pod) leaves its intent, so that its image does not count as preloaded. A record exists as
+//! long as its image.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,9 +19,9 @@ use limpet_model::error_chain::error_chain;
 use limpet_model::pull_credential::{PullCredential, Salt};
 use limpet_model::source::SourceKind;
 
-/// The keys of both types have no source in them.
+/// The keys of both types do not contain a source.
 const SOURCE: SourceKind = SourceKind::File;
-/// What happens to the images within this time is checked once.
+/// Changes to the images within this time are checked together.
 const SWEEP_DELAY: Duration = Duration::from_secs(1);
 
 /// The records of the node. Clones share them.
@@ -31,16 +32,16 @@ pub struct PullRecords {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Not there before the database is open.
+    /// Set once the database is open.
     store: OnceLock<Arc<Store>>,
     state: Mutex<State>,
-    /// Held over a write: writes follow each other in the order of what they write.
+    /// Held during a write, so that writes happen in the order of their changes.
     writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By digest, with the number of the change that it is from.
+    /// By digest, with the number of the change that it comes from.
     pulled: BTreeMap<Arc<str>, (u64, PulledImage)>,
     /// By the image's normalized name.
     intents: BTreeMap<Arc<str>, Intent>,
@@ -51,18 +52,18 @@ struct State {
 #[derive(Debug, Default)]
 struct Intent {
     running: usize,
-    /// It is not known how one of them ended.
+    /// Whether it is not known how one of them ended.
     is_open: bool,
 }
 
 impl State {
-    /// The images whose pulls have all ended, one of them in an unknown way.
+    /// The images whose pulls have all ended, at least one of them in an unknown way.
     fn unsettled(&self) -> Vec<Arc<str>> {
         let ended = self.intents.iter().filter(|(_, intent)| intent.running == 0);
         ended.map(|(image, _)| Arc::clone(image)).collect()
     }
 
-    /// What such pulls brought is known now. Returns whether no other pull has begun meanwhile.
+    /// Records that the result of such pulls is known now. Returns whether no other pull has begun meanwhile.
     fn settle(&mut self, image: &str) -> bool {
         let is_settled = self.intents.get(image).is_some_and(|intent| intent.running == 0);
         is_settled && self.intents.remove(image).is_some()
@@ -75,7 +76,7 @@ impl State {
         }
     }
 
-    /// Removes the records of images that are not `there`, unless they are newer than the change `before`.
+    /// Removes the records of images that are not in `there`, unless they are newer than the change `before`.
     fn take_gone(&mut self, before: u64, there: &HashSet<Arc<str>>) -> Vec<Arc<str>> {
         let gone =
             |digest: &Arc<str>, (changed, _): &mut (u64, PulledImage)| *changed <= before && !there.contains(digest);
@@ -99,7 +100,7 @@ impl Inner {
     }
 }
 
-/// A pull under way. Dropped, its intent stays.
+/// A pull in progress. If it is dropped, its intent stays.
 #[derive(Debug)]
 pub struct AnnouncedPull {
     records: PullRecords,
@@ -117,17 +118,16 @@ impl Drop for AnnouncedPull {
 }
 
 impl PullRecords {
-    /// Reads what an earlier agent has recorded; logs an error if it cannot be read: what is here passes for preloaded
-    /// then.
+    /// Reads what an earlier agent has recorded. Logs an error if it cannot be read; images then count as preloaded.
     pub async fn load(&self, store: &Arc<Store>) {
         let (inner, store) = (Arc::clone(&self.inner), Arc::clone(store));
-        // Set once: the agent has one database.
+        // It is set only once, because the agent has one database.
         let _ = inner.store.set(Arc::clone(&store));
         let loaded = blocking(move || {
             let mut pulled = store.load::<PulledImage>(SOURCE)?.records;
             let mut changes = Changes::default();
             for (digest, record) in &mut pulled {
-                // An earlier version wrote them without.
+                // An earlier version wrote them without a salt.
                 if record.salt(salt) {
                     changes.put(Arc::clone(digest), Some(record.clone()));
                 }
@@ -152,7 +152,7 @@ impl PullRecords {
         }
     }
 
-    /// Who may use an image that is here, as `reference` names it, of this digest.
+    /// Who may use an image of this digest that is present, as `reference` names it.
     pub fn access(&self, policy: &VerificationPolicy, reference: &str, name: &str, digest: &str) -> ImageAccess {
         let state = self.inner.state();
         let record = state.pulled.get(digest).map(|(_, record)| record);
@@ -161,8 +161,10 @@ impl PullRecords {
 
     /// Announces a pull of an image, by its normalized name.
     ///
+    ///
     /// # Errors
-    /// It cannot be written down.
+    ///
+    /// It cannot be recorded.
     pub async fn announce(&self, name: &str) -> Result<AnnouncedPull, StoreError> {
         let image: Arc<str> = Arc::from(name);
         self.inner.state().intents.entry(Arc::clone(&image)).or_default().running += 1;
@@ -188,21 +190,24 @@ impl PullRecords {
         }
     }
 
-    /// A pull brought nothing.
+    /// Records that a pull failed.
     pub async fn failed(&self, pull: AnnouncedPull) {
         self.end(pull, None).await;
     }
 
-    /// A pod may use the image by a credential that was not remembered for it.
+    /// Remembers that a pod may use the image by another credential.
     pub async fn learn(&self, reference: &str, digest: &str, credential: &PullCredential) {
         if self.add(digest, Some((reference, credential.clone()))) {
             self.save(None, Some(Arc::from(digest))).await;
         }
     }
 
-    /// Settles pulls of which it is not known how they ended: what is here now may be theirs, under whatever name.
+    /// Settles pulls whose result is not known, because an image that is present may come from them, under whatever
+    /// name.
+    ///
     ///
     /// # Errors
+    ///
     /// containerd does not answer.
     pub async fn settle(&self, images: &Images) -> Result<(), ImageError> {
         let unsettled = self.inner.state().unsettled();
@@ -218,7 +223,7 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Forgets the images that are gone, until the agent stops.
+    /// Forgets images that are gone, until the agent stops.
     pub async fn follow(self, images: Images, stop: CancellationToken) {
         let mut contents = images.contents();
         loop {
@@ -252,7 +257,7 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Notes what an image was pulled with, `None`: by an unknown credential. Returns whether that was new.
+    /// Remembers what an image was pulled with; `None` for an unknown credential. Returns whether that is new.
     fn add(&self, digest: &str, pulled: Option<(&str, PullCredential)>) -> bool {
         let mut state = self.inner.state();
         state.changes += 1;
@@ -278,7 +283,7 @@ impl PullRecords {
         }
     }
 
-    /// Writes what is known of an image's pull and of a digest.
+    /// Writes what is known about an image's pull and about a digest.
     async fn write(&self, image: Option<Arc<str>>, digest: Option<Arc<str>>) -> Result<(), StoreError> {
         let inner = Arc::clone(&self.inner);
         blocking(move || {
@@ -301,10 +306,10 @@ impl PullRecords {
     }
 }
 
-/// Random bytes for a hash that is written.
+/// Random bytes for a hash that is stored.
 fn salt() -> Salt {
     let mut salt = Salt::default();
-    // The kernel's random numbers do not fail once they are there, and 16 bytes come at once.
+    // The kernel's random numbers do not fail once they are available, and 16 bytes are returned at once.
     let _ = rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty());
     salt
 }
@@ -358,7 +363,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = load(&dir).await;
         let (first, second) = (records.announce(NAME).await.unwrap(), records.announce(NAME).await.unwrap());
-        // That another pull of the image failed says nothing about this one.
+        // The failure of another pull of the image says nothing about this one.
         drop(first);
         records.failed(second).await;
         let check = |records: PullRecords| {

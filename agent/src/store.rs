@@ -1,18 +1,25 @@
 //! The embedded database (redb): state that must survive a power cut.
 //!
-//! Owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a source
-//! that cannot be read after a restart still has its pods. One transaction per change, and none when nothing changed,
-//! to spare flash. Each type of record has a table of its own: a new one is one [`Stored`] in `store/kinds.rs`.
 //!
-//! A damaged or foreign file is set aside, its intact records are salvaged, and what only it had is written again from
-//! what the records' owners hold in memory ([`Store::register`]). This is never fatal, and callers do not notice.
+//! It owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a
+//! source that cannot be read after a restart still has its pods. There is one transaction per change, and none if
+//! nothing changed, to spare flash. Each type of record has its own table: a new one is one [`Stored`] in
+//! `store/kinds.rs`.
 //!
-//! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
-//! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
-//! Calls block (a write waits for the disk): call them from `spawn_blocking`. They have no deadline: a write that was
-//! given up might be done after its source had the answer that it was not. Who must not wait for one that hangs goes on
-//! without its answer (`source/persist.rs`).
+//! A damaged or foreign file is set aside, its intact records are salvaged, and what only it had is written again
+//! from what the records' owners hold in memory ([`Store::register`]). This is never fatal, and callers do not
+//! notice.
+//!
+//!
+//! redb was chosen because it has one file, no C, checksummed pages and an atomic commit; one process writes it a few
+//! times a day. Every record also has its own checksum, because redb verifies its pages only after an unclean
+//! shutdown.
+//!
+//!
+//! Calls block (a write waits for the disk), so they must be made from `spawn_blocking`. They have no deadline,
+//! because a write that was given up might still be done after its source was told that it was not. A caller that
+//! must not wait for a hanging write continues without its answer (`source/persist.rs`).
 
 mod changes;
 mod history;
@@ -52,7 +59,7 @@ const PAGE_CACHE_SIZE: usize = 256 << 10;
 /// Why the database could not be used. All errors are worth a retry at the next change.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Opening or creating the file failed, for another reason than its content.
+    /// Opening or creating the file failed, but not because of its content.
     #[error("cannot open {path}")]
     Open {
         path: PathBuf,
@@ -66,7 +73,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// A new database could not be created, in the place of a damaged one or as the first.
+    /// A new database could not be created, in place of a damaged one or as the first.
     #[error("cannot create {path}")]
     Create {
         path: PathBuf,
@@ -76,7 +83,7 @@ pub enum StoreError {
     /// A newer release wrote it.
     #[error(transparent)]
     Version(#[from] StateError),
-    /// A Secret is among the changes, and the key to encrypt it with is not available.
+    /// A Secret is among the changes, but the key to encrypt it is not available.
     #[error("a Secret cannot be saved: the key of secretEncryptionKey is not available")]
     Locked,
     /// Reading or writing failed: disk full, I/O error.
@@ -113,24 +120,25 @@ pub struct SetAside {
     pub recovered: usize,
 }
 
-/// Holds in memory what was saved of one source.
+/// Holds in memory what was saved for one source.
 pub trait SavedCopy: Debug + Send + Sync {
-    /// All of it, to save it again. Called with the database locked: it must neither wait nor use the store.
+    /// All of it, to save it again. Called with the database locked, so it must neither wait nor use the store.
     fn everything(&self) -> Changes;
 }
 
-/// What is stored of one source, of one type.
+/// What is stored for one source, of one type.
 #[derive(Debug)]
 pub struct Loaded<R> {
     /// By name.
     pub records: BTreeMap<Arc<str>, R>,
-    /// False: a damaged database was set aside and is still there. It may have had records that are not among these.
+    /// Whether nothing can be missing: false while a damaged database that was set aside still exists, because that
+    /// may have had more records.
     pub complete: bool,
 }
 
 /// Checks that a record that can be decoded encodes to the same bytes: for the fuzz target.
 pub(crate) fn check_record(bytes: &[u8]) {
-    // The second time with a valid checksum, which random bytes never have.
+    // The second time, it has a valid checksum, which random bytes never have.
     for bytes in [bytes, &record::sign(bytes)] {
         let Some(record) = Record::decode(bytes) else { continue };
         assert!(bytes.starts_with(&record.encode()), "a decoded record encodes to other bytes");
@@ -146,27 +154,30 @@ pub(crate) fn check_record(bytes: &[u8]) {
 pub struct Store {
     path: PathBuf,
     sealer: Sealer,
-    /// Its callers do not move to the blocking pool.
+    /// Whether its callers do not move to the blocking pool.
     inline: bool,
-    /// Why what it has is gone after a reboot.
+    /// Why its contents are gone after a reboot.
     volatile: Option<Arc<String>>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` after a failed write: redb rejects all calls after one, so the file is reopened.
+    /// `None` after a failed write: redb then rejects all calls, so the file is reopened.
     database: Option<Database>,
-    /// A damaged database was replaced, and what is held in memory is not written again yet.
+    /// Whether a damaged database was replaced, and what is held in memory is not written again yet.
     rewrite: bool,
     held: Vec<(SourceKind, Weak<dyn SavedCopy>)>,
 }
 
 impl Store {
-    /// Opens or creates the database at `path`, whose directory exists. A file that is no database, or cannot be
-    /// repaired, is renamed to `<path>.damaged-<time>`; its intact records are salvaged, and [`SetAside`] is returned.
+    /// Opens or creates the database at `path`, whose directory exists. A file that is not a database, or cannot be
+    /// repaired, is renamed to `<path>.damaged-<time>`. Its intact records are salvaged, and [`SetAside`] is
+    /// returned.
+    ///
     ///
     /// # Errors
+    ///
     /// I/O errors: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
@@ -174,10 +185,12 @@ impl Store {
         Ok((Self { path: path.to_owned(), sealer: Sealer::Off, inline: false, volatile: None, state }, set_aside))
     }
 
-    /// Opens a copy of the database at `path`, which cannot be written, at `copy`, where a reboot removes it. A copy that is
-    /// there is newer.
+    /// Opens a copy at `copy` of the database at `path`, which cannot be written. A reboot removes the copy. An
+    /// existing copy is newer and is used.
+    ///
     ///
     /// # Errors
+    ///
     /// I/O errors of either.
     pub fn open_copy(path: &Path, copy: &Path, why: String) -> Result<(Self, Option<SetAside>), StoreError> {
         let failed = |source| StoreError::Create { path: copy.to_owned(), source };
@@ -193,12 +206,13 @@ impl Store {
         Ok((store, set_aside))
     }
 
-    /// Why what it has is gone after a reboot; `None`: it stays.
+    /// Why its contents are gone after a reboot; `None` if they stay.
     pub fn volatile(&self) -> Option<Arc<String>> {
         self.volatile.clone()
     }
 
-    /// Sources call it on their own thread from now on: simulated runs have one, and their order is the same each time.
+    /// Makes sources call it on their own thread from now on, because simulated runs have only one, and their order
+    /// must be reproducible.
     pub fn inline(mut self) -> Self {
         self.inline = true;
         self
@@ -209,10 +223,12 @@ impl Store {
         self.inline
     }
 
-    /// Keeps Secrets and tokens sealed from now on, also those that are stored already, open or as earlier versions sealed
-    /// them.
+    /// Keeps Secrets and tokens sealed from now on, including those that are already stored, either open or as
+    /// earlier versions sealed them.
+    ///
     ///
     /// # Errors
+    ///
     /// Reading or writing failed.
     pub fn sealed_by(mut self, sealer: Sealer) -> Result<Self, StoreError> {
         self.sealer = sealer;
@@ -230,7 +246,7 @@ impl Store {
         Ok(self)
     }
 
-    /// Damaged databases that were set aside, newest last: this one may lack records that only they had.
+    /// Damaged databases that were set aside, newest last. This one may lack records that only they had.
     pub fn damaged(&self) -> Vec<PathBuf> {
         damaged(&self.path)
     }
@@ -301,8 +317,8 @@ impl Store {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).database = None;
     }
 
-    /// Runs `work` on the open database; reopens it after a failure. When the database turns out to be damaged, `work`
-    /// is run again on the one that replaces it.
+    /// Runs `work` on the open database, and reopens it after a failure. If the database turns out to be damaged,
+    /// `work` is run again on the one that replaces it.
     fn transact<T>(
         &self,
         operation: &'static str,
@@ -318,9 +334,11 @@ impl Store {
         done.map_err(|error| StoreError::Transaction { operation, path: self.path.clone(), source: Box::new(error) })
     }
 
-    /// Writes what is held in memory again if a damaged database was replaced; if that fails, again at the next call.
+    /// Writes what is held in memory again if a damaged database was replaced. If that fails, the next call does it.
+    ///
     ///
     /// # Errors
+    ///
     /// The database cannot be opened.
     fn rewrite(&self, state: &mut State) -> Result<(), StoreError> {
         state.database = Some(self.open_again(state)?);
@@ -394,8 +412,8 @@ impl Drop for Store {
     }
 }
 
-/// Opens the database at `path`. An unusable file is set aside; if there is no file, a new one is created from the
-/// intact records of the one set aside last.
+/// Opens the database at `path`. An unusable file is set aside. If there is no file, a new one is created from the
+/// intact records of the one that was set aside last.
 fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreError> {
     if path.exists() {
         version::demand_readable(path)?;
@@ -416,7 +434,7 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
     let recovered = salvage::rebuild(&aside, path)?;
     let database = open_database(path).map_err(|error| open_error(path, error))?;
     let database = version::settled(database, path)?;
-    // Renamed only now: if the agent crashes before, the next start salvages it again.
+    // It is renamed only now, so that the next start salvages it again if the agent crashes before.
     let aside = quarantine::mark_salvaged(path, aside);
     Ok((database, Some(SetAside { path: aside, recovered })))
 }
@@ -428,7 +446,8 @@ fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     })
 }
 
-/// The database holds Secrets: only the agent's user may read it, even if an earlier version created it readable.
+/// Opens the file so that only the agent's user can read it, because the database contains Secrets. An earlier
+/// version may have created it readable.
 fn private_file(path: &Path) -> std::io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     if file.metadata()?.permissions().mode() & 0o077 != 0 {

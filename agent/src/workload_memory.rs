@@ -1,4 +1,5 @@
-//! What the controllers of workloads remember, in the database: read once at the start, written before it takes effect.
+//! What the controllers of workloads remember, in the database. It is read once at the start, and written before it
+//! takes effect.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,8 +37,8 @@ impl SavedCopy for Held {
     }
 }
 
-/// The controllers of the node of that name, as those before left them, and where they keep what they remember. What
-/// cannot be read is logged: then the pods that run say what was.
+/// The controllers of the node of that name, with what earlier ones remembered, and where they keep that. What cannot
+/// be read is logged, and is then derived from the running pods.
 pub async fn load(node_name: &str, store: &Arc<Store>) -> (Controllers, WorkloadMemory) {
     let mut loaded = Vec::new();
     let mut held = Vec::new();

@@ -1,5 +1,5 @@
-//! What runs of a workload of which nothing is remembered: its pods carry their templates, so that a lost database
-//! restarts none of them.
+//! Adopts running pods of workloads of which nothing is remembered. The pods carry their templates, so that the loss
+//! of the database restarts none of them.
 
 use std::sync::Arc;
 
@@ -26,21 +26,21 @@ fn owner(record: &PodRecord) -> Option<&str> {
     record.pod.metadata.annotations.as_ref()?.get(OWNER_ANNOTATION).map(String::as_str)
 }
 
-/// The workload that a pod is of, as the pod says.
+/// The workload that a pod belongs to, according to the pod.
 pub(crate) fn workload(record: &PodRecord) -> Option<WorkloadId> {
     let (kind, name) = owner(record)?.split_once('/')?;
     let key = ObjectKey::new(ObjectKind::from_name(kind)?, record.key.namespace(), name);
     Some(WorkloadId { source: record.source, key })
 }
 
-/// The Job that a pod is of: the object that it names as its controller.
+/// The Job that a pod belongs to: the object that it names as its controller.
 pub(crate) fn job(record: &PodRecord) -> Option<&str> {
     let owner = record.pod.metadata.owner_references.as_ref()?.first()?;
     (owner.kind == "Job").then_some(owner.name.as_str())
 }
 
-/// The memory of the workload as its running pods have it. What they do not have are the templates before theirs, and the
-/// pods that have ended and gone.
+/// The workload's memory, derived from its running pods. They lack the templates before theirs, and the pods that
+/// have ended and are gone.
 pub(crate) fn recall<'a>(
     key: &ObjectKey,
     spec: &WorkloadSpec,
@@ -61,7 +61,7 @@ pub(crate) fn recall<'a>(
             }
             _ => replica_name(node_name, key, &hash, *serial) == name,
         };
-        // A number above those of a node's pods is of no use to anybody.
+        // A number above those of a node's pods is never needed.
         let serial = (0..1_000).find(is_serial).unwrap_or(0);
         memory.pods.push(WantedPod { name, hash, serial, made: now, task: task(record) });
     }
@@ -77,7 +77,7 @@ fn task(record: &PodRecord) -> Option<Task> {
     Some(Task { job: job(record)?.to_owned(), index, end: None })
 }
 
-/// The Jobs that the pods are of: no run that they are of happens again.
+/// The Jobs that the pods belong to, so that their runs do not happen again.
 fn recall_jobs(key: &ObjectKey, spec: &Value, memory: &Memory, now: Timestamp) -> CronMemory {
     let mut cron = CronMemory::default();
     for pod in &memory.pods {

@@ -2,19 +2,19 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The time of a build whose sources do not say theirs: 2026-11-01.
+/// The time of a build whose sources do not have one: 2026-11-01.
 const UNKNOWN_BUILD: i64 = 1_793_491_200;
 
-/// When the agent was built: no clock that is right shows an earlier time.
+/// When the agent was built, which is earlier than any right clock shows.
 pub(crate) fn built() -> Timestamp {
     let written = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.parse().ok());
     Timestamp::from_second(written.unwrap_or(UNKNOWN_BUILD)).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The moment of a decision.
+/// The time at which a decision is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clock {
-    /// What the node's clock shows.
+    /// The time that the node's clock shows.
     pub(crate) now: Timestamp,
     /// A clock that shows an earlier time has not been set yet.
     pub(crate) earliest: Timestamp,
@@ -26,8 +26,8 @@ impl Clock {
         self.now >= self.earliest
     }
 
-    /// A moment that was noted before the clock was set says nothing: from then on time counts anew. And one that is to come,
-    /// for the clock was set back, has been.
+    /// The time since when something lasts. One that was recorded before the clock was set is not known, so time
+    /// counts from the setting on. One in the future, because the clock was set back, counts as past.
     pub(crate) fn since(&self, noted: Timestamp) -> Timestamp {
         if self.is_set() && noted < self.earliest { self.now } else { noted.min(self.now) }
     }
@@ -39,7 +39,7 @@ impl Clock {
     }
 }
 
-/// The earlier of two moments that may be.
+/// The earlier of two optional times.
 pub(crate) fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
     one.into_iter().chain(other).min()
 }

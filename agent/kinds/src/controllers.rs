@@ -1,7 +1,8 @@
 //! All controllers of a node, and their place between the sources and the merge.
 //!
-//! The order of a turn: [`Controllers::turn`] notes what has changed and has each controller concerned decide;
-//! what it returns is written to disk; then [`Controllers::remembered`] puts it into effect, and
+//!
+//! The order of a turn is: [`Controllers::turn`] records what has changed and has each affected controller decide.
+//! What it returns is written to disk. Then [`Controllers::remembered`] puts it into effect, and
 //! [`Controllers::expand`] returns the snapshots for the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,7 +33,7 @@ use crate::pods;
 use crate::replicated::{self, Situation};
 use crate::stateful_set::{self, Member};
 
-/// The time zone of that name, or the node's own; `None`: the node does not have it.
+/// The time zone of that name, or the node's own; `None` if the node does not have it.
 pub type Zones = fn(Option<&str>) -> Option<TimeZone>;
 
 const SOURCES: usize = SourceKind::ALL.len();
@@ -43,14 +44,15 @@ struct Entry {
     object: Arc<ObjectRecord>,
     /// The hash of its template.
     hash: String,
-    /// In effect; `None`: of a workload of which nothing is remembered, and it is not known yet what runs of it.
+    /// The memory in effect; `None` if nothing is remembered of the workload, and it is not known yet which of its
+    /// pods run.
     memory: Option<Memory>,
-    /// Decided, and not on disk yet.
+    /// The memory that was decided, and is not on disk yet.
     next: Option<Memory>,
     pace: Pace,
     /// The pods that are wanted, in effect.
     records: BTreeMap<PodKey, Arc<PodRecord>>,
-    /// Its pods that are observed, wanted or not.
+    /// Its pods that are observed, whether or not they are wanted.
     observed: BTreeSet<PodKey>,
     due: Option<Timestamp>,
 }
@@ -75,16 +77,16 @@ impl Entry {
 pub struct Controllers {
     node_name: Arc<str>,
     zones: Zones,
-    /// No clock that is right shows an earlier time.
+    /// A right clock shows no earlier time.
     earliest: Timestamp,
-    /// What is remembered of workloads that no source has had yet.
+    /// What is remembered about workloads that no source has had yet.
     loaded: BTreeMap<WorkloadId, Memory>,
     entries: BTreeMap<WorkloadId, Entry>,
-    /// How many of them each source has.
+    /// How many workloads each source has.
     counts: [usize; SOURCES],
-    /// Those without memory, which wait until it is known what runs.
+    /// The workloads without memory, which wait until it is known what runs.
     held: BTreeSet<WorkloadId>,
-    /// Those whose memory is to be written.
+    /// The workloads whose memory has to be written.
     pending: BTreeSet<WorkloadId>,
     /// The pods of workloads, wanted or not gone yet.
     owners: HashMap<PodKey, WorkloadId>,
@@ -94,16 +96,17 @@ pub struct Controllers {
     touched: [BTreeSet<PodKey>; SOURCES],
     observed: OrdMap<PodKey, Arc<ObservedPod>>,
     due: BTreeSet<(Timestamp, WorkloadId)>,
-    /// Whose controllers are to decide.
+    /// The workloads whose controllers have to decide.
     open: BTreeSet<WorkloadId>,
-    /// The pods of workloads that ran when the agent started, of sources that have not reported; `None`: not known yet.
+    /// The pods of workloads that ran when the agent started, from sources that have not reported; `None` if not
+    /// known yet.
     adopted: Option<Vec<Arc<PodRecord>>>,
     /// What the last turn has to report.
     notices: Vec<Notice>,
 }
 
 impl Controllers {
-    /// The controllers of the node of that name, with what those before remembered.
+    /// The controllers of the node of that name, with what earlier ones remembered.
     pub fn new(node_name: &str, zones: Zones, loaded: impl IntoIterator<Item = (WorkloadId, Memory)>) -> Self {
         Self {
             node_name: Arc::from(node_name),
@@ -136,7 +139,7 @@ impl Controllers {
         self.entries.is_empty()
     }
 
-    /// The next moment at which a controller is to decide.
+    /// The next time at which a controller has to decide.
     pub fn due(&self) -> Option<Timestamp> {
         self.due.first().map(|(at, _)| *at)
     }
@@ -146,9 +149,9 @@ impl Controllers {
         self.entries.iter().filter_map(|(id, entry)| Some((id, &entry.object, entry.memory.as_ref()?)))
     }
 
-    /// Has the controllers decide that something has changed for, and returns what is to be written before it takes effect.
-    /// `adopted`: the pods that ran when the agent started, in the first turn in which they are known. Not to be called again before
-    /// [`Self::remembered`] if it returns anything.
+    /// Has those controllers decide for which something has changed, and returns what has to be written before it
+    /// takes effect. `adopted` are the pods that ran when the agent started, in the first turn in which they are
+    /// known. If this returns anything, it must not be called again before [`Self::remembered`].
     pub fn turn(
         &mut self,
         snapshots: &Snapshots,
@@ -181,7 +184,7 @@ impl Controllers {
         changes
     }
 
-    /// What the last [`Self::turn`] returned is on disk, or cannot be written.
+    /// Records that what the last [`Self::turn`] returned is on disk, or cannot be written.
     pub fn remembered(&mut self) {
         for id in std::mem::take(&mut self.pending) {
             if let Some(entry) = self.entries.get_mut(&id) {
@@ -212,7 +215,7 @@ impl Controllers {
         })
     }
 
-    /// Notes which workloads are new, changed or gone. Returns what is forgotten.
+    /// Records which workloads are new, changed or gone. Returns what is forgotten.
     fn take_snapshots(&mut self, snapshots: &Snapshots) -> Vec<MemoryChange> {
         let mut gone: Vec<WorkloadId> = Vec::new();
         for (source, new) in SourceKind::ALL.into_iter().zip(snapshots) {
@@ -236,7 +239,7 @@ impl Controllers {
         gone.into_iter().map(|id| MemoryChange { id, memory: None }).collect()
     }
 
-    /// Notes the newest version of a workload, and what is remembered of it if it is new.
+    /// Records the newest version of a workload, and what is remembered about it if it is new.
     fn take_object(&mut self, id: &WorkloadId, object: Arc<ObjectRecord>, now: Timestamp) {
         let is_new = !self.entries.contains_key(id);
         if is_new {
@@ -260,14 +263,14 @@ impl Controllers {
             (None, ..) => drop(self.held.insert(id.clone())),
             (Some(_), ..) => {}
         }
-        // What is remembered is wanted before anything is decided: its pods may run. And its file may have another name,
-        // which its pods' records have too.
+        // What is remembered is wanted before anything is decided, because its pods may run. Its file may also have
+        // another name, which is in its pods' records, too.
         if is_new || is_held || is_changed {
             self.settle(id);
         }
     }
 
-    /// Notes whose pods have changed.
+    /// Records whose pods have changed.
     fn take_observed(&mut self, observed: &ObservedPods) {
         if self.entries.is_empty() {
             // Without a workload nothing is kept.
@@ -298,7 +301,7 @@ impl Controllers {
         }
     }
 
-    /// Has one controller decide. Returns what is to be written, if that differs from what is.
+    /// Has one controller decide. Returns what has to be written, if that differs from what is.
     fn decide(&mut self, id: &WorkloadId, now: Timestamp) -> Option<MemoryChange> {
         let before = self.entries.get(id)?.memory.clone()?;
         let mut memory = before.clone();
@@ -425,7 +428,7 @@ impl Controllers {
         self.sources[id.source.index()].objects.get(&id.key).cloned()
     }
 
-    /// Its source has it no more: its pods end.
+    /// Forgets a workload that its source no longer has, so that its pods end.
     fn forget(&mut self, id: &WorkloadId) -> Option<MemoryChange> {
         let entry = self.entries.remove(id)?;
         self.counts[id.source.index()] -= 1;

@@ -1,7 +1,8 @@
-//! A CronJob: Jobs that begin by a schedule, each with a controller of its own.
+//! A CronJob: Jobs that begin by a schedule, each with its own controller.
 //!
-//! Follows `syncCronJob` of `pkg/controller/cronjob`. The time of the last run is on disk before its Job begins, so that no
-//! run happens twice; without a clock that can be right none begins.
+//!
+//! It follows `syncCronJob` of `pkg/controller/cronjob`. The time of the last run is on disk before its Job begins,
+//! so that no run happens twice. Without a clock that can be right, none begins.
 
 mod missed;
 
@@ -19,7 +20,7 @@ use crate::notice::Notices;
 use crate::pace::Pace;
 use missed::{Missed, last_due};
 
-/// What a step decides on.
+/// What a step's decision depends on.
 pub(crate) struct Situation<'a> {
     /// The node, whose name is part of pods' names.
     pub(crate) node_name: &'a str,
@@ -30,12 +31,12 @@ pub(crate) struct Situation<'a> {
     pub(crate) hash: &'a str,
     /// What is observed of the pods of each of its Jobs, by name.
     pub(crate) seen: &'a BTreeMap<&'a str, BTreeMap<&'a str, Seen>>,
-    /// Its time zone; `None`: the node does not have it.
+    /// Its time zone; `None` if the node does not have it.
     pub(crate) zone: Option<TimeZone>,
     pub(crate) clock: Clock,
 }
 
-/// Brings the Jobs in line with the situation. Returns when the next step is due, if nothing is observed before.
+/// Adjusts the Jobs to the situation. Returns when the next step is due, if nothing is observed before.
 pub(crate) fn step(
     memory: &mut Memory,
     pace: &mut Pace,
@@ -94,7 +95,7 @@ impl Step<'_> {
         at
     }
 
-    /// Begins a Job if one is due. Returns when the next one is, and whether one has begun.
+    /// Begins a Job if one is due. Returns when the next one is due, and whether one has begun.
     fn schedule(&mut self, pace: &mut Pace) -> (Option<Timestamp>, bool) {
         let Situation { key, spec, clock, .. } = *self.situation;
         if !clock.is_set() {
@@ -115,7 +116,7 @@ impl Step<'_> {
         }
         let since = self.cron.last_schedule.unwrap_or(created);
         if since > clock.now {
-            // A clock that shows less than what was is not right.
+            // A clock that shows an earlier time than before is not right.
             return (spec.schedule.next(since, zone), false);
         }
         let deadline = spec.starting_deadline_seconds;
@@ -141,7 +142,7 @@ impl Step<'_> {
         (next, self.begin(due, pace))
     }
 
-    /// Begins the Job of that time, unless it has begun, or another one is active and must not be.
+    /// Begins the Job of that time, unless it has already begun, or another one is active and forbids that.
     fn begin(&mut self, due: Timestamp, pace: &mut Pace) -> bool {
         let Situation { key, spec, hash, .. } = *self.situation;
         let name = job_name(&key.name, due);
@@ -204,7 +205,7 @@ fn take_pods(pods: &mut Vec<WantedPod>, job: &str) -> (Vec<WantedPod>, Vec<Wante
     std::mem::take(pods).into_iter().partition(|pod| pod.task.as_ref().is_some_and(|task| task.job == job))
 }
 
-/// The name of the Job that was due at that time: two that were due at one time have one name.
+/// The name of the Job that was due at that time. It is the same for the same time.
 fn job_name(cron_job: &str, due: Timestamp) -> String {
     format!("{cron_job}-{}", due.as_second().div_euclid(60))
 }

@@ -1,5 +1,5 @@
-//! The snapshot of one source with the pods of its workloads: kept from one merge to the next, so that only what differs
-//! is touched.
+//! The snapshot of one source with the pods of its workloads. It is kept from one merge to the next, so that only
+//! what differs is touched.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,8 +19,9 @@ pub(crate) struct Effective {
 }
 
 impl Effective {
-    /// The snapshot of a source that publishes `raw`. Of the keys in `touched` the pods of workloads have changed; `pod`
-    /// returns them. The source's own pods take precedence. `is_settled`: no workload waits for what may run of it.
+    /// The snapshot of a source that publishes `raw`. The pods of workloads have changed for the keys in `touched`,
+    /// and `pod` returns them. The source's own pods take precedence. `is_settled`: no workload waits to learn which
+    /// of its pods run.
     pub(crate) fn expand(
         &mut self,
         raw: &Arc<SourceSnapshot>,

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::is_terminal_phase;
 
-/// How far a pod has come. Ordered: a controller ends those that come first.
+/// How far a pod is. Ordered: a controller ends those that come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) enum Phase {
     /// It has not started.
@@ -16,16 +16,16 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// What is known of one pod. The default is a pod of which nothing is observed yet.
+/// What is known about one pod. The default is a pod about which nothing is observed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
-    /// How far it has come.
+    /// How far it is.
     pub(crate) phase: Phase,
     /// Since when it has been ready.
     pub(crate) ready_since: Option<Timestamp>,
     /// How often its containers were restarted.
     pub(crate) restarts: u32,
-    /// The annotation by which its author says which pods to spare.
+    /// The annotation with which its author says which pods to spare.
     pub(crate) deletion_cost: i32,
 }
 
@@ -51,7 +51,7 @@ impl Facts {
         }
     }
 
-    /// Since when it counts as available, or from when on it will; `None`: it is not ready.
+    /// Since when it counts as available, or from when on it will; `None` if it is not ready.
     pub(crate) fn available_at(&self, min_ready_seconds: u32) -> Option<Timestamp> {
         let since = self.ready_since?;
         let pause = SignedDuration::from_secs(i64::from(min_ready_seconds));
@@ -60,7 +60,7 @@ impl Facts {
 
     /// Whether it counts as available.
     pub(crate) fn is_available(&self, min_ready_seconds: u32, now: Timestamp) -> bool {
-        // Without a pause the clock does not matter, which may have been set back.
+        // Without a delay the clock does not matter, which may have been set back.
         self.ready_since.is_some() && min_ready_seconds == 0
             || self.available_at(min_ready_seconds).is_some_and(|at| at <= now)
     }

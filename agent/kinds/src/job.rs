@@ -1,7 +1,8 @@
-//! A Job: pods that run until so many of them have succeeded.
+//! A Job: pods that run until enough of them have succeeded.
 //!
-//! Follows `syncJob` and `manageJob` of `pkg/controller/job`. What Kubernetes' controller counts with finalizers is counted in
-//! [`JobMemory`]: a pod that has ended is counted once, and only then may it go.
+//!
+//! It follows `syncJob` and `manageJob` of `pkg/controller/job`. What Kubernetes' controller counts with finalizers
+//! is counted in [`JobMemory`]: a pod that has ended is counted once, and only then may it be removed.
 
 mod policy;
 mod seen;
@@ -22,10 +23,10 @@ use crate::pods::task_name;
 use crate::victims::choose;
 use policy::Effect;
 
-/// The most pods of one Job that have ended and stay, with their logs; they are counted anyway.
+/// How many ended pods of one Job are kept, with their logs. All are counted anyway.
 const MOST_ENDED: usize = 100;
 
-/// What a step decides on.
+/// What a step's decision depends on.
 #[derive(Debug)]
 pub(crate) struct Situation<'a> {
     /// The node, whose name is part of pods' names.
@@ -35,21 +36,21 @@ pub(crate) struct Situation<'a> {
     pub(crate) spec: &'a Job,
     /// The hash of its template.
     pub(crate) hash: &'a str,
-    /// What is observed of its pods, by name, those included that are not wanted any more and have not gone yet.
+    /// What is observed of its pods, by name, including those that are no longer wanted and are not gone yet.
     pub(crate) seen: &'a BTreeMap<&'a str, Seen>,
     pub(crate) clock: Clock,
 }
 
-/// What follows from a step, apart from the pods.
+/// The result of a step, apart from the pods.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Next {
     /// When the next step is due, if nothing is observed before.
     pub(crate) at: Option<Timestamp>,
-    /// It has finished, and the time for which it stays is over.
+    /// Whether it has finished, and the time for which it is kept is over.
     pub(crate) is_expired: bool,
 }
 
-/// Brings the pods of a Job in line with the situation.
+/// Adjusts the pods of a Job to the situation.
 pub(crate) fn step(
     memory: &mut JobMemory,
     pods: &mut Vec<WantedPod>,
@@ -99,7 +100,7 @@ impl Step<'_> {
             };
             ended.push((seen.finished_at.unwrap_or(clock.now), at, succeeded));
         }
-        // Of two at one moment the one that failed does not count after the success.
+        // Of two at the same moment, the one that failed does not count after the success.
         ended.sort_by_key(|(time, at, succeeded)| (*time, *succeeded, *at));
         for (time, at, succeeded) in ended {
             let index = self.pods[at].task.as_ref().and_then(|task| task.index);
@@ -156,7 +157,7 @@ impl Step<'_> {
         self.situation.spec.completions.is_some_and(|completions| index < completions)
     }
 
-    /// The first verdict stays.
+    /// Decides how it finishes. The first verdict stays.
     fn decide(&mut self, complete: bool, reason: &str, message: String) {
         let verdict = Verdict { complete, reason: reason.to_owned(), message };
         self.memory.verdict.get_or_insert(verdict);
@@ -166,13 +167,13 @@ impl Step<'_> {
         let Situation { spec, clock, .. } = *self.situation;
         match self.memory.started {
             None if !spec.suspend => self.memory.started = Some(clock.now),
-            // Noted before the clock was set.
+            // It was recorded before the clock was set.
             Some(noted) if clock.is_set() && noted < clock.earliest => self.memory.started = Some(clock.now),
             _ => {}
         }
     }
 
-    /// Whether it has failed, or enough has succeeded.
+    /// Decides whether it has failed, or enough has succeeded.
     fn judge(&mut self) {
         let Situation { spec, clock, .. } = *self.situation;
         let deadline = self.deadline();
@@ -212,7 +213,7 @@ impl Step<'_> {
         spec.restarts_in_place && restarts > 0 && restarts >= spec.backoff_limit
     }
 
-    /// Ends the active pods of a Job that finishes. If it has failed, they have, too.
+    /// Ends the active pods of a Job that finishes. If it has failed, they count as failed, too.
     fn end_active(&mut self) {
         let active = self.active();
         let has_failed = self.memory.verdict.as_ref().is_some_and(|verdict| !verdict.complete);
@@ -222,7 +223,7 @@ impl Step<'_> {
         self.remove(&active);
     }
 
-    /// Makes and ends pods of a Job that goes on, and notes when it is complete.
+    /// Makes and ends pods of a Job that continues, and determines when it is complete.
     fn go_on(&mut self) {
         match self.situation.spec.suspend {
             true => {
@@ -282,7 +283,7 @@ impl Step<'_> {
         }
     }
 
-    /// Makes `count` pods, as far as no pause after failures is under way.
+    /// Makes `count` pods, unless a pause after failures is in progress.
     fn make(&mut self, count: usize) {
         let Situation { spec, clock, .. } = *self.situation;
         if spec.backoff_limit_per_index.is_none()
@@ -351,7 +352,7 @@ impl Step<'_> {
         }
     }
 
-    /// The pods that run, or are to.
+    /// The pods that run, or should.
     fn active(&self) -> BTreeSet<String> {
         let is_active =
             |pod: &&WantedPod| !has_end(pod) && self.situation.seen.get(pod.name.as_str()).is_none_or(Seen::is_active);
@@ -384,7 +385,7 @@ impl Step<'_> {
         }
     }
 
-    /// Lets the oldest pods go that have ended.
+    /// Removes the oldest pods that have ended.
     fn forget_ended(&mut self) {
         let mut excess = self.pods.iter().filter(|pod| has_end(pod)).count().saturating_sub(MOST_ENDED);
         self.pods.retain(|pod| {
@@ -394,7 +395,7 @@ impl Step<'_> {
         });
     }
 
-    /// When the pods of a Job that has finished go.
+    /// When the pods of a Job that has finished are removed.
     fn expiry(&mut self) -> Option<Timestamp> {
         let Situation { spec, clock, .. } = *self.situation;
         let finished = clock.since(self.memory.finished?);

@@ -1,13 +1,15 @@
 //! Controllers of the workloads that a node's own sources define: Deployments, ReplicaSets, DaemonSets, StatefulSets,
 //! Jobs, CronJobs.
 //!
-//! [`Controllers`] stands between the sources' snapshots and the merge. In: snapshots, observed pods, what it remembers,
-//! the time. Out: the same snapshots with the pods that controllers want, what is to be remembered, and the next moment
-//! at which something changes by itself. Pure: no I/O, no clock, no tasks. What differs is computed, so the cost grows with
-//! the change; without a workload there is nothing to compute.
 //!
-//! Each kind has one pure function, which follows Kubernetes' controller of that kind. The merge loop of `limpet-worker`
-//! drives them.
+//! [`Controllers`] stands between the sources' snapshots and the merge. Input: snapshots, observed pods, what it
+//! remembers, and the time. Output: the same snapshots with the pods that controllers want, what has to be
+//! remembered, and the next time at which something changes by itself. Pure: no I/O, no clock, no tasks. Only
+//! differences are computed, so the cost grows with the change; without a workload there is nothing to compute.
+//!
+//!
+//! Each kind has one pure function, which follows Kubernetes' controller of that kind. The merge loop of
+//! `limpet-worker` drives them.
 
 mod adoption;
 mod clock;

@@ -1,5 +1,5 @@
-//! What a controller remembers of its workload. It is on disk before it takes effect, so that after a power cut at any
-//! moment the controller goes on where it was.
+//! What a controller remembers about its workload. It is on disk before it takes effect, so that after a power cut at
+//! any moment the controller continues where it was.
 
 mod cron_job;
 mod job;
@@ -16,23 +16,23 @@ pub use job::{Failures, JobMemory, Verdict};
 
 use crate::id::WorkloadId;
 
-/// What is remembered of one workload. Stored in this JSON form, so fields are only ever added.
+/// What is remembered about one workload. It is stored in this JSON form, so fields are only ever added.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Memory {
-    /// The templates that have pods, and those before them that are kept for a rollback; by number.
+    /// The templates that have pods, and earlier ones that are kept for a rollback, by number.
     pub revisions: Vec<Revision>,
-    /// The pods that are to be there, in the order in which they were made.
+    /// The wanted pods, in the order in which they were made.
     pub pods: Vec<WantedPod>,
-    /// The number of replicas, and of pods at most, that the revisions' shares were computed for.
+    /// The number of replicas, and the highest number of pods, for which the revisions' shares were computed.
     pub scaled_for: (u32, u32),
     /// The hash of the template that all pods of a StatefulSet had last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
-    /// What a Job's controller remembers beside.
+    /// What a Job's controller also remembers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<JobMemory>,
-    /// What a CronJob's controller remembers beside.
+    /// What a CronJob's controller also remembers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cron: Option<CronMemory>,
 }
@@ -56,7 +56,7 @@ impl Revision {
     }
 }
 
-/// A pod that is to be there.
+/// A wanted pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WantedPod {
@@ -64,7 +64,7 @@ pub struct WantedPod {
     pub name: String,
     /// The hash of its template.
     pub hash: String,
-    /// Its number among the pods of that template; its name derives from it.
+    /// Its number among the pods of that template, from which its name is derived.
     pub serial: u64,
     /// When it was made, by the node's clock.
     pub made: Timestamp,
@@ -81,7 +81,7 @@ pub struct Task {
     /// Its completion index, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
-    /// How it has ended, once that was counted: it does not run again, whatever is left of it.
+    /// How it has ended, once that was counted. It does not run again, whatever is left of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
 }
@@ -120,7 +120,7 @@ impl Memory {
         self.revisions.iter().find(|revision| revision.hash == hash)
     }
 
-    /// Makes `template` the newest revision. One that was in effect before gets a new number, as in Kubernetes.
+    /// Makes `template` the newest revision. As in Kubernetes, one that was in effect before gets a new number.
     pub(crate) fn begin_revision(&mut self, hash: &str, template: &PodTemplate) {
         let newest = self.revisions.last();
         if newest.is_some_and(|newest| newest.hash == hash) {
@@ -146,7 +146,7 @@ impl Memory {
     }
 }
 
-/// What is to be written of one workload; `None`: it is forgotten.
+/// What has to be written about one workload; `None` if it is forgotten.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryChange {
     /// Which one.

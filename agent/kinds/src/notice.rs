@@ -10,7 +10,7 @@ pub struct Notice {
     /// The workload, or the Job that it has made.
     pub object: ObjectKey,
     pub uid: String,
-    /// It needs attention.
+    /// Whether it needs attention.
     pub is_warning: bool,
     /// The reason, as Kubernetes' controllers name it.
     pub reason: Cow<'static, str>,
@@ -18,7 +18,7 @@ pub struct Notice {
     pub message: String,
 }
 
-/// Notices of one turn, whose objects have their UIDs still to come.
+/// Notices of one turn, whose objects get their UIDs later.
 #[derive(Debug, Default)]
 pub(crate) struct Notices(pub(crate) Vec<Notice>);
 

@@ -1,5 +1,5 @@
-//! What a controller knows of its workload beside what it remembers: since when pods have ended, and since when an update
-//! has made no progress. An agent that starts again begins anew with it.
+//! What a controller knows about its workload besides what it remembers: since when pods have ended, and since when
+//! an update has made no progress. A restarted agent begins anew with it.
 
 use std::collections::BTreeMap;
 
@@ -10,39 +10,40 @@ const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// The longest pause.
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 
-/// Since when what has been so.
+/// Times that are not remembered over a restart.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pace {
     /// When a pod was first seen to have ended, by name.
     ended: BTreeMap<String, Timestamp>,
     /// How many pods were replaced since one was last available.
     replaced: u32,
-    /// How far the update was when it last progressed: pods of the new template, of those available, all others.
+    /// How far the update was when it last progressed: the numbers of pods of the new template, of available ones
+    /// among them, and of all others.
     progress: (usize, usize, usize),
     progressed_at: Option<Timestamp>,
-    /// The update has missed its deadline, and that was reported.
+    /// Whether the update has missed its deadline, and that was reported.
     is_overdue: bool,
-    /// What was reported last.
+    /// What was last reported.
     said: Option<String>,
 }
 
 impl Pace {
-    /// When the pod of that name, which has ended, is to be replaced. A node refuses pods for reasons that last, and without
-    /// a scheduler the next one would be refused as well: hence the pause.
+    /// When the pod of that name, which has ended, is replaced. A node refuses pods for lasting reasons, and without
+    /// a scheduler the next pod would be refused as well, hence the pause.
     pub(crate) fn replace_at(&mut self, name: &str, now: Timestamp) -> Timestamp {
         let since = *self.ended.entry(name.to_owned()).or_insert(now);
         let pause = FIRST_PAUSE * (1 << self.replaced.min(5));
-        // A clock that was set back delays it no further.
+        // A clock that was set back does not delay it further.
         since.min(now).checked_add(pause.min(LONGEST_PAUSE)).unwrap_or(Timestamp::MAX)
     }
 
-    /// Notes that a pod that had ended was replaced.
+    /// Records that a pod that had ended was replaced.
     pub(crate) fn replaced(&mut self, name: &str) {
         self.ended.remove(name);
         self.replaced = self.replaced.saturating_add(1);
     }
 
-    /// Notes which pods there are, and whether one is available.
+    /// Records which pods exist, and whether one is available.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(&str) -> bool, is_available: bool) {
         self.ended.retain(|name, _| is_wanted(name));
         if is_available {
@@ -50,14 +51,15 @@ impl Pace {
         }
     }
 
-    /// Whether something else was reported last; notes it.
+    /// Whether the text differs from what was last reported; records it.
     pub(crate) fn is_news(&mut self, text: &str) -> bool {
         let is_news = self.said.as_deref() != Some(text);
         self.said = Some(text.to_owned());
         is_news
     }
 
-    /// Notes how far an update is. Returns when it is overdue, if it is not complete, and whether it has just become so.
+    /// Records how far an update is. Returns when it is overdue, if it is not complete, and whether it has just
+    /// become so.
     pub(crate) fn progress(
         &mut self,
         progress: (usize, usize, usize),

@@ -11,7 +11,7 @@ use limpet_model::source::SourceKind;
 
 use crate::memory::{Revision, Task, WantedPod};
 
-/// The name of a replica: of a Deployment `web-<hash>-<suffix>`, else `web-<suffix>`.
+/// The name of a replica: `web-<hash>-<suffix>` for a Deployment, otherwise `web-<suffix>`.
 pub(crate) fn replica_name(node_name: &str, key: &ObjectKey, hash: &str, serial: u64) -> String {
     let suffix = suffix(node_name, key, hash, serial);
     match key.kind {
@@ -44,8 +44,11 @@ type Controller = (&'static str, &'static str, String);
 
 /// The record of a wanted pod.
 ///
+///
 /// # Errors
-/// The template is none of a Pod any more, for a version of the agent that no longer reads what an earlier one accepted.
+///
+/// The template is no longer one of a Pod, because this version of the agent does not read what an earlier one
+/// accepted.
 pub(crate) fn record(
     owner: &ObjectRecord,
     pod: &WantedPod,
@@ -75,7 +78,7 @@ pub(crate) fn record(
     Ok(Arc::new(record))
 }
 
-/// Whether the record is of that wanted pod, and of none before it of its name.
+/// Whether the record belongs to that wanted pod, and not to an earlier one of its name.
 pub(crate) fn is_incarnation(record: &PodRecord, pod: &WantedPod, kind: ObjectKind, node_name: &str) -> bool {
     let names = (record.key.namespace(), record.key.name());
     kind != ObjectKind::StatefulSet

@@ -1,8 +1,9 @@
 //! A number of equal pods, and how those of a new template replace the others: Deployment, ReplicaSet, DaemonSet.
 //!
-//! Follows `pkg/controller/deployment` (`rolling.go`, `recreate.go`, `sync.go`) with the revisions of one workload in the
-//! place of ReplicaSets: the size of a revision is the number of its wanted pods. A pod that ended for good is replaced
-//! after a pause.
+//!
+//! It follows `pkg/controller/deployment` (`rolling.go`, `recreate.go`, `sync.go`), with the revisions of one
+//! workload in place of ReplicaSets: the size of a revision is the number of its wanted pods. A pod that ended for
+//! good is replaced after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use crate::pace::Pace;
 use crate::pods::replica_name;
 use crate::victims::choose;
 
-/// What a step decides on.
+/// What a step's decision depends on.
 #[derive(Debug)]
 pub(crate) struct Situation<'a> {
     /// The node, whose name is part of pods' names.

@@ -56,7 +56,7 @@ pub(super) fn join_cluster(
     Some(link)
 }
 
-/// Where the labels and taints of the Node object are to be reported: pods wait for them.
+/// The channel for the labels and taints of the Node object, for which pods wait.
 pub fn follow_selectable(allocator: &Arc<Allocator>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
     let (selectable, mut changes) = watch::channel(Selectable::default());
     let allocator = Arc::clone(allocator);

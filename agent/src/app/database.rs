@@ -1,4 +1,4 @@
-//! Opens the agent's database, with the key that Secrets in it are sealed with.
+//! Opens the agent's database, with the key with which Secrets in it are sealed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> 
     Ok(Arc::new(store))
 }
 
-/// The database at `path`, or while its file system is read-only a copy below the run directory, so that what was known last
-/// runs.
+/// The database at `path`. While its file system is read-only, a copy below the run directory is used, so that what
+/// was last known runs.
 fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), StoreError> {
     match Store::open(path) {
         Err(error) if error.is_read_only() => {
@@ -41,7 +41,8 @@ fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), S
             Store::open_copy(path, copy, why)
         }
         Ok(opened) => {
-            // Of a time when it could not be written: what came then is lost, as was reported.
+            // A copy from a time when the database could not be written. What was stored then is lost, as was
+            // reported.
             let _ = std::fs::remove_file(copy);
             Ok(opened)
         }
@@ -49,7 +50,7 @@ fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), S
     }
 }
 
-/// What seals Secrets on disk. A key that is missing stops only pods that wait for a Secret from no other source.
+/// Seals Secrets on disk. A missing key stops only pods that wait for a Secret that no other source has.
 async fn sealer(config: &Config) -> Sealer {
     let Some(key) = &config.secret_key else { return Sealer::Off };
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! Gathers what a Node object says of the machine.
+//! Gathers what a Node object says about the machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use limpet_model::kubelet_version;
 use limpet_model::node::{NodeFacts, architecture};
 use limpet_node::capacity::Capacity;
 
-/// Describes the node for its object. Reads files; what cannot be read stays empty.
+/// Describes the node for its object. It reads files; what cannot be read stays empty.
 pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
     let look = blocking::run("/etc/os-release".into(), blocking::DEADLINE, |_| info());
     NodeDescription {
@@ -45,7 +45,8 @@ fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
     runtime_handlers(config).filter(|(_, shim)| *shim == RUNC_SHIM).map(|(name, _)| name).collect()
 }
 
-/// The names that a RuntimeClass may have for a runtime of the node, each with its shim; the empty one is for pods without a class.
+/// The names that a RuntimeClass may use for a runtime of the node, each with its shim. The empty one is for pods
+/// without a class.
 fn runtime_handlers(config: &Config) -> impl Iterator<Item = (String, &str)> {
     let classes = config.runtime.classes.iter().map(|(name, class)| (name.clone(), class.runtime.as_str()));
     let own = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime.classes.contains_key(*name));

@@ -1,4 +1,4 @@
-//! What keeps the agent from starting, once configuration and node are settled.
+//! What keeps the agent from starting after configuration and node are settled.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use crate::store::StoreError;
 use limpet_model::error_chain::error_chain;
 use limpet_server::ServerError;
 
-/// Why the agent did not start. Each message names what to mend.
+/// Why the agent did not start. Each message says what to fix.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// SIGTERM and SIGINT cannot be caught.
+    /// SIGTERM and SIGINT cannot be handled.
     #[error("cannot catch signals: {0}")]
     Signals(#[source] io::Error),
     /// The path of limpet's own executable, which the loggers run, is not available.
@@ -20,16 +20,16 @@ pub enum AppError {
     /// A socket is in use or refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// What pods run in is not available.
+    /// The environment in which pods run is not available.
     #[error(transparent)]
     Executor(#[from] ComposeError),
-    /// A guard is required, and not available.
+    /// A guard is required, but not available.
     #[error(transparent)]
     Guard(#[from] ArmError),
     /// The database's file cannot be used.
     #[error("the database cannot be used: {}", error_chain(.0))]
     Store(#[from] StoreError),
-    /// A thread of the start's came to an end.
+    /// A task of the start panicked or was cancelled.
     #[error("{0} failed: {1}")]
     Died(&'static str, #[source] tokio::task::JoinError),
 }

@@ -1,4 +1,4 @@
-//! The garbage collection of images, as far as a user asks for it by `limpet images`.
+//! The garbage collection of images that a user requests by `limpet images`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use limpet_core::known_pods::KnownPods;
 use crate::image_gc::{prune, space};
 use limpet_server::images::ImageCollection;
 
-/// The node's images, and whose they are.
+/// The node's images, and which pods need them.
 #[derive(Debug)]
 pub(super) struct RequestedCollection {
     pub(super) images: Images,

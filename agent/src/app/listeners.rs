@@ -1,5 +1,5 @@
-//! The listeners beside limpet's own socket. None of them delays a pod: an address on the network that is not available
-//! now is tried again.
+//! The listeners besides limpet's own socket. None of them delays a pod: an address on the network that is not
+//! available now is tried again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use limpet_server::cri::CriState;
 use limpet_server::kubelet::KubeletRoutes;
 use limpet_server::{self as server, ServerState};
 
-/// After which time an address is tried again that another process has, or that the node does not have yet.
+/// How often an address is tried that another process uses, or that the node does not have yet.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
-/// Serves kubelet's API, its read-only port and its health port, where they are configured.
+/// Serves kubelet's API, its read-only port and its health port, if they are configured.
 pub(super) fn start_listeners(shared: &SharedParts, state: &ServerState, kubelet: KubeletRoutes) {
     let settings = &shared.config.server;
     if let Some(address) = settings.api() {
@@ -78,8 +78,8 @@ pub(super) fn start_pods_api(shared: &SharedParts, state: ServerState) {
     }
 }
 
-/// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off. Sockets
-/// of an earlier life go first, so that plugins register again.
+/// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off.
+/// Sockets of an earlier agent are removed first, so that plugins register again.
 pub(super) fn start_device_plugins(shared: &SharedParts, state: &ServerState) {
     let plugins = &shared.device_plugins;
     shared.tasks.spawn(Arc::clone(plugins).run());
@@ -102,7 +102,7 @@ pub(super) fn start_device_plugins(shared: &SharedParts, state: &ServerState) {
     }
 }
 
-/// Listens at `address`, which the key `name` configures, once it is available. `None`: the agent stops.
+/// Listens at `address`, which the key `name` configures, once it is available. `None` if the agent stops.
 fn listening(
     shared: &SharedParts,
     name: &'static str,
@@ -133,7 +133,7 @@ async fn listen(
         }
         tokio::select! {
             () = stop.cancelled() => return None,
-            // An address that the node gets now.
+            // The node may get the address now.
             Ok(()) = network.changed() => {}
             () = tokio::time::sleep(TRY_AGAIN) => {}
         }

@@ -1,4 +1,4 @@
-//! containerd, as the Node object shows it: its version, and the images in its store.
+//! containerd as the Node object shows it: its version, and the images in its store.
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use limpet_cluster::{NodeRuntime, RuntimeError};

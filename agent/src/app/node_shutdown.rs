@@ -1,4 +1,4 @@
-//! Composes what ends the pods when the node shuts down.
+//! Builds the part that ends the pods when the node shuts down.
 
 use tokio::sync::{mpsc, watch};
 
@@ -8,10 +8,10 @@ use limpet_server::shutdown::ShutdownState;
 use limpet_shutdown::NodeShutdown;
 use limpet_shutdown::logind::Logind;
 
-/// How many pods may be about to be ended at once.
+/// How many orders to end a pod may be queued.
 const ORDER_QUEUE_LEN: usize = 64;
 
-/// Starts the task, and returns what the supervisor and the local socket have of it.
+/// Starts the task. Returns the ends for the supervisor and the local socket.
 pub(super) fn follow_shutdown(shared: &SharedParts) -> (ShutdownIntake, ShutdownState) {
     let config = &shared.config;
     let (requests, asked) = channel();

@@ -1,4 +1,4 @@
-//! Which pod owns a cgroup, and how processes that change manifests are reported: for the watch.
+//! Which pod owns a cgroup, and how processes that change manifests are reported, for the watch.
 
 use std::ffi::OsStr;
 
@@ -18,7 +18,7 @@ pub(super) struct NodeObserver {
 }
 
 impl NodeObserver {
-    /// The names of pod and container, as far as they are known still.
+    /// The names of pod and container, as far as they are still known.
     fn named(&self, owner: CgroupOwner) -> ActorPod {
         let observed = self.observed.load();
         let pod = observed.pods.values().find(|pod| pod.record.uid == owner.pod);
@@ -37,7 +37,8 @@ impl WatchObserver for NodeObserver {
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
         let Some(resident) = &actor.resident else { return };
         let pod = resident.pod_identity();
-        // Nothing that a process chooses: what happens again and again is one event, and drives no other out.
+        // The message contains nothing that a process chooses, so that repetitions are one event and displace no
+        // other.
         let message = format!("{resident} changes files where manifests are read");
         let count = self.events.emit(pod, None, EventType::Warning, "PodChangesManifests", message);
         if count.is_power_of_two() {

@@ -1,5 +1,5 @@
-//! A source's way into the merge, and what is reported on the way: changed and rejected manifests become events,
-//! and the source's state can be read at any time.
+//! Connects a source to the merge, and reports what it publishes: changed and rejected manifests become events, and
+//! the source's state can be read at any time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use limpet_telemetry::rejection;
 #[derive(Debug)]
 pub struct Published {
     pub kind: SourceKind,
-    /// Where it reads, for people.
+    /// Where it reads, as text.
     pub place: Arc<str>,
-    /// How it learns of changes, for people.
+    /// How it learns of changes, as text.
     pub backend: Arc<str>,
     pub pulse: Arc<Pulse>,
-    /// The way into the merge.
+    /// The slots from which the merge reads.
     pub slots: Arc<Slots>,
     pub events: Events,
     pub metrics: Metrics,
-    /// Watches of pods include rejections.
+    /// Notified because watches of pods include rejections.
     pub observed: Observed,
 }
 
@@ -41,10 +41,10 @@ impl Published {
         self.kind
     }
 
-    /// Publishes a snapshot: into the merge, and to those who watch.
+    /// Publishes a snapshot to the merge, and to those who watch.
     pub fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
-        // Refused, and not so before, or not for the same reasons.
+        // An origin that is rejected, and was not before, or not for the same reasons.
         for origin in &delta::between(&before, &snapshot).rejected {
             if let Some(rejected) = snapshot.rejected.get(origin) {
                 self.report(&snapshot, rejected);
@@ -55,8 +55,8 @@ impl Published {
         self.observed.touch();
     }
 
-    /// An event for each change; a repeated one is counted. A pod that appears without a known
-    /// author has events enough of its own.
+    /// Reports an event for each change; repetitions are counted. A pod that appears without a known author has
+    /// enough other events.
     fn report_changes(&self, snapshot: &SourceSnapshot) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             if change.change == ChangeKind::Created && change.actor.is_none() {
@@ -91,14 +91,14 @@ impl Published {
 pub struct ConfiguredSources {
     /// In order of precedence.
     pub sources: Vec<Arc<Published>>,
-    /// Where they keep what was last good.
+    /// The database with their last good versions.
     pub store: Arc<Store>,
     /// The connection to the apiserver, if one is configured.
     pub link: Option<Link>,
 }
 
 impl ConfiguredSources {
-    /// Where it reads: for the apiserver, the server of the kubeconfig as it is now.
+    /// Where it reads; for the apiserver, the current server of the kubeconfig.
     fn place(&self, source: &Published) -> Arc<str> {
         match self.link.as_ref().filter(|_| source.kind.traits().is_connection) {
             Some(link) => Arc::from(link.view().server),

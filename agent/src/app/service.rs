@@ -39,8 +39,8 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
-/// Pings systemd's watchdog until `stop`, each time only after `alive` said that the agent's loop answers: a loop
-/// that hangs is restarted. Returns at once when the unit has no `WatchdogSec`.
+/// Pings systemd's watchdog until `stop`, each time only after `alive` has said that the agent's loop responds, so
+/// that a hanging loop leads to a restart. Returns at once if the unit has no `WatchdogSec`.
 pub(super) async fn watchdog<F: Future<Output = bool>>(alive: impl Fn() -> F, stop: CancellationToken) {
     if let Some(limit) = sd_notify::watchdog_enabled() {
         ping(limit, alive, || notify(&[NotifyState::Watchdog]), stop).await;

@@ -1,4 +1,4 @@
-//! What is served: the states of the routes, built from the core, and the start of all listeners.
+//! What is served: the states of the routes, made from the core, and the start of all listeners.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ pub(super) fn start_serving(
     let streams = stream_states(shared, &core.executor, diagnostics);
     let exec = streams.exec.clone();
     let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
-    // Root on the node has everything.
+    // Root on the node may do everything.
     let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
     let network = shared.backends.network.subscribe();
     let streaming = (kubelet.clone(), shared.tasks.clone());
@@ -107,7 +107,7 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
     }
 }
 
-/// How the newest upgrade did.
+/// Follows the result of the newest upgrade.
 fn follow_upgrade(shared: &SharedParts) -> watch::Receiver<Option<UpgradeDocument>> {
     let (document, followed) = watch::channel(None);
     match starter::agent_slot() {
@@ -136,7 +136,8 @@ fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
     }
 }
 
-/// Makes the document of `/configz` at each request: kept, it would take more memory than the agent's idle tasks.
+/// Makes the document of `/configz` for each request, because keeping it would take more memory than the agent's idle
+/// tasks.
 fn configz(config: &Arc<Config>) -> Arc<Configz> {
     let config = Arc::clone(config);
     Arc::new(move || document(&config))

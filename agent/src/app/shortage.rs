@@ -1,4 +1,4 @@
-//! Composes what watches the node's memory and disks.
+//! Builds the part that watches the node's memory and disks.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use limpet_model::node::Pressure;
 use limpet_node::allocatable::Enforcement;
 use limpet_worker::inbox::EvictionOrder;
 
-/// How many pods may be about to be ended at once.
+/// How many orders to end a pod may be queued.
 const EVICTION_QUEUE_LEN: usize = 64;
 
-/// The shortages of the node that the supervisor acts on.
+/// The shortages of the node on which the supervisor acts.
 pub(super) struct Shortages {
     pub(super) pressure: watch::Receiver<NodePressure>,
-    /// For the workers, whose pods may have others end.
+    /// For the workers, whose pods may have other pods end.
     pub(super) orders: mpsc::Sender<EvictionOrder>,
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
 }
 
-/// Keeps all pods together within what of the node is not reserved, and the node's own processes within what is.
+/// Limits all pods together to what is not reserved on the node, and the node's own processes to what is.
 pub(super) fn enforce_allocatable(shared: &SharedParts, executor: &ContainerdExecutor) {
     let (cgroups, events, stop) = (executor.cgroups.clone(), shared.events.clone(), shared.stop.clone());
     let enforcement = Enforcement { cgroups, events, stop };
@@ -37,7 +37,7 @@ pub(super) fn enforce_allocatable(shared: &SharedParts, executor: &ContainerdExe
     }
 }
 
-/// What watches the node's memory and disks, and where it reports to the supervisor.
+/// The task that watches the node's memory and disks, and its reports for the supervisor.
 pub(super) fn evictor(
     shared: &SharedParts,
     executor: &Arc<ContainerdExecutor>,

@@ -1,4 +1,4 @@
-//! The configured sources, each a task with its way into the merge.
+//! The configured sources. Each is a task that publishes to the merge.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::source::push::{PushContext, PushSource};
 use crate::store::Store;
 use limpet_core::source::{cluster_update, push};
 
-/// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
+/// Starts the configured sources. Also returns the channel to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(
     shared: &SharedParts,
     node_name: &str,
@@ -68,7 +68,7 @@ pub(super) fn start_sources(
     (all, updates)
 }
 
-/// A source's way into the merge.
+/// Connects a source to the merge.
 fn published(shared: &SharedParts, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
     Arc::new(Published {
         kind,

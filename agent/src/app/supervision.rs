@@ -1,4 +1,4 @@
-//! Composes the core: merge, lifecycle, supervisor, and what the node has for its pods.
+//! Builds the core: merge, lifecycle, supervisor, and the allocation of the node's resources to its pods.
 
 use std::sync::Arc;
 
@@ -32,10 +32,10 @@ use limpet_worker::watched_processes::WatchedProcesses;
 use limpet_worker::workloads::Workloads;
 use limpet_worker::{WorkerContext, merge_loop};
 
-/// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
+/// How many lifecycle events may wait for the supervisor before containerd's stream is delayed.
 pub const LIFECYCLE_INBOX: usize = 1_024;
 
-/// What the node has for its pods; none of it is allocated yet.
+/// The node's resources for its pods, none of which is allocated yet.
 pub fn allocator(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins: &Arc<DevicePlugins>) -> Allocator {
     let exclusive = config.plugins.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
@@ -49,7 +49,7 @@ pub fn allocator(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins
     Allocator::new(offer, labels, Arc::clone(plugins))
 }
 
-/// What the core is given beside what all parts share.
+/// What the core needs besides what all parts share.
 pub(super) struct CoreInputs {
     /// Requests that check whether the supervisor is alive.
     pub(super) heartbeat: Heartbeat,
@@ -57,11 +57,11 @@ pub(super) struct CoreInputs {
     pub(super) feeds: Option<mpsc::Sender<Feed>>,
     /// What the node is short of.
     pub(super) shortages: Shortages,
-    /// How the supervisor follows a shutdown of the node.
+    /// How the supervisor learns of a shutdown of the node.
     pub(super) shutdown: ShutdownIntake,
     /// What users ask of pods.
     pub(super) user_orders: mpsc::Receiver<PodOrder>,
-    /// The controllers of workloads, and where they keep what they remember.
+    /// The controllers of workloads, and the memory that they keep on disk.
     pub(super) workloads: (Controllers, WorkloadMemory),
 }
 

@@ -29,12 +29,12 @@ pub enum Completeness {
     EventsLost,
 }
 
-/// Knows no actor.
+/// An attributor that knows no actor.
 #[derive(Debug)]
 pub struct Attributor;
 
 impl Attributor {
-    /// inotify alone, whatever `settings` say.
+    /// Uses only inotify, whatever `settings` say.
     pub fn new(settings: WatchSettings, _: Option<mpsc::Receiver<Feed>>) -> Self {
         settings.observer.watching(Backend::Inotify, None);
         Self
@@ -73,7 +73,7 @@ impl Attributor {
     pub fn prune(&mut self) {}
 }
 
-/// The process by its pid alone.
+/// The process by its pid only.
 pub fn actor_of_process(pid: u32, _: BorrowedFd<'_>, _: &dyn WatchObserver) -> Actor {
     Actor { pid: Some(pid), ..Actor::default() }
 }
@@ -82,17 +82,21 @@ pub fn cgroup_path(_: u64) -> Option<String> {
     None
 }
 
-/// Always fails.
+/// Not available in this build.
+///
 ///
 /// # Errors
+///
 /// Always.
 pub async fn probe_fanotify(_: &Path) -> io::Result<Arc<Actor>> {
     Err(left_out())
 }
 
-/// Always fails.
+/// Not available in this build.
+///
 ///
 /// # Errors
+///
 /// Always.
 pub fn can_mark(_: &Path) -> io::Result<()> {
     Err(left_out())

@@ -32,7 +32,7 @@ use limpet_cli::error::{CliError, EXIT_FAULTS};
 use limpet_cli::output::DocumentFormat;
 use limpet_cli::screen::{Screen, Tone, printable};
 
-/// Arguments of `limpet doctor`: those of `limpet run`, so that it checks what the agent would use.
+/// Arguments of `limpet doctor`. They are those of `limpet run`, so that it checks what the agent would use.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
@@ -99,7 +99,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// `socket`: `--socket`, as the agent would have it.
+/// `socket` is `--socket`, as for the agent.
 pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Screen) -> Result<u8, CliError> {
     let (_, findings) = examine(&args.flags, socket).await;
     let report = Report::of(&findings);
@@ -117,7 +117,7 @@ pub(super) async fn report(flags: &RunFlags, socket: Option<PathBuf>) -> (Config
     (config, render(&Report::of(&findings), &Screen { color: false, quiet: false }))
 }
 
-/// The configuration, and all checks, in the order in which one depends on another.
+/// The configuration, and all checks, ordered so that each comes after those it depends on.
 async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Finding>) {
     let (config, mut findings) = node::configuration(flags, socket);
     findings.extend(modes::examine(&config, node::config_file(flags).as_deref()));

@@ -1,4 +1,5 @@
-//! `limpet guard`: shows or removes the manifest guard. Asks the kernel, not the agent, so it works without one.
+//! `limpet guard`: shows or removes the manifest guard. It asks the kernel and not the agent, so it works without
+//! one.
 
 use std::io;
 use std::path::Path;

@@ -23,7 +23,7 @@ pub(crate) enum PrepareError {
     /// The configuration is unreadable or invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The state is of a newer release, or its version cannot be read or written.
+    /// The state belongs to a newer release, or its version cannot be read or written.
     #[error(transparent)]
     State(#[from] StateError),
     /// The machine does not let the agent start.
@@ -55,7 +55,7 @@ pub(crate) fn run(flags: &RunFlags) -> ExitCode {
         Ok(prepared) => prepared,
         Err(error) => return fail(&error, error.exit_code()),
     };
-    // One thread: an idle agent has one stack and wakes one thread.
+    // With one thread, an idle agent has only one stack and wakes only one thread.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = match builder.enable_all().thread_stack_size(memory::THREAD_STACK).build() {
         Ok(runtime) => runtime,
@@ -91,7 +91,7 @@ pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, PrepareError> {
     for warning in warnings {
         tracing::warn!(%warning, "configuration");
     }
-    // Before the first change, the lock's file included.
+    // Checked before the first change, including the lock's file.
     state_version::check(&config.root_dir)?;
     let lock = agent_lock::take(&config.places(), &config.node)?;
     capabilities::drop_unneeded(config.uses());

@@ -23,8 +23,9 @@ use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_node::settings::{Reservation, ReservedCgroup};
 use limpet_server::settings::ServerSettings;
 
-/// kubelet's values of keys without effect, and limpet's where it behaves as with another one (`failSwapOn`). A client that
-/// decodes the document into Go's type takes a missing key for zero, which is a value of its own: `cpuCFSQuota: false`.
+/// kubelet's values of keys without effect, and limpet's if it behaves as with another value (`failSwapOn`). A client
+/// that decodes the document into Go's type reads a missing key as zero, which has its own meaning: `cpuCFSQuota:
+/// false`.
 const WITHOUT_EFFECT: &str = include_str!("configz/without_effect.json");
 
 /// kubelet's maps of thresholds.
@@ -40,7 +41,7 @@ impl Eviction {
     fn of(policy: &EvictionPolicy) -> Self {
         let text = |amount: Amount| match amount {
             Amount::Absolute(amount) => amount.to_string(),
-            // As it was written: in 32 bits 0.15 is 15.000001%.
+            // The number as it was written, because in 32 bits 0.15 is 15.000001%.
             Amount::Share(share) => format!("{}%", (f64::from(share) * 1e6).round() / 1e4),
         };
         let mut maps = Self::default();
@@ -55,16 +56,16 @@ impl Eviction {
             maps.reclaim.extend(threshold.min_reclaim.map(|amount| (signal, text(amount))));
         }
         if maps.hard.is_empty() {
-            // No hard threshold at all would be read as the default ones.
+            // If there were no hard threshold, the default ones would be assumed.
             maps.hard = DEFAULT_HARD.iter().map(|(signal, _)| (signal.as_str(), "0%".to_owned())).collect();
         }
         maps
     }
 }
 
-/// The document of a configuration. It holds no header of the URL and no key, and of files their paths alone.
+/// The document of a configuration. It contains neither headers of the URL nor keys, and of files only their paths.
 pub(crate) fn document(config: &Config) -> Value {
-    // A test parses it.
+    // The text is constant, and a test parses it.
     let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
     put_over(&mut kubelet, config.files.without_effect.clone());
     let parts = [
@@ -81,7 +82,7 @@ pub(crate) fn document(config: &Config) -> Value {
     json!({ "kubeletconfig": kubelet, "limpetconfig": limpet_document(config) })
 }
 
-/// Adds what `later` has. Null says that there is no value: Go's clients take no null for a duration.
+/// Adds what `later` has. Null removes a key, because Go's clients do not accept null for a duration.
 fn put_over(earlier: &mut Map<String, Value>, later: Map<String, Value>) {
     for (key, value) in later {
         match (earlier.get_mut(&key), value) {
@@ -178,13 +179,13 @@ fn kubelet_document(config: &Config) -> Value {
     })
 }
 
-/// `None`: none is set, and Go's encoder leaves the map out.
+/// `None` if none is set; Go's encoder then leaves out the map.
 fn cpu_policy_options(config: &Config) -> Option<BTreeMap<&'static str, &'static str>> {
     let options: BTreeMap<_, _> = config.cpus.policy?.names().map(|name| (name, "true")).collect();
     Some(options).filter(|options| !options.is_empty())
 }
 
-/// `cpuCFSQuotaPeriod`; kubelet's default where there are no quotas.
+/// `cpuCFSQuotaPeriod`, or kubelet's default if there are no quotas.
 fn cpu_period(quotas: CpuQuotas) -> String {
     let period = if let CpuQuotas::InPeriods(period) = quotas { period } else { CPU_PERIOD };
     go_duration::show(Duration::from_micros(period))
@@ -271,7 +272,7 @@ fn enforced(config: &Config) -> Vec<&'static str> {
     if words.is_empty() { vec!["none"] } else { words }
 }
 
-/// The amounts that are not nothing, by the resource's name.
+/// The amounts other than zero, by resource name.
 fn quantities(reservation: &Reservation) -> BTreeMap<Cow<'static, str>, String> {
     let requests = &reservation.resources;
     let some = requests.resources().filter(|resource| !requests[*resource].is_zero());
@@ -294,7 +295,7 @@ fn cluster(cluster: &ClusterSettings) -> Value {
     })
 }
 
-/// The settings of images: their pulls, who may use them, and when they go.
+/// The settings of images: their pulls, who may use them, and when they are removed.
 fn images(config: &Config) -> Value {
     json!({
         "registryPullQPS": config.pulls.rate.map_or(0, |rate| rate.per_second),
@@ -361,7 +362,7 @@ mod tests {
         document["kubeletconfig"].as_object().unwrap().keys().map(String::as_str).collect()
     }
 
-    /// Go's encoder leaves these out where nothing is set, and its decoder takes nothing for what is missing.
+    /// Go's encoder leaves these out if nothing is set, and its decoder treats missing ones as not set.
     const UNSET: &[&str] = &[
         "staticPodPath",
         "staticPodURL",
@@ -426,7 +427,7 @@ mod tests {
         format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{more}\n")
     }
 
-    /// The node tests of Kubernetes change the document, and give the agent the whole as its configuration.
+    /// The node tests of Kubernetes change the document, and give the agent the whole document as its configuration.
     #[test]
     fn a_configuration_survives_a_round_trip() {
         let off = kubelet_text("evictionHard: {memory.available: 0%, nodefs.available: 0%}");

@@ -86,15 +86,15 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 
 /// Collects errors and warnings.
 struct ConfigDiagnostics {
-    /// What is read now.
+    /// The origin that is being read.
     origin: Arc<str>,
     /// All origins; `Position::origin` is an index into them.
     origins: Vec<Arc<str>>,
     faults: Vec<Fault>,
     url: UrlParts,
-    /// `authentication.webhook.enabled` is true by configuration, and not by default.
+    /// Whether `authentication.webhook.enabled` is true by configuration, and not by default.
     tokens_wanted: bool,
-    /// `tlsCertFile` and `tlsPrivateKeyFile`, of the file and of flags.
+    /// `tlsCertFile` and `tlsPrivateKeyFile`, from the file and from flags.
     certificate: CertificateParts,
 }
 
@@ -113,7 +113,7 @@ impl ConfigDiagnostics {
             return;
         };
         let origin = self.origins.get(origin).map_or_else(|| Arc::clone(&self.origin), Arc::clone);
-        // Users of a flag know the flag, not the key.
+        // Users of a flag know the flag, and not the key.
         let flag = at.is_none().then(|| kubelet_flags::flag_of(&fault.path)).flatten();
         let path = flag.map_or(fault.path, Into::into);
         self.faults.push(Fault { origin, position: at, path, ..fault });
@@ -129,7 +129,7 @@ impl ConfigDiagnostics {
         Position { origin, at: None }
     }
 
-    /// The documents of a file; none when it is no YAML, which is reported.
+    /// The documents of a file; none if it is not YAML, which is reported.
     fn documents(&mut self, text: &str) -> Vec<Node> {
         let mut options = serde_saphyr::Options::default();
         options.legacy_octal_numbers = true;

@@ -101,7 +101,7 @@ impl UrlParts {
             match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
                 (Ok(name), Ok(mut value)) => {
                     value.set_sensitive(true);
-                    // A map of more would panic.
+                    // A map with more headers would panic.
                     if headers.try_append(name, value).is_err() {
                         mistakes.push((origin, "there are too many headers".to_owned()));
                     }

@@ -1,5 +1,5 @@
-//! Reports when processes wait for memory or for a disk: the kernel's pressure stall information, which causes no
-//! wake-up while there is enough. Either may get short without that, so they are measured at intervals as well.
+//! Reports when processes wait for memory or for a disk, by the kernel's pressure stall information, which causes no
+//! wake-up while there is enough. Either may become short without that, so they are measured at intervals as well.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,19 +10,19 @@ use rustix::fs::OFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Where processes that wait for memory are counted.
+/// The kernel's file about processes that wait for memory.
 pub const MEMORY: &str = "/proc/pressure/memory";
-/// Where processes that wait for disks are counted: so does one that writes faster than the disk does.
+/// The kernel's file about processes that wait for disks, which includes those that write faster than the disk does.
 pub const DISKS: &str = "/proc/pressure/io";
-/// Some process waits for 150 ms in 2 s. The kernel takes windows of 2 s from anybody.
+/// A process waits for 150 ms within 2 s. The kernel accepts windows of 2 s from any user.
 const TRIGGER: &[u8] = b"some 150000 2000000\0";
 
-/// An alarm, where the kernel has one.
+/// An alarm, if the kernel supports it.
 #[derive(Debug, Default)]
 pub(super) struct Alarm(Option<AsyncFd<File>>);
 
 impl Alarm {
-    /// Sets it, for processes that are counted there.
+    /// Sets the alarm for that file.
     pub(super) fn open(pressure: &str) -> Self {
         match set(pressure) {
             Ok(file) => Self(Some(file)),
@@ -38,13 +38,13 @@ impl Alarm {
         let Some(file) = &self.0 else { return std::future::pending().await };
         match file.ready(Interest::PRIORITY).await {
             Ok(mut ready) => ready.clear_ready(),
-            // The runtime goes away.
+            // The runtime is shutting down.
             Err(_) => std::future::pending().await,
         }
     }
 }
 
-/// Whether this kernel has the alarm of memory. Blocks for a moment.
+/// Whether this kernel supports the alarm for memory. Blocks for a moment.
 pub fn is_available() -> io::Result<()> {
     trigger(MEMORY).map(drop)
 }

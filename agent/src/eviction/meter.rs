@@ -1,4 +1,4 @@
-//! Measures what is left of the node: memory, disks, process ids.
+//! Measures what is left on the node: memory, disks, process ids.
 
 use std::path::{Path, PathBuf};
 
@@ -14,29 +14,29 @@ use limpet_host::{blocking, file_system};
 pub struct NodeMeter {
     /// The agent's root directory: kubelet's nodefs.
     pub root: PathBuf,
-    /// The images: they know where they lie, which is kubelet's imagefs.
+    /// The images, which know their directory: kubelet's imagefs.
     pub images: Images,
-    /// Where they lie, once containerd has said so.
+    /// The directory of images, once containerd has reported it.
     pub image_dir: Option<PathBuf>,
     /// The node's memory in use.
     pub cgroups: Cgroups,
     /// All of the node's memory.
     pub memory: u64,
-    /// What of it all pods may have together; `None`: that is not limited.
+    /// The memory that all pods may use together; `None` if that is not limited.
     pub memory_of_all_pods: Option<u64>,
-    /// Some threshold is about disks: without one the directory of images is not needed.
+    /// Whether some threshold is about disks. Without one, the directory of images is not needed.
     pub disks: bool,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
     pub seen: Observations,
-    /// Images, and with them the layers of containers, lie on a disk of their own.
+    /// Whether images, and with them the layers of containers, have their own disk.
     pub own_image_disk: bool,
 }
 
 impl Measured {
-    /// Whether images take of what the signal is about.
+    /// Whether images use the resource of the signal.
     pub fn images_take(&self, signal: Signal) -> bool {
         match signal {
             Signal::ImagefsAvailable | Signal::ImagefsInodesFree => true,
@@ -81,14 +81,14 @@ impl NodeMeter {
     }
 }
 
-/// What is left of the node's memory. `set_aside`: what no process can have because it is huge pages, as kubelet's
-/// `HugepageAwareEviction`.
+/// What is left of the node's memory. `set_aside` is the memory that no process can have because it is huge pages, as
+/// in kubelet's `HugepageAwareEviction`.
 fn memory(total: u64, used: u64, set_aside: u64) -> Observation {
     let capacity = total.saturating_sub(set_aside);
     Observation { available: capacity.saturating_sub(used), capacity }
 }
 
-/// Adds what is left of a disk. A file system that makes inodes as it needs them has none to count.
+/// Adds what is left of a disk. A file system that creates inodes on demand has no number of them.
 pub fn add_disk(seen: &mut Observations, space: Option<Space>, [bytes, inodes]: [Signal; 2]) {
     let Some(space) = space else { return };
     seen.insert(bytes, Observation { available: space.available, capacity: space.capacity });

@@ -1,4 +1,4 @@
-//! What each pod takes of what the node is short of.
+//! How much each pod uses of what the node is short of.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,19 +47,19 @@ async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, po
     let PodDisk { containers, volumes, files } = executor.pod_disk(&pod.record, &pod.containers).await;
     let counts_bytes = matches!(signal, Signal::NodefsAvailable | Signal::ImagefsAvailable);
     let amount = |usage: DiskUsage| if counts_bytes { usage.bytes } else { usage.inodes };
-    // What was not seen counts as nothing.
+    // What could not be measured counts as nothing.
     let seen = |walk: Option<Walk>| amount(walk.unwrap_or_default().seen);
     let layers: u64 = containers.iter().map(|one| amount(one.layer.unwrap_or_default())).sum();
     let logs: u64 = containers.iter().map(|one| seen(one.logs) + seen(one.files)).sum();
     let logs = logs + seen(Some(files));
     let volumes: u64 = volumes.iter().filter(|one| one.ephemeral).map(|one| seen(one.used)).sum();
-    // With a disk of their own, layers take of that alone, and nothing else does.
+    // If layers have their own disk, they use only that, and nothing else does.
     let used = match (node.own_image_disk, of_images) {
         (true, true) => layers,
         (true, false) => logs + volumes,
         (false, _) => layers + logs + volumes,
     };
-    // kubelet names containers for what can be requested.
+    // kubelet names containers only for resources that can be requested.
     let named = containers.into_iter().filter(|_| counts_bytes);
     let of_container = |one: &ContainerDisk| amount(one.layer.unwrap_or_default()) + seen(one.logs) + seen(one.files);
     let containers = named.map(|one| (one.name.clone(), of_container(&one))).collect();

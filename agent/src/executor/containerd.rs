@@ -1,6 +1,7 @@
-//! The executor of the pod workers: each action of the plan, done with containerd, the kernel and the disk.
+//! The executor of the pod workers: performs each action of the plan with containerd, the kernel and the disk.
 //!
-//! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
+//!
+//! It decides nothing: an action comes with the state from which it was planned, and is answered with an [`Outcome`].
 
 mod actions;
 mod admission;
@@ -67,16 +68,16 @@ use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::EventType;
 use limpet_telemetry::reporter::Reporter;
 
-/// How long the removal of a pod's logs may take; a busy SD card takes seconds for each file.
+/// How long the removal of a pod's logs may take, because a busy SD card takes seconds for each file.
 const LOGS_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Everything the actions are done with. One for the node, shared by all workers.
+/// Everything that actions need. There is one for the node, shared by all workers.
 #[derive(Debug)]
 pub struct ContainerdExecutor {
     pub settings: ExecutorSettings,
-    /// What is true of the node.
+    /// The facts of the node.
     pub node: NodeFacts,
-    /// The node's addresses, as they are at any moment.
+    /// The node's current addresses.
     pub node_network: watch::Receiver<NodeNetwork>,
     /// The path of limpet's own executable, which the shim runs as logger.
     pub executable: std::path::PathBuf,
@@ -91,14 +92,14 @@ pub struct ContainerdExecutor {
     /// Volumes and provided files.
     pub volumes: Volumes,
     pub cgroups: Cgroups,
-    /// `None`: every container may run on all processors.
+    /// `None` if every container may run on all processors.
     pub cpus: Option<Arc<ExclusiveCpus>>,
     /// Users of images, resolved once.
     pub accounts: AccountsCache,
-    /// The labels of SELinux that the host's policy has for containers; `None`: nothing is labelled.
+    /// The SELinux labels that the host's policy has for containers; `None` if nothing is labelled.
     pub contexts: Option<ContainerContexts>,
     pub logs: LogPaths,
-    /// The GETs of probes and hooks.
+    /// Performs the GETs of probes and hooks.
     pub getter: HttpGetter,
     pub device_plugins: Arc<DevicePlugins>,
     /// The volumes of CSI drivers.
@@ -107,13 +108,13 @@ pub struct ContainerdExecutor {
     pub reporter: Arc<Reporter>,
     /// What images were pulled with.
     pub pull_records: PullRecords,
-    /// Who issues tokens of service accounts; `None`: no apiserver.
+    /// Issues tokens of service accounts; `None` without an apiserver.
     pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
-    /// Bounds how many containers are started at once: as many as there are cores.
+    /// Bounds how many containers are started at the same time: as many as there are cores.
     pub starts: Semaphore,
-    /// Bounds how many images are pulled at once.
+    /// Bounds how many images are pulled at the same time.
     pub pulls: Semaphore,
-    /// Bounds how often a pull begins; `None`: nothing does.
+    /// Bounds how often a pull begins; `None` if nothing does.
     pub pull_pace: Option<Mutex<PullPace>>,
 }
 
@@ -147,8 +148,9 @@ impl ContainerdExecutor {
         Outcome::Stopped { index, id: Some(instance.id.clone()), phase, result }
     }
 
-    /// A signal that met no process, or a SIGKILL that brought no end: perhaps the end was there, and its event was lost.
-    /// What lives on without a task is killed with its cgroup, once SIGKILL is due.
+    /// Checks for an exit after a signal that met no process, or a SIGKILL that had no effect, because the process
+    /// may have ended and its event was lost. A process that lives on without a task is killed with its cgroup, once
+    /// SIGKILL is due.
     async fn exit_without_event(
         &self,
         pod: &PodState,
@@ -180,7 +182,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Writes an end down, then deletes what is left of the process: task and snapshot. The record stays.
+    /// Records an exit, then deletes task and snapshot. The record stays.
     async fn reap(&self, pod: &PodState, index: usize, instance: Option<&Instance>) -> Outcome {
         let Some((instance, exit)) = instance.and_then(|instance| Some((instance, instance.exit()?))) else {
             return Outcome::Forgotten { index, ids: Vec::new() };
@@ -203,16 +205,16 @@ impl ContainerdExecutor {
         Outcome::Reaped { index, id: instance.id.clone(), result }
     }
 
-    /// The cgroup of a container that never ran, or lost its task, goes with what is in it, as it does by itself when OCI
-    /// runtime and shim are not killed.
+    /// Removes the cgroup of a container that never ran, or lost its task, with its processes. That happens by itself
+    /// unless the OCI runtime and the shim are killed.
     pub(super) async fn clear_cgroup(&self, pod: &PodState, id: &ContainerId) {
         if let Err(error) = self.cgroups.clear_container(&pod.record.uid, id.as_str()).await {
             tracing::debug!(container = %id, %error, "cannot remove the cgroup of a container without a task; it is removed with its pod");
         }
     }
 
-    /// Gathers what there is to say of an end that was just seen, and writes it to the container at once: whatever
-    /// happens next, it is not forgotten.
+    /// Collects the details of an exit that was just seen, and writes them to the container at once, so that they are
+    /// not lost whatever happens next.
     pub(super) async fn write_exit(
         &self,
         pod: &PodState,
@@ -223,13 +225,13 @@ impl ContainerdExecutor {
         let exit = self.complete_exit(pod, slot, instance, exit).await;
         let state = ended_state(pod, instance.started_at, &exit);
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
-            // Its task still exists and reports the same until the exit is written at the reaping.
+            // Its task still exists, and reports the same until the exit is written when it is reaped.
             tracing::debug!(pod = %pod.record.key, %error, "an exit could not be recorded yet");
         }
         exit
     }
 
-    /// What the kernel and the container itself have to say about an end: OOM and termination message.
+    /// Adds what the kernel and the container itself report about an exit: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
         let counted = self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
         let killing = judge(&mut exit, instance, counted, clock::now().mono);
@@ -258,7 +260,7 @@ impl ContainerdExecutor {
         })
     }
 
-    /// Removes the records and logs of instances that are not needed any more.
+    /// Removes the records and logs of instances that are no longer needed.
     async fn forget(&self, pod: &PodState, index: usize) -> Outcome {
         let mut ids = Vec::new();
         for instance in &pod.containers[index].stale {

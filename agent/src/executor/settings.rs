@@ -1,4 +1,4 @@
-//! What is configured of the executor and of the backends that it calls.
+//! The settings of the executor and of the backends that it calls.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use limpet_host::volume::VolumeSettings;
 /// When images are pulled, and for whom those on the node are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PullSettings {
-    /// `registryPullQPS`, `registryBurst`; `None`: pulls begin at any rate.
+    /// `registryPullQPS`, `registryBurst`; `None` if pulls begin at any rate.
     pub rate: Option<PullRate>,
     /// `serializeImagePulls`, `maxParallelImagePulls`.
     pub max_parallel: usize,
@@ -53,9 +53,9 @@ impl Default for RestartSettings {
 /// Everything that the executor is configured with.
 #[derive(Debug, Clone)]
 pub struct ExecutorSettings {
-    /// State that survives a reboot.
+    /// Directory for state that survives a reboot.
     pub root_dir: PathBuf,
-    /// Sockets, namespace pins, FIFOs.
+    /// Directory for sockets, namespace pins and FIFOs.
     pub run_dir: PathBuf,
     pub runtime: RuntimeSettings,
     pub images: ImageSettings,
@@ -74,7 +74,7 @@ impl ExecutorSettings {
         self.run_dir.join("exec")
     }
 
-    /// The directory of the terminals that clients attach to.
+    /// The directory of the terminals to which clients attach.
     pub fn attach_dir(&self) -> PathBuf {
         self.run_dir.join("attach")
     }

@@ -1,6 +1,6 @@
-//! Kernel events of the pods' processes: victims of the OOM killer, and who sent the signal that killed a process. They
-//! come from BPF programs, loaded once the first containers run, so that no boot waits for them. Where those do not work,
-//! cgroup counters and exit codes are used instead; `limpet doctor` shows which.
+//! Kernel events of the pods' processes: victims of the OOM killer, and who sent the signal that killed a process.
+//! They come from BPF programs, loaded once the first containers run, so that no boot waits for them. If those do not
+//! work, cgroup counters and exit codes are used instead; `limpet doctor` shows which.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::process::{ProcessName, Sender, container_in_cgroups};
 use limpet_worker::watched_processes::{Changes, WatchedProcesses};
 
-/// Events that are handled in a row, before anything else has its turn.
+/// How many events are handled in a row before other tasks run.
 const MAX_EVENT_BATCH: usize = 1_024;
-/// Sends kernel events of `followed` until `stop`. Returns at once where the BPF programs do not work. If `feeds` is
+/// Sends kernel events of `followed` until `stop`. Returns at once if the BPF programs do not work. If `feeds` is
 /// given, it receives a feed of who changes manifests.
 pub async fn run(
     followed: Arc<WatchedProcesses>,
@@ -71,7 +71,7 @@ pub async fn run(
     }
 }
 
-/// Resolves once containers run and the burst of their starts has ended.
+/// Resolves once containers run and the burst of their starts is over.
 async fn first_containers(followed: &WatchedProcesses, changes: &mut Changes) {
     changes.settled().await;
     while followed.is_empty() {
@@ -85,10 +85,10 @@ fn load(request: &Request) -> Result<(Loaded, Option<Events>), LoadError> {
     Ok((loaded, events))
 }
 
-/// Offers a feed of who changes manifests, where all programs for it work.
+/// Offers a feed of who changes manifests, if all programs for it work.
 fn offer(loaded: &Loaded, feeds: &mpsc::Sender<Feed>) -> Option<FeedEnd> {
     match bpf_feed::feed(loaded) {
-        // A full channel holds a feed already; a closed one has no receiver.
+        // A full channel already has a feed; a closed one has no receiver.
         Ok((feed, end)) => feeds.try_send(feed).is_ok().then_some(end),
         Err(reason) => {
             tracing::info!(reason, "BPF programs cannot report who changes manifests");
@@ -112,7 +112,7 @@ struct Following {
     /// The processes that the programs follow.
     known: HashMap<u32, ContainerId>,
     events: mpsc::Sender<LifecycleEvent>,
-    /// Takes who changes manifests.
+    /// Receives who changes manifests.
     writes: Option<FeedEnd>,
 }
 
@@ -166,7 +166,7 @@ impl Following {
         }
     }
 
-    /// Has the programs follow exactly the processes of `followed`.
+    /// Makes the programs follow exactly the processes of `followed`.
     fn align(&mut self) {
         let wanted = self.followed.processes();
         for pid in self.known.keys().filter(|pid| !wanted.contains_key(pid)) {
@@ -200,7 +200,7 @@ impl Following {
     }
 }
 
-/// The container in whose cgroup a process is; works until it is reaped.
+/// The container in whose cgroup a process is. Works until the process is reaped.
 fn container_of(pid: u32) -> Option<ContainerId> {
     container_in_cgroups(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }

@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use limpet_worker::watched_processes::WatchedProcesses;
 
-/// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it has
-/// ended, until `stop`.
+/// Returns memory to the kernel after each burst of container starts or exits, and again once the work that follows
+/// is done, until `stop`.
 pub async fn release_after_bursts(followed: Arc<WatchedProcesses>, stop: CancellationToken) {
     let (mut bursts, mut pauses) = (followed.changes(), followed.changes());
     let after_bursts = async {

@@ -1,11 +1,12 @@
 //! The file source: a directory of manifests, or one file, as kubelet's `staticPodPath`.
 //!
-//! In: the directory, events from [`crate::watch`], last good manifests from [`crate::store`]. Out: snapshots.
-//! Events are only hints: the named files are checked, and read if they changed. The directory is listed at the start,
-//! when it is replaced, when events were lost, to confirm a removal, and every few minutes in case a file system
-//! sent no events. A new file takes effect at once; a removed name is confirmed after a delay, because editors rename a
-//! file away before they write it. An unreadable, missing or broken file never stops a pod. Each accepted or rejected
-//! manifest carries the actor who changed it, if the watch knows.
+//!
+//! Input: the directory, events from [`crate::watch`], last good manifests from [`crate::store`]. Output: snapshots.
+//! Events are only hints: the named files are checked, and read if they changed. The directory is listed at the
+//! start, when it is replaced, when events were lost, to confirm a removal, and every few minutes in case a file
+//! system sent no events. A new file takes effect at once. A removed name is confirmed after a delay, because editors
+//! rename a file away before they write it. An unreadable, missing or broken file never stops a pod. Each accepted or
+//! rejected manifest carries the actor who changed it, if the watch knows.
 
 mod scan;
 mod scan_result;
@@ -47,9 +48,9 @@ pub use scan::read_all;
 use scan_result::{Finding, KnownFiles, Listing, Scan};
 use watching::next_event;
 
-/// How long a removed name may reappear before its pods are removed: beyond what programs that remove it first take until
-/// they write it, which is 0.3 ms for install, tar and git and 6 ms for `rm` and `cp` in a script, and 20 ms for one of them
-/// on a machine with three times as much work as processors.
+/// How long a removed name may be missing before its pods are removed. It is longer than programs take that remove a
+/// file before they write it: 0.3 ms for install, tar and git, 6 ms for `rm` and `cp` in a script, and 20 ms for a
+/// script on a machine with three times as much work as processors.
 const VANISH_DELAY: Duration = Duration::from_millis(25);
 
 /// How often everything is rescanned without an event.
@@ -57,11 +58,11 @@ const VANISH_DELAY: Duration = Duration::from_millis(25);
 struct RescanPeriods {
     /// With change notifications.
     watched: Duration,
-    /// Without them, or where changes can happen that cause none.
+    /// Without them, or if some changes cause none.
     blind: Duration,
 }
 
-/// The second one is kubelet's `fileCheckFrequency`.
+/// The second period is kubelet's `fileCheckFrequency`.
 impl Default for RescanPeriods {
     fn default() -> Self {
         Self { watched: Duration::from_secs(300), blind: Duration::from_secs(20) }
@@ -87,11 +88,11 @@ pub struct FileSource {
     resync: Instant,
     view: View,
     known: KnownFiles,
-    /// Names that a thread still waits for, with the subject of its call; "": the directory.
+    /// Names for which a thread still waits, with the subject of its call; "" is the directory.
     hung: BTreeMap<Arc<str>, PathBuf>,
     last_good: BTreeMap<Arc<str>, LastGood>,
     accepted: Option<DirectoryId>,
-    /// Names that are removed but not confirmed yet, and who removed them.
+    /// Names whose removal is not confirmed yet, and who removed them.
     vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
     /// Names whose contents were accepted and are to be saved.
     accepted_names: BTreeSet<Arc<str>>,
@@ -110,7 +111,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// A source for `path`: a directory, or one file; a path that does not exist is a file if it is named like a
+    /// A source for `path`: a directory, or one file. A path that does not exist is a file if it is named like a
     /// manifest.
     pub fn new(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder) -> Self {
         Self::with_periods(path, node_name, store, decoder, RescanPeriods::default())
@@ -209,7 +210,7 @@ impl FileSource {
             self.unavailable(reason);
         }
         self.apply_scan(scan);
-        // Only named symlinks are followed: an event costs the same however many files there are.
+        // Only named symlinks are followed, so that an event costs the same however many files there are.
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
             self.follow_links(true).await;
         }
@@ -270,7 +271,7 @@ impl FileSource {
         }
     }
 
-    /// Rescans everything after `pause` at the latest.
+    /// Rescans everything after at most `pause`.
     fn confirm_in(&mut self, pause: Duration) {
         let at = Instant::now() + pause;
         self.confirm_at = Some(self.confirm_at.map_or(at, |earlier| earlier.min(at)));
@@ -303,7 +304,7 @@ impl FileSource {
         if !self.vanishing.is_empty() {
             self.confirm_in(VANISH_DELAY);
         }
-        // Removed while the agent was down: neither on disk nor in the view.
+        // The file was removed while the agent was down, so it is neither on disk nor in the view.
         for name in std::mem::take(&mut self.last_good).into_keys() {
             if !self.view.contains(&name) {
                 self.persister.put(name, None, "");
@@ -326,7 +327,8 @@ impl FileSource {
         !self.view.is_empty() || self.last_good.values().any(|saved| !saved.manifests.is_empty())
     }
 
-    /// The files cannot be read now: the current pods stay, and missing ones are restored from the store.
+    /// Handles that the files cannot be read now: the current pods stay, and missing ones are restored from the
+    /// store.
     fn unavailable(&mut self, reason: String) {
         for (name, saved) in &self.last_good {
             if !self.view.contains(name) {
@@ -380,7 +382,8 @@ impl FileSource {
         self.pulse.set_backend(self.backend());
         let (scanner, actors) = (&self.scanner, std::mem::take(&mut self.actors));
         let snapshot = self.view.finish_update(self.ready, self.health.clone());
-        // What another file defines is not saved: after a restart, the file that ran is the one that has it.
+        // What another file defines is not saved, so that after a restart the file that was in effect defines it
+        // again.
         for name in std::mem::take(&mut self.accepted_names).into_iter().chain(self.view.take_resettled()) {
             let effective = self.view.effective(&name);
             self.persister.put(name, effective, "");
@@ -392,7 +395,7 @@ impl FileSource {
             self.rejection_log.snapshot(&snapshot);
             publish(snapshot);
         }
-        // Publish before saving: starting the write on another thread takes a while.
+        // Publishes before saving, because starting the write on another thread takes a while.
         tokio::task::yield_now().await;
         self.persister.write();
     }

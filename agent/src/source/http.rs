@@ -108,7 +108,7 @@ impl HttpSource {
         }
     }
 
-    /// The same, which tries an unreachable server again soon after a change of the node's network.
+    /// The same, but it tries an unreachable server again soon after a change of the node's network.
     pub fn woken_by(self, network: watch::Receiver<NodeNetwork>) -> Self {
         Self { network: Some(network), ..self }
     }
@@ -135,7 +135,7 @@ impl HttpSource {
                     () = stop.cancelled() => break 'exchanges,
                     () = self.persister.written() => {}
                     () = changed(&mut self.network), if result == ExchangeResult::Unreachable => {
-                        // What failed before says nothing of the network as it is now.
+                        // Earlier failures say nothing about the current network.
                         self.failures = 1;
                         next = next.min(Instant::now() + self.pause(result));
                     }
@@ -146,7 +146,7 @@ impl HttpSource {
         self.persister.flush().await;
     }
 
-    /// Restores what an earlier run accepted, also from another URL: it stays desired until this URL responds.
+    /// Restores what an earlier run accepted, even from another URL. It stays desired until this URL responds.
     async fn restore(&mut self) {
         let load = |store: &Store| Ok(store.load::<LastGood>(SourceKind::Http)?.records);
         let saved = self.persister.load(load).await.unwrap_or_default();
@@ -168,7 +168,7 @@ impl HttpSource {
         if !saved.is_empty() {
             info!(url = %self.origin, pods = contents.pods.len(), "last good pods of the URL restored");
             let contents = Arc::new(contents);
-            // Without a mark: after damage, the response is read again.
+            // It is held without a mark, so that the response is read again after damage.
             self.persister.hold(Arc::clone(&self.store_key), Arc::clone(&contents), "");
             self.view.restore(&self.origin, contents);
         }
@@ -200,7 +200,7 @@ impl HttpSource {
     async fn apply_body(&mut self, bytes: Vec<u8>, validators: Option<Validators>) -> Result<(), Failure> {
         let (decoder, origin, node_name) = (self.decoder, Arc::clone(&self.origin), Arc::clone(&self.node_name));
         let known = self.body;
-        // One request at a time: at most one thread hashes and decodes.
+        // There is one request at a time, so at most one thread hashes and decodes.
         let read = tokio::task::spawn_blocking(move || {
             let digest = Sha256::digest(&bytes).into();
             let changed = known != Some(digest);
@@ -273,7 +273,7 @@ impl HttpSource {
     }
 }
 
-/// Resolves when the network has changed; never without one. Cancel safe.
+/// Resolves when the network has changed; never resolves without one. Cancel safe.
 async fn changed(network: &mut Option<watch::Receiver<NodeNetwork>>) {
     if let Some(network) = network
         && network.changed().await.is_ok()

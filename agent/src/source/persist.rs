@@ -1,6 +1,6 @@
 //! Saves last good manifests to the database: one write at a time, off the agent's thread. A failed write is retried
-//! with the next change, and at the source's next periodic rescan. A write that hangs is waited for no longer than a
-//! deadline: what it would save takes effect without it.
+//! with the next change, and at the source's next periodic rescan. A hanging write is waited for only until a
+//! deadline; what it would save then takes effect without it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,7 +41,7 @@ pub(super) struct Persister {
 struct Writing {
     task: JoinHandle<(Changes, Result<bool, StoreError>)>,
     deadline: Instant,
-    /// The deadline has passed, and that was reported.
+    /// Whether the deadline has passed, which was then reported.
     is_overdue: bool,
 }
 
@@ -83,7 +83,7 @@ fn last_good(contents: &Contents, mark: String) -> LastGood {
     LastGood { mark, ..LastGood::new(contents.manifests(), Timestamp::now()) }
 }
 
-/// Runs `work` on the blocking pool; `inline`: on this thread, after what is under way.
+/// Runs `work` on the blocking pool, or with `inline` on this thread, after what is in progress.
 fn blocking<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     if inline { tokio::spawn(async move { work() }) } else { tokio::task::spawn_blocking(work) }
 }
@@ -119,7 +119,7 @@ impl Persister {
         self.pending.put(origin, last_good);
     }
 
-    /// Notes the contents of a file or URL that were loaded: they are written again only after damage.
+    /// Records the contents of a file or URL that were loaded. They are written again only after damage.
     pub(super) fn hold(&self, origin: Arc<str>, contents: Arc<Contents>, mark: &str) {
         self.accepted.lock().files.insert(origin, (contents, mark.to_owned()));
     }
@@ -148,13 +148,13 @@ impl Persister {
         self.writing = Some(Writing { task, deadline: Instant::now() + DEADLINE, is_overdue: false });
     }
 
-    /// Whether a write is in progress that is worth waiting for: not one that hangs.
+    /// Whether a write is in progress that is worth waiting for, because it does not hang.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.as_ref().is_some_and(|writing| !writing.is_overdue)
     }
 
-    /// Resolves when a write has finished and its follow-up has started, or has missed its deadline; never while none is in
-    /// progress. Cancel safe.
+    /// Resolves when a write has finished and its follow-up has started, or has missed its deadline; never resolves
+    /// while none is in progress. Cancel safe.
     pub(super) async fn written(&mut self) {
         let Some(writing) = self.writing.as_mut() else { return std::future::pending().await };
         let written = tokio::select! {
@@ -186,7 +186,7 @@ impl Persister {
         }
     }
 
-    /// Whether the write succeeded; unsaved changes stay queued for the next change.
+    /// Whether the write succeeded. Unsaved changes stay queued for the next change.
     fn settle(&mut self, written: Written) -> bool {
         match written {
             Ok((_, Ok(_))) => {
@@ -269,7 +269,7 @@ mod tests {
         assert!(persister.pulse.persist_error().is_none());
     }
 
-    /// What another source finds damaged is written again at once, even if nothing of this one changes any more.
+    /// What another source finds damaged is written again at once, even if nothing of this source changes any more.
     #[tokio::test]
     async fn what_a_damaged_database_had_is_saved_again_by_the_next_call_of_anyone() {
         let (root, store) = opened();
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(stored(&store), ["a x: one", "restored y: two"]);
         assert_eq!(store.get::<DirectoryId>(SourceKind::File, "/m").unwrap(), Some(id));
         assert!(!store.load::<LastGood>(SourceKind::File).unwrap().complete);
-        // The owner is gone: nothing is left to write.
+        // The owner is gone, so nothing is left to write.
         drop(persister);
         store.forget_database();
         std::fs::write(root.path().join("limpet.db"), "not a database").unwrap();

@@ -1,5 +1,5 @@
 //! When a source last succeeded, when it retries, how it learns of changes, and whether its accepted manifests are
-//! saved. Published apart from the snapshots, because none of it changes a pod.
+//! saved. It is published separately from the snapshots, because none of it changes a pod.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 
-/// No time.
+/// Stands for no time.
 const NEVER: i64 = i64::MIN;
 
 /// Times are in milliseconds. Written by the source, read by the server.
@@ -31,13 +31,13 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// The source read everything without errors at `at`.
+    /// Records that the source read everything without errors at `at`.
     pub fn succeeded(&self, at: Timestamp) {
         self.succeeded.store(at.as_millisecond(), Ordering::Relaxed);
         self.retry.store(NEVER, Ordering::Relaxed);
     }
 
-    /// After a failure, the source retries at `at`.
+    /// Records that the source retries at `at` after a failure.
     pub fn retries(&self, at: Timestamp) {
         self.retry.store(at.as_millisecond(), Ordering::Relaxed);
     }

@@ -1,8 +1,9 @@
 //! The push source: pods, ConfigMaps and Secrets received over the local socket (`limpet apply`), as by an apiserver.
 //!
-//! One task owns them; requests queue in a bounded inbox and are handled in order. A request is acknowledged once it is
-//! on disk: first written and synced, then published, then answered. There is nothing to read from elsewhere, so the
-//! source starts with the content of the store and is ready at once.
+//!
+//! One task owns them. Requests queue in a bounded inbox and are handled in order. A request is acknowledged once it
+//! is on disk: it is first written and synced, then published, then answered. There is nothing to read from
+//! elsewhere, so the source starts with the content of the store and is ready at once.
 
 mod objects;
 mod saved;
@@ -34,7 +35,7 @@ use saved::{Records, Saved};
 /// The parts of the node that the push source depends on.
 #[derive(Debug, Clone)]
 pub struct PushContext {
-    /// The snapshots of the other sources: a pod of a source that takes precedence cannot be pushed.
+    /// The snapshots of the other sources, because a pod of a source that takes precedence cannot be pushed.
     pub slots: Arc<Slots>,
     /// The observed pods, to see when a deleted pod has terminated.
     pub observed: Observed,
@@ -139,7 +140,7 @@ impl PushSource {
             self.pulse.succeeded(newest);
         }
         self.snapshot.health = Health::Good;
-        // The store may lack running pods: they are not stopped before the damaged file is removed.
+        // The store may lack running pods, which must not be stopped before the damaged file is removed.
         self.snapshot.ready = loaded.complete;
         info!(
             pods = self.snapshot.pods.len(),
@@ -201,7 +202,8 @@ impl PushSource {
         Ok(record)
     }
 
-    /// Writes the new state of a pod or object to disk, and waits until it is synced. On an error, nothing has changed.
+    /// Writes the new state of a pod or object to disk, and waits until it is synced. After an error, nothing has
+    /// changed.
     async fn commit(
         &self,
         key: &impl Display,

@@ -1,4 +1,4 @@
-//! What is configured of the sources and of how their manifests are read.
+//! The settings of the sources, and of how their manifests are read.
 
 use std::path::PathBuf;
 

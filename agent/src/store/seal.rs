@@ -1,12 +1,15 @@
-//! Secrets and tokens are kept encrypted where the operator has given a key.
+//! Encrypts Secrets and tokens on disk if the operator has given a key.
 //!
-//! A manifest of theirs is replaced by its sealed form before it is written, and opened when it is read; what else is
-//! kept stays readable. ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS needs anyway.
-//! The nonce is a keyed digest of the text and its place: equal texts have equal sealed forms there, so what has not changed
-//! is not written again. The place (table, source, name) is authenticated: moved to another record nothing is opened.
 //!
-//! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day
-//! when the key is there again.
+//! Their manifests are replaced by a sealed form before they are written, and opened when they are read. Everything
+//! else stays readable. The cipher is ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS
+//! needs anyway. The nonce is a keyed digest of the text and its place, so equal texts have equal sealed forms there,
+//! and what has not changed is not written again. The place (table, source, name) is authenticated, so nothing that
+//! was moved to another record can be opened.
+//!
+//!
+//! Without the configured key none of them is read, and none written: what is on disk stays until the key is
+//! available again.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,15 +34,16 @@ use limpet_model::source::SourceKind;
 
 use super::record::put;
 
-/// How a sealed manifest begins; no manifest does.
+/// The prefix of a sealed manifest. No manifest begins so.
 const SEALED: &[u8] = b"limpet-sealed-2\0";
-/// The form of earlier versions, which is of any place: read once, when the agent starts, and written in the present one.
+/// The prefix of the form of earlier versions, which is not bound to a place. It is read once, when the agent starts,
+/// and written in the current form.
 const PLACELESS: &[u8] = b"limpet-sealed-1\0";
 /// Bytes of a key.
 const KEY_SIZE: usize = 32;
-/// A key in hexadecimal digits has twice as many.
+/// The length of a key in hexadecimal digits.
 const HEX_KEY_SIZE: usize = 2 * KEY_SIZE;
-/// A slow TPM takes some seconds; pods do not wait longer for one that does not answer.
+/// A slow TPM takes some seconds. Pods do not wait longer for one that does not answer.
 const TPM_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where the key is: `secretEncryptionKey`.
@@ -75,24 +79,24 @@ pub enum KeyError {
         #[source]
         source: std::io::Error,
     },
-    /// Others than its owner can read it.
+    /// Other users than its owner can read it.
     #[error("the key {0} can be read by others than its owner: chmod 600 {0}")]
     Open(PathBuf),
-    /// `systemd-creds` cannot open it: its TPM is another one, or in another state.
+    /// `systemd-creds` cannot open it, because its TPM is another one, or in another state.
     #[error("systemd-creds cannot decrypt the key {path}: {reason}")]
     Decrypt {
         path: PathBuf,
         /// The cause, in the program's words.
         reason: String,
     },
-    /// It is none.
+    /// It is not a key.
     #[error("{0} is not a key: it must have 32 random bytes, or 64 hexadecimal digits (openssl rand -hex 32)")]
     Form(PathBuf),
 }
 
 /// Seals and opens what is confidential.
 pub enum Sealer {
-    /// No key is configured: everything is kept as it is.
+    /// No key is configured, so everything is kept as it is.
     Off,
     /// The configured key is not available.
     Locked,
@@ -142,7 +146,7 @@ impl Sealer {
             KeyLocation::File(path) => (path.clone(), contents(path, true).await?),
             KeyLocation::Credential(name) => {
                 let path = credentials.ok_or_else(|| KeyError::NoCredentials(name.clone()))?.join(name);
-                // systemd alone decides who may read a credential.
+                // Only systemd decides who may read a credential.
                 let bytes = contents(&path, false).await?;
                 (path, bytes)
             }
@@ -163,7 +167,7 @@ impl Sealer {
         Self::Ready(Box::new(Keys { encryption: LessSafeKey::new(encryption), nonces }))
     }
 
-    /// The record as it is written; `None`: it is not to be written, since it has something that cannot be sealed.
+    /// The record as it is written; `None` if it must not be written, because something in it cannot be sealed.
     pub(super) fn sealed<'a>(&self, record: &'a LastGood, place: Place<'_>) -> Option<Cow<'a, LastGood>> {
         if matches!(self, Self::Off) || !record.manifests.iter().any(|manifest| is_confidential(manifest)) {
             return Some(Cow::Borrowed(record));
@@ -193,7 +197,7 @@ impl Sealer {
         opened
     }
 
-    /// What is to be written in place of a record of an earlier version; `None`: nothing.
+    /// The record to write in place of one of an earlier version; `None` if it stays.
     pub(super) fn renewed(&self, record: LastGood) -> Option<LastGood> {
         let is_earlier = |manifest: &Arc<[u8]>| manifest.starts_with(PLACELESS);
         let is_open = |manifest: &Arc<[u8]>| is_confidential(manifest);
@@ -224,7 +228,7 @@ impl Sealer {
 
 impl Keys {
     fn seal(&self, manifest: &[u8], place: &[u8]) -> Option<Arc<[u8]>> {
-        // The place, too: one nonce must not serve two texts that are authenticated.
+        // This includes the place, because one nonce must not serve two texts that are authenticated.
         let mut digest = hmac::Context::with_key(&self.nonces);
         [place, manifest].iter().for_each(|part| digest.update(part));
         let digest = digest.sign();
@@ -260,7 +264,7 @@ fn is_confidential(manifest: &[u8]) -> bool {
     serde_json::from_slice(manifest).is_ok_and(|Kind { kind }| secret.contains(&&*kind))
 }
 
-/// What the file has, as far as a key may be long. `private`: its mode has to keep others from reading it.
+/// Reads the file, up to the length that a key may have. `private`: its mode must keep others from reading it.
 async fn contents(path: &Path, private: bool) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let failure = |source| KeyError::Read { path: path.to_owned(), source };
     let file = path.to_owned();

@@ -24,7 +24,7 @@ pub(super) struct Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trail {
     pub(super) steps: Vec<Step>,
-    /// The directory at the end, free of symlinks; `None` when the path resolves to nothing or to no directory.
+    /// The directory at the end, free of symlinks; `None` if the path resolves to nothing or to something else.
     pub(super) end: Option<PathBuf>,
 }
 

@@ -4,7 +4,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use limpet_model::object::workload::cron_job::Schedule;
 
-/// So many runs at most can have been missed without a remark.
+/// How many runs can have been missed without a warning.
 const MANY: i64 = 100;
 
 /// How many runs were missed.
@@ -15,7 +15,7 @@ pub(super) enum Missed {
     Many,
 }
 
-/// The last time after `earliest` that has come, and how many were missed. Without a time between two runs there is none.
+/// The last due time after `earliest`, and how many were missed. Without a time between two runs there is none.
 pub(super) fn last_due(
     schedule: &Schedule,
     earliest: Timestamp,
@@ -30,7 +30,7 @@ pub(super) fn last_due(
     };
     let pause = second.duration_since(first).as_secs().max(1);
     let missed = now.duration_since(first).as_secs() / pause + 1;
-    // Not all runs have one pause between them: from the last but one on they are counted.
+    // Runs are not always equally spaced, so they are counted from the second last on.
     let begin = first.checked_add(SignedDuration::from_secs((missed - 2).max(0) * pause)).unwrap_or(second);
     let times = std::iter::successors(schedule.next(begin, zone), |time| schedule.next(*time, zone));
     let last = times.take_while(|time| *time <= now).last();

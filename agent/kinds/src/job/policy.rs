@@ -4,7 +4,7 @@ use limpet_model::object::workload::job::{Action, FailureRule, Indexes, Requirem
 
 use super::seen::Seen;
 
-/// What the policy has become of a failed pod.
+/// What the policy requires for a failed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// The Job fails, for that reason.
@@ -15,7 +15,7 @@ pub(crate) enum Effect {
     Count,
 }
 
-/// What becomes of a pod that failed: the first rule that applies says so.
+/// Decides what happens to a failed pod by the first rule that applies.
 pub(crate) fn judge(rules: &[FailureRule], namespace: &str, pod: &str, seen: &Seen) -> Effect {
     let mut matches = rules.iter().enumerate().filter_map(|(index, rule)| Some((index, rule, reason(rule, seen)?)));
     let Some((index, rule, reason)) = matches.next() else { return Effect::Count };
@@ -56,7 +56,7 @@ fn reason<'a>(rule: &FailureRule, seen: &'a Seen) -> Option<Reason<'a>> {
     }
 }
 
-/// The message of the first rule that the indexes which have succeeded meet.
+/// The message of the first rule that the succeeded indexes fulfil.
 pub(crate) fn suffices(rules: &[SuccessRule], succeeded: &Indexes) -> Option<String> {
     let is_met = |rule: &SuccessRule| match (&rule.indexes, rule.count) {
         (Some(indexes), count) => {

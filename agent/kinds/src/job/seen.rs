@@ -6,18 +6,18 @@ use limpet_core::status::observed::ObservedPod;
 
 use crate::facts::Facts;
 
-/// What is known of one pod of a Job.
+/// What is known about one pod of a Job.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Seen {
-    /// What is known of a pod of any workload.
+    /// What is known about a pod of any workload.
     pub(crate) facts: Facts,
     /// Whether it has succeeded, if it has ended for good.
     pub(crate) succeeded: Option<bool>,
-    /// It is being ended.
+    /// Whether it is being ended.
     pub(crate) terminating: bool,
     /// When its last container ended.
     pub(crate) finished_at: Option<Timestamp>,
-    /// The containers that ended with a code other than 0, in the order in which a policy looks at them.
+    /// The containers that exited with a code other than 0, in the order in which a policy checks them.
     pub(crate) exits: Vec<(String, i32)>,
     /// Its conditions: type and status.
     pub(crate) conditions: Vec<(String, String)>,
@@ -43,7 +43,7 @@ impl Seen {
         }
     }
 
-    /// It neither has ended nor is being ended.
+    /// Whether it neither has ended nor is being ended.
     pub(crate) fn is_active(&self) -> bool {
         self.succeeded.is_none() && !self.terminating
     }

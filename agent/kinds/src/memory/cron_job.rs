@@ -1,4 +1,4 @@
-//! What a CronJob's controller remembers beside its pods.
+//! What a CronJob's controller remembers besides its pods.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::job::JobMemory;
 
-/// What is remembered of one CronJob. Stored in this JSON form, so fields are only ever added.
+/// What is remembered about one CronJob. It is stored in this JSON form, so fields are only ever added.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CronMemory {
-    /// When it was first seen by a clock that can be right: what was due before is not missed.
+    /// When it was first seen by a clock that can be right. What was due before does not count as missed.
     pub created: Option<Timestamp>,
     /// When the Job that began last was due.
     pub last_schedule: Option<Timestamp>,
@@ -31,7 +31,7 @@ pub struct MadeJob {
     pub hash: String,
     /// What its controller remembers.
     pub state: JobMemory,
-    /// It has finished, and that was reported.
+    /// Whether it has finished, and that was reported.
     #[serde(default)]
     pub is_reported: bool,
 }

@@ -1,4 +1,5 @@
-//! What a Job's controller remembers beside its pods. A pod that has ended is counted here, on disk, before it goes.
+//! What a Job's controller remembers besides its pods. A pod that has ended is counted here, on disk, before it is
+//! removed.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +14,13 @@ const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// The longest pause (`MaxJobPodFailureBackOff`).
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(600);
 
-/// What is remembered of one Job. Stored in this JSON form, so fields are only ever added.
+/// What is remembered about one Job. It is stored in this JSON form, so fields are only ever added.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct JobMemory {
     /// Since when it has been active.
     pub started: Option<Timestamp>,
-    /// How many pods have succeeded; of an Indexed Job the indexes say so.
+    /// How many pods have succeeded. For an Indexed Job, the indexes count instead.
     pub succeeded: u32,
     /// How many pods have failed, as far as they count.
     pub failed: u32,
@@ -27,15 +28,15 @@ pub struct JobMemory {
     pub succeeded_indexes: Indexes,
     /// The indexes that have failed for good.
     pub failed_indexes: Indexes,
-    /// The failures of each index that is neither.
+    /// The failures of each index that has neither succeeded nor failed.
     pub index_failures: BTreeMap<u32, Failures>,
     /// The failures since a pod last succeeded.
     pub failures: Failures,
-    /// It is suspended, or was.
+    /// Whether it is suspended; `None` if it never was.
     pub suspended: Option<bool>,
     /// How it is going to finish, once its pods have ended.
     pub verdict: Option<Verdict>,
-    /// When it has finished: from then on it makes no pods.
+    /// When it has finished. From then on it makes no pods.
     pub finished: Option<Timestamp>,
     /// The number of its next pod.
     pub next_serial: u64,
@@ -46,7 +47,7 @@ pub struct JobMemory {
 #[serde(rename_all = "camelCase", default)]
 pub struct Failures {
     pub count: u32,
-    /// How many of them the policy of failed pods has count.
+    /// How many of them count by the policy for failed pods.
     pub counted: u32,
     /// When the last one happened.
     pub last: Option<Timestamp>,
@@ -60,11 +61,11 @@ impl Failures {
         self.last = Some(at);
     }
 
-    /// When the next pod may begin; `None`: at once.
+    /// When the next pod may begin; `None` if at once.
     pub(crate) fn over_at(&self, clock: Clock) -> Option<Timestamp> {
         let last = self.last.filter(|_| self.count > 0)?;
         let pause = FIRST_PAUSE * (1 << (self.count - 1).min(6));
-        // A clock that was set forth does not lengthen it, and one that was set back does not either.
+        // Setting the clock forward or back does not lengthen it.
         let at = last.min(clock.now).checked_add(pause.min(LONGEST_PAUSE)).ok()?;
         (at > clock.now).then_some(at)
     }
@@ -74,7 +75,7 @@ impl Failures {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verdict {
-    /// It is complete, else it has failed.
+    /// Whether it is complete; otherwise it has failed.
     pub complete: bool,
     /// The reason of the condition.
     pub reason: String,

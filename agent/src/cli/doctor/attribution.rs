@@ -40,7 +40,8 @@ pub(super) async fn fanotify(wanted: ManifestWatch, manifests: Option<&Path>) ->
     }
 }
 
-/// Whom fanotify names as the writer of a file; also checks that it can mark the manifest directory.
+/// The process that fanotify names as the writer of a file. Also checks that fanotify can mark the manifest
+/// directory.
 async fn named_by_fanotify(manifests: Option<&Path>) -> io::Result<Arc<Actor>> {
     let scratch = Scratch::new()?;
     let named = tokio::time::timeout(EVENT_TIMEOUT, built::probe_fanotify(scratch.path())).await;

@@ -30,7 +30,7 @@ struct CheckedDirectory {
     hides: Option<&'static str>,
 }
 
-/// The path, or its nearest existing parent: the rest is created at the first start.
+/// The path, or its nearest existing parent, because the rest is created at the first start.
 fn nearest(path: &Path) -> std::path::PathBuf {
     let there = path.ancestors().find_map(|path| path.canonicalize().ok());
     there.unwrap_or_else(|| "/".into())
@@ -39,14 +39,14 @@ fn nearest(path: &Path) -> std::path::PathBuf {
 /// The file system of `path`: the last mount on the longest matching mount point.
 fn name_of<'a>(mounts: &'a [Mount], path: &Path) -> &'a str {
     let around = mounts.iter().filter(|mount| path.starts_with(&mount.point));
-    // Of equal ones the last: it is mounted over the others.
+    // Of equally long ones the last, which is mounted over the others.
     around.max_by_key(|mount| mount.point.as_os_str().len()).map_or("unknown", |mount| &mount.file_system)
 }
 
 fn judge(places: &[CheckedDirectory]) -> Finding {
     let name = "file systems";
     let each: Vec<String> = places.iter().map(|place| format!("{} {}", place.what, place.system)).collect();
-    // The manifests have a finding of their own.
+    // The manifests have their own finding.
     let hiding: Vec<String> = places
         .iter()
         .filter(|place| place.what != "manifests")

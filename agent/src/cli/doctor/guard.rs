@@ -13,14 +13,14 @@ use crate::manifest_guard::{ArmError, PINS};
 use limpet_node::machine_facts;
 
 const GUARD: &str = "guard";
-/// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never
-/// does again.
+/// The first kernel that may skip an LSM program while another process is preempted in it, and the first that no
+/// longer does.
 const SKIPPING: std::ops::Range<(u32, u32)> = (5, 12)..(6, 2);
 /// How a kernel with `PREEMPT_DYNAMIC` is preempted: `none (voluntary) full`.
 const PREEMPTION: &str = "/sys/kernel/debug/sched/preempt";
 
 pub(super) async fn examine(config: &Config) -> Finding {
-    // A build without the feature cannot check: it will not arm a guard either.
+    // A build without the feature cannot check, but does not arm a guard either.
     let pinned = limpet_bpf::state(Path::new(PINS)).unwrap_or(GuardState::Off);
     let Some(mode) = config.guard.mode else { return not_configured(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
@@ -31,8 +31,8 @@ pub(super) async fn examine(config: &Config) -> Finding {
     judge(mode, config.guard.required, &pinned, tried, gap)
 }
 
-/// How this kernel may let a change through by preemption, if it may: by `uname -r` and `-v`, and what [`PREEMPTION`]
-/// says.
+/// How this kernel may let a change through by preemption, if it may, according to `uname -r` and `-v` and to
+/// [`PREEMPTION`].
 fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static str> {
     if !SKIPPING.contains(&version(release)) {
         return None;
@@ -64,7 +64,7 @@ fn attempt(mode: GuardMode) -> Result<(), ArmError> {
         return Err(ArmError::CgroupVersion);
     }
     let missing = |path: &Path, source| ArmError::Missing { path: path.to_owned(), source };
-    // Dropped after the programs attached to it.
+    // Declared first, so that it is dropped after the programs that are attached to it.
     let scratch = Scratch::new().map_err(|source| missing(&std::env::temp_dir(), source))?;
     let own = Path::new("/proc/self/exe");
     let rules = GuardRules {

@@ -33,7 +33,7 @@ fn key(file: &Path) -> Option<Finding> {
     Some(Finding::degraded("imagePolicy", format!("{} {cause}", file.display()), remedy))
 }
 
-/// The programs that are asked before each pull; `None`: there are none.
+/// The programs that are asked before each pull; `None` if there are none.
 fn verifiers(settings: &VerifierSettings) -> Option<Finding> {
     let entries = std::fs::read_dir(&settings.directory).ok()?.flatten();
     let programs: Vec<_> = entries.map(|entry| entry.path()).collect();

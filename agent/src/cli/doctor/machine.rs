@@ -9,9 +9,9 @@ use limpet_cli::program_output::output_of;
 use limpet_host::user_namespace;
 use limpet_node::capabilities::{self, Need};
 
-/// pidfds that can be polled, which container exits are detected by.
+/// pidfds that can be polled, by which container exits are detected.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
-/// With less free space than the first nothing starts; with less than the second, pulls soon fail.
+/// With less free space than the first, nothing starts; with less than the second, pulls soon fail.
 const DISK_NEEDED: u64 = 100 << 20;
 const DISK_WANTED: u64 = 1 << 30;
 /// Enough for a node with a hundred pods and their programs.
@@ -104,7 +104,7 @@ fn inotify(instances: u64, watches: u64) -> Finding {
 }
 
 fn disk(root: &Path) -> Finding {
-    // The directory is created at the first start: until then, check its nearest existing parent.
+    // The directory is created at the first start. Until then, its nearest existing parent is checked.
     let there = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(there) {
         Ok(space) if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) => {
@@ -130,7 +130,7 @@ fn free(root: &Path, bytes: u64, inodes: u64, inodes_at_all: u64) -> Finding {
     }
 }
 
-/// Whether the clock is right: TLS and leases need it, running pods do not.
+/// Whether the clock is right, which TLS and leases need, but running pods do not.
 pub(super) async fn clock() -> Vec<Finding> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return vec![Finding::ok("clock", "synchronised")];

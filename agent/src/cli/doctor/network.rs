@@ -24,7 +24,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn cni(config: &Config) -> Finding {
-    // The network module judges the configuration; nothing is written until a pod is attached.
+    // The network module checks the configuration; nothing is written until a pod is attached.
     let network = Network::new(config.network.clone(), config.root_dir.join("network"));
     match network.status() {
         NetworkStatus::NotReady { reason } => {
@@ -46,7 +46,7 @@ fn chosen(directory: &Path) -> Option<PathBuf> {
     fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path()).filter(known).min()
 }
 
-/// The plugins that a configuration calls, IPAM included.
+/// The plugins that a configuration calls, including IPAM.
 fn plugins(path: &Path) -> Vec<String> {
     let read: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let document = read.unwrap_or_default();

@@ -26,7 +26,7 @@ const PRIVATE: [&str; 9] = [
     "RootDirectory",
 ];
 
-/// The file that the unit in `deploy/` starts the agent with: checked unless flags name another one.
+/// The file with which the unit in `deploy/` starts the agent. It is checked unless flags name another one.
 const PACKAGED_CONFIG: &str = "/etc/limpet/config.yaml";
 
 /// The configuration file in effect.
@@ -139,7 +139,7 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
 
 /// A root directory that cannot be written.
 fn read_only(root: &Path) -> Option<Finding> {
-    // Asked rather than looked up: the mount may be writable and its file system not.
+    // This is a query of the access, because the mount may be writable while its file system is not.
     let access = rustix::fs::access(root, rustix::fs::Access::WRITE_OK);
     (access == Err(rustix::io::Errno::ROFS)).then(|| {
         let text = format!(

@@ -11,7 +11,7 @@ use limpet_model::node::Pressure;
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut seen = Observations::new();
-    // The directory is created at the first start: until then, its nearest existing parent counts.
+    // The directory is created at the first start. Until then, its nearest existing parent counts.
     let root = config.root_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     meter::add_disk(&mut seen, file_system::space(root).ok(), [Signal::NodefsAvailable, Signal::NodefsInodesFree]);
     seen.extend(meter::pids().map(|pids| (Signal::PidAvailable, pids)));

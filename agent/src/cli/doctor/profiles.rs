@@ -9,9 +9,9 @@ use limpet_host::apparmor::{self, AppArmorError, DEFAULT_PROFILE};
 use limpet_host::selinux::{self, ContextsError};
 use limpet_model::selinux::ContainerContexts;
 
-/// How many profiles are named.
+/// How many profiles are listed.
 const MAX_NAMED_PROFILES: usize = 8;
-/// How deep the seccomp directory is looked through.
+/// How deep the seccomp directory is searched.
 const MAX_SECCOMP_DEPTH: usize = 4;
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
@@ -56,7 +56,7 @@ fn shown(names: &[String]) -> String {
     if more.is_empty() { first } else { format!("{first} and {} more", more.len()) }
 }
 
-/// `loaded`: the loaded profiles; `None`: there is no AppArmor.
+/// `loaded` are the loaded profiles; `None` if there is no AppArmor.
 fn app_armor(loaded: Option<Result<Vec<String>, AppArmorError>>, parser: bool) -> Finding {
     let name = "AppArmor";
     let remedy = "Install the package apparmor";
@@ -80,13 +80,13 @@ fn app_armor(loaded: Option<Result<Vec<String>, AppArmorError>>, parser: bool) -
 /// SELinux on this host.
 enum Labels {
     Off,
-    /// On, with the labels of that file.
+    /// It is on, with the labels of that file.
     Found {
         policy: String,
         file: PathBuf,
         contexts: Box<ContainerContexts>,
     },
-    /// On, and its policy has no labels for containers.
+    /// It is on, but its policy has no labels for containers.
     Missing(ContextsError),
 }
 

@@ -40,7 +40,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     };
     let client = Client::new(socket);
     let mut findings = vec![version(&client).await];
-    // If not even its version can be read, further calls are pointless.
+    // If not even the version can be read, further calls are pointless.
     if findings[0].level != super::Level::Failed {
         findings.extend(plugins(&client, &config.runtime.snapshotter).await);
         findings.push(events(&client).await);
@@ -183,8 +183,8 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     }
 }
 
-/// limpet's own shim, unless the configuration chooses containerd's: whether it is at the path that containerd gets, and
-/// runs.
+/// Checks limpet's own shim, unless the configuration chooses containerd's: whether it exists at the path that
+/// containerd is given, and can be run.
 async fn shim(config: &Config) -> Option<Finding> {
     let executable = std::env::current_exe().ok()?;
     let Some(program) = config.runtime.shim.program(&executable) else {

@@ -1,11 +1,11 @@
-//! The key that Secrets on disk are encrypted with: whether it is available.
+//! Whether the key is available with which Secrets on disk are encrypted.
 
 use super::Finding;
 use crate::config::Config;
 use crate::store::{KeyError, KeyLocation, Sealer};
 use limpet_model::error_chain::error_chain;
 
-/// Nothing of a key that systemd passes to the unit alone.
+/// Reports nothing about a key that systemd passes only to the unit.
 pub(super) async fn examine(config: &Config) -> Option<Finding> {
     let key = config.secret_key.as_ref().filter(|key| !matches!(key, KeyLocation::Credential(_)))?;
     Some(finding(key, Sealer::open(key, None).await.err().as_ref()))

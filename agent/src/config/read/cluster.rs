@@ -14,7 +14,7 @@ use limpet_model::go_duration;
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::is_dns_subdomain;
 
-/// A lease is renewed at a quarter of it: less than this would be a request each second.
+/// A lease is renewed after a quarter of its duration, so a shorter one would mean more than a request per second.
 const SHORTEST_LEASE: i64 = 4;
 
 /// The labels of Kubernetes' own domains that a node may set, beside those below [`OWN_DOMAINS`] (kubelet's
@@ -57,7 +57,7 @@ impl ConfigDiagnostics {
         cluster.provider_id = map.text("providerID").map(|(id, _)| id.to_owned()).filter(|id| !id.is_empty());
         if let Some((every, at)) = self.frequency(map, "nodeStatusUpdateFrequency") {
             cluster.frequencies.correction = every;
-            // In a file, without the other key, it is both, as under kubelet; a flag is not.
+            // If a file lacks the other key, it sets both, as in kubelet; a flag does not.
             if at.at.is_some() {
                 cluster.frequencies.report = every;
             }
@@ -104,8 +104,8 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// The node's only address, or two of different families, the primary one first; `::` or `0.0.0.0`: those that it
-    /// has, with that family first.
+    /// The node's only address, or two of different families, the primary one first. `::` or `0.0.0.0` stands for the
+    /// addresses that it has, with that family first.
     pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut NodeAddresses) {
         let mut all: Vec<IpAddr> = Vec::new();
         for one in text.split(',').map(str::trim) {
@@ -173,14 +173,14 @@ impl ConfigDiagnostics {
         self.kubeconfigs(flags, cluster);
     }
 
-    /// What both documents and the flags say together.
+    /// Checks what both documents and the flags mean together.
     pub(super) fn cluster_as_a_whole(&mut self, cluster: &ClusterSettings) {
         if cluster.rotate_certificates && cluster.kubeconfig.is_none() {
             self.warn(None, "rotateCertificates", "has no effect without --kubeconfig");
         }
     }
 
-    /// The kubeconfig, which may be missing where there is one to begin with.
+    /// Reads the kubeconfig, which may be missing if there is a bootstrap kubeconfig.
     fn kubeconfigs(&mut self, flags: &RunFlags, cluster: &mut ClusterSettings) {
         let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let bootstrap = given(&flags.bootstrap_kubeconfig);

@@ -34,7 +34,7 @@ const ENDINGS: [&str; 3] = ["json", "yaml", "yml"];
 const MAX_FILES: usize = 64;
 
 impl ConfigDiagnostics {
-    /// Applies the two flags, of which none goes without the other, and reads the files.
+    /// Applies the two flags, each of which requires the other, and reads the files.
     pub(super) fn credential_provider_flags(&mut self, flags: &RunFlags, providers: &mut Vec<CredentialProvider>) {
         let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let (path, directory) =
@@ -263,7 +263,7 @@ fn is_executable(program: &Path) -> bool {
     std::fs::metadata(program).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether the text is a host with globs, and a port and a path if need be; without a scheme.
+/// Whether the text is a host with globs and optionally a port and a path, but without a scheme.
 fn is_pattern(text: &str) -> bool {
     let host = text.split('/').next().unwrap_or_default();
     let (name, port) = host.split_once(':').unwrap_or((host, "0"));

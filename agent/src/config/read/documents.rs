@@ -26,11 +26,11 @@ use limpet_model::pod::swap::SwapBehavior;
 use limpet_plugins::settings::{PluginDirectory, PluginSettings};
 use limpet_server::settings::{CriSocket, LocalSettings};
 
-/// The limit of parallel pulls where kubelet would set none.
+/// The limit of parallel pulls if kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
 /// kubelet's shortest `maxContainerRestartPeriod`.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// containerd's own calls take milliseconds, starting a container on a slow node a second or two.
+/// containerd's own calls take milliseconds, and starting a container on a slow node takes a second or two.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// kubelet's range of `cpuCFSQuotaPeriod`, which is the kernel's.
 const CPU_PERIODS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(1);
@@ -121,7 +121,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// What the kernel is to do, or to be.
+    /// Reads what the kernel should do, or has to support.
     fn kernel(&mut self, map: &Map<'_>, config: &mut Config) {
         const PERIOD: &str = "cpuCFSQuotaPeriod";
         let mut period = CPU_PERIOD;
@@ -185,7 +185,7 @@ impl ConfigDiagnostics {
         let logging = Map { entries: map.map("logging") };
         if let Some((verbosity, at)) = logging.int("verbosity") {
             match verbosity {
-                // As kubeadm writes it where nobody has set it.
+                // kubeadm writes this if nobody has set it.
                 0 => {}
                 1.. => config.verbosity = u8::try_from(verbosity).unwrap_or(u8::MAX),
                 _ => self.error(Some(at), "logging.verbosity", format!("{verbosity} is less than 0")),
@@ -205,7 +205,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// As in kubelet no pulls in a second are no limit, and no burst is the default one.
+    /// As in kubelet, zero pulls per second mean no limit, and a zero burst means the default.
     fn pull_rate(&mut self, map: &Map<'_>, pulls: &mut PullSettings) {
         let mut rate = PullRate::DEFAULT;
         for (key, into) in [("registryPullQPS", &mut rate.per_second), ("registryBurst", &mut rate.burst)] {

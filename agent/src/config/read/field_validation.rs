@@ -8,7 +8,7 @@ use super::ConfigDiagnostics;
 use crate::source::settings::SourceSettings;
 
 const KEY: &str = "fieldValidation";
-/// The sources as the configuration names them. The pods of an apiserver are never refused for that, as by kubelet.
+/// The sources as the configuration names them. As in kubelet, the pods of an apiserver are never refused for that.
 const SOURCES: [(&str, SourceKind); 3] =
     [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http)];
 

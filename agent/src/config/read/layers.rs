@@ -1,6 +1,6 @@
-//! The configuration's layers: `--config`, the drop-ins of `--config-dir`, and kubelet's flags that correspond to keys.
-//! Each layer is checked by itself; then the later ones are put over the earlier ones, and the result is evaluated as
-//! one document of each kind.
+//! The configuration's layers: `--config`, the drop-ins of `--config-dir`, and kubelet's flags that correspond to
+//! keys. Each layer is checked by itself. Then the later ones are merged over the earlier ones, and the result is
+//! evaluated as one document of each kind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::{ConfigDiagnostics, read_capped};
 use limpet_core::eviction::{Amount, DEFAULT_HARD};
 use limpet_model::go_duration;
 
-/// kubelet reads the files of `--config-dir` that end so.
+/// The extension of the files of `--config-dir` that kubelet reads.
 const DROP_IN: &str = "conf";
 /// More files than this in `--config-dir` are an error.
 const MAX_DROP_INS: usize = 64;
-/// Directories in `--config-dir` are read this deep.
+/// How deep directories in `--config-dir` are read.
 const MAX_DEPTH: usize = 8;
 const HARD: &str = "evictionHard";
 const CONFIG_DIR: &str = "--config-dir";
@@ -49,7 +49,7 @@ impl ConfigDiagnostics {
         if drop_ins.len() > MAX_DROP_INS {
             self.error(None, CONFIG_DIR, format!("has more than {MAX_DROP_INS} files"));
         }
-        // Relative paths are below the directory of the first file.
+        // Relative paths are relative to the directory of the first file.
         for path in base.into_iter().chain(drop_ins.iter().take(MAX_DROP_INS)) {
             let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
             self.origin = Arc::from(path.to_string_lossy());
@@ -80,11 +80,11 @@ impl ConfigDiagnostics {
         Ok(())
     }
 
-    /// kubelet's rule: where `--config` names no hard thresholds, the drop-ins' are put over the defaults. Drop-ins
-    /// alone, as k3s has them, are all there is.
+    /// Applies kubelet's rule: if `--config` sets no hard thresholds, the drop-ins' are merged over the defaults. If
+    /// there are only drop-ins, as in k3s, there are no defaults.
     fn add_default_thresholds(&mut self, merged: &mut Merged) {
         let position = self.place();
-        // limpet's own settings alone are no configuration file of kubelet's.
+        // A file with only limpet's own settings does not count as a configuration file of kubelet's.
         let Some(kubelet) = &mut merged.kubelet else { return };
         let given = Map { entries: kubelet }.map(HARD);
         if !given.is_empty() {
@@ -157,7 +157,7 @@ impl ConfigDiagnostics {
         put_over(into.get_or_insert_default(), entries);
     }
 
-    /// Gives keys with an earlier name their present one. Where both are there, the earlier one is left, which is an error.
+    /// Gives keys with an earlier name their present one. If both exist, the earlier one is kept, which is an error.
     fn rename(&mut self, entries: &mut [Entry]) {
         for (earlier, name) in RENAMED_LIMPET_KEYS {
             if entries.iter().any(|entry| entry.key == *name) {
@@ -171,7 +171,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// Flags override every file. As with kubelet a flag replaces a map, except the feature gates, which are merged.
+    /// Flags override every file. As in kubelet, a flag replaces a map, except the feature gates, which are merged.
     fn flags_of_keys(&mut self, flags: &KubeletFlags, merged: &mut Merged) {
         self.origin = Arc::from("flags");
         let entries = flags.entries(self.place());
@@ -185,7 +185,8 @@ impl ConfigDiagnostics {
     }
 }
 
-/// Keys without effect whose zero is a value: pointers in Go's type. kubelet replaces the zero of any other by its default.
+/// Keys without effect whose zero is a value, because they are pointers in Go's type. kubelet replaces the zero of
+/// any other key by its default.
 const POINTERS: [&str; 10] = [
     "eventRecordQPS",
     "kubeAPIQPS",

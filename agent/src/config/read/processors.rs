@@ -57,7 +57,7 @@ impl ConfigDiagnostics {
 }
 
 impl Config {
-    /// The processors that are named take the place of the amounts that are reserved, flags included.
+    /// Uses the listed processors instead of the reserved amounts, including those of flags.
     pub(super) fn reserve_named_cpus(&mut self) {
         let Some(cpus) = &self.cpus.reserved else { return };
         self.node.reserved.kube.resources[Resource::Cpu] = Amount::default();

@@ -1,4 +1,5 @@
-//! `kubeReserved` and `systemReserved`: what of the node is not for pods, and which cgroups are limited for that.
+//! `kubeReserved` and `systemReserved`: what of the node is not available to pods, and which cgroups are limited for
+//! that.
 
 use super::super::RunFlags;
 use super::super::tree::{Map, Position, Value};
@@ -10,8 +11,8 @@ use limpet_node::settings::{NodeSettings, Reservation, Reserved, ReservedCgroup}
 const ENFORCE: &str = "enforceNodeAllocatable";
 const PODS: &str = "pods";
 const NONE: &str = "none";
-/// Of the node's own processes: what limits a cgroup of theirs, what limits its processors alone, and the key of the
-/// cgroup.
+/// The words for the node's own processes: for limiting their cgroup, for limiting only its processors, and the key
+/// with the cgroup.
 const SYSTEM: [&str; 3] = ["system-reserved", "system-reserved-compressible", "systemReservedCgroup"];
 const KUBE: [&str; 3] = ["kube-reserved", "kube-reserved-compressible", "kubeReservedCgroup"];
 /// kubelet's name of process ids.
@@ -36,9 +37,9 @@ impl ConfigDiagnostics {
         reserved
     }
 
-    /// Reads which cgroups are limited to what they are to have.
+    /// Reads which cgroups are limited to their reserved amounts.
     pub(super) fn enforcement(&mut self, map: &Map<'_>, node: &mut NodeSettings) {
-        // An empty list enforces nothing, as under kubelet.
+        // As in kubelet, an empty list enforces nothing.
         let Some(names) = map.list(ENFORCE) else { return };
         node.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
         let valid =

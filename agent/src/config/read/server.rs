@@ -12,14 +12,14 @@ use super::ConfigDiagnostics;
 use limpet_model::go_duration;
 use limpet_server::settings::{AuthorizationMode, ServerSettings};
 
-/// The node's certificate and its key, and where the file names them.
+/// The node's certificate and its key, and where the file sets them.
 #[derive(Default)]
 pub(super) struct CertificateParts {
     certificate: Option<(PathBuf, Option<Position>)>,
     key: Option<(PathBuf, Option<Position>)>,
 }
 
-/// What would be cached for longer is reviewed again nevertheless.
+/// A longer lifetime is cut to this.
 const LONGEST_LIFETIME: Duration = Duration::from_secs(86_400);
 
 impl ConfigDiagnostics {
@@ -83,7 +83,7 @@ impl ConfigDiagnostics {
     fn min_version(&mut self, text: &str, at: Option<Position>, key: &str, server: &mut ServerSettings) {
         match text {
             "VersionTLS13" => server.tls13_only = true,
-            // Older ones are not spoken: Go's default is 1.2 as well.
+            // Older versions are not supported; Go's default is 1.2 as well.
             "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => server.tls13_only = false,
             other => self.error(at, key, format!("{other:?} is neither VersionTLS12 nor VersionTLS13")),
         }
@@ -163,7 +163,7 @@ impl ConfigDiagnostics {
         }
         match flags.authorization_mode.as_deref() {
             None => {}
-            // kubelet's default is that of its file: an empty flag is no mode.
+            // kubelet's default applies only if there is no flag; an empty one is not a mode.
             Some("") => self.error(None, "--authorization-mode", "is empty; use AlwaysAllow or Webhook"),
             Some(text) => self.mode(text, None, "--authorization-mode", server),
         }
@@ -213,7 +213,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// Certificate and key go together, wherever each comes from.
+    /// Certificate and key must both be set, wherever each comes from.
     pub(super) fn settle_certificate(&mut self, server: &mut ServerSettings) {
         let CertificateParts { certificate, key } = std::mem::take(&mut self.certificate);
         match (certificate, key) {
@@ -261,7 +261,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// What both documents say together.
+    /// Checks what both documents mean together.
     pub(super) fn server_as_a_whole(&mut self, server: &ServerSettings) {
         if self.tokens_wanted && !server.reviews {
             self.warn(

@@ -1,4 +1,4 @@
-//! Which verb of the executor does which action of the plan.
+//! Which function of the executor performs which action of the plan.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use limpet_core::state::PodState;
 use super::ContainerdExecutor;
 
 impl ContainerdExecutor {
-    /// Does `action`, planned from `pod`. Each action is a future of its own: one for all would have the size of the largest, and
-    /// many probes run at one moment.
+    /// Performs `action`, planned from `pod`. Each action is a separate future, because a single one for all would
+    /// have the size of the largest, and many probes run at the same time.
     pub(super) fn perform_action(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
         match action {
             Action::ExamineSandbox => {

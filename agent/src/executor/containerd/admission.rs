@@ -1,5 +1,5 @@
-//! Reports whether the host has what a pod requests by name: profiles of security modules, devices of plugins. What
-//! becomes of a pod for which something is missing is decided by [`limpet_core::outcome`].
+//! Reports whether the host has what a pod requests by name: profiles of security modules, and devices of plugins.
+//! [`limpet_core::outcome`] decides what happens to a pod for which something is missing.
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -11,10 +11,12 @@ use limpet_model::pod::PodRecord;
 use limpet_model::pod::apparmor::needs;
 
 impl ContainerdExecutor {
-    /// Looks for what the pod names, in kubelet's order; then its containers get the processors and the devices of plugins
-    /// that they request.
+    /// Checks for what the pod names, in kubelet's order, and then gives its containers the processors and the
+    /// devices of plugins that they request.
+    ///
     ///
     /// # Errors
+    ///
     /// Something is missing.
     pub(super) async fn provide(&self, record: &PodRecord) -> Result<(), HostLack> {
         profiles(record.spec(), self.contexts.is_some()).await?;
@@ -23,8 +25,8 @@ impl ContainerdExecutor {
     }
 }
 
-/// Security modules: what the pod names must be there. For a pod that names nothing the host is not read. `has_labels`:
-/// the host's SELinux has labels for containers.
+/// Checks that the security profiles exist that the pod names. For a pod that names none, the host is not read.
+/// `has_labels`: the host's SELinux policy has labels for containers.
 async fn profiles(spec: &PodSpec, has_labels: bool) -> Result<(), HostLack> {
     let needs = needs(spec);
     let lacks_labels = !has_labels && selinux::names_labels(spec);

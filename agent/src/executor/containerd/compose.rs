@@ -1,4 +1,4 @@
-//! Composes the executor from its settings: each backend gets its own, and nothing of the agent's other parts.
+//! Builds the executor from its settings. Each backend gets its own settings, and nothing of the agent's other parts.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -31,19 +31,19 @@ use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::reporter::Reporter;
 
-/// Why there is no executor: what pods run in is not available.
+/// Why there is no executor: the environment in which pods run is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum ComposeError {
-    /// The directory of the namespaces cannot be made.
+    /// The directory of the namespaces cannot be created.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// No cgroups to work with.
+    /// The cgroups cannot be used.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The processors of containers are not those of this machine or policy.
+    /// The stored processors of containers do not fit this machine or policy.
     #[error(transparent)]
     Cpus(#[from] CpuError),
-    /// containerd's configuration lies on a file system that does not answer.
+    /// containerd's configuration is on a file system that does not answer.
     #[error("containerd's configuration: {0}")]
     Configuration(std::io::Error),
 }
@@ -59,7 +59,8 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The backends that the settings select. Nothing is connected or created yet; attached disks are in `in_use`.
+    /// The backends that the settings select. Nothing is connected or created yet. Attached disks are recorded in
+    /// `in_use`.
     pub async fn open(settings: &ExecutorSettings, node: &NodeFacts, in_use: VolumesInUse) -> Self {
         let (runtime, root_dir) = (&settings.runtime, &settings.root_dir);
         let volumes = volume::Settings {
@@ -70,7 +71,7 @@ impl Backends {
         };
         let volumes = Volumes::new(volumes, in_use);
         volumes.find_disks_in_use().await;
-        // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
+        // Plugins run while a sandbox is made, and a DHCP lease on a slow network takes tens of seconds.
         let plugin_deadline = runtime.request_timeout / 2;
         Self {
             client: Client::with_deadline(&runtime.endpoint, runtime.request_timeout),
@@ -80,13 +81,13 @@ impl Backends {
     }
 }
 
-/// What an executor is composed of.
+/// The parts of an executor.
 #[derive(Debug)]
 pub struct ExecutorParts {
     pub settings: ExecutorSettings,
-    /// What is true of the node.
+    /// The facts of the node.
     pub node: NodeFacts,
-    /// The node's addresses, as they are at any moment.
+    /// The node's current addresses.
     pub node_network: watch::Receiver<NodeNetwork>,
     /// The path of limpet's own executable, which the shim runs as logger.
     pub executable: PathBuf,
@@ -97,14 +98,16 @@ pub struct ExecutorParts {
     pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
-    /// Who issues tokens of service accounts; `None`: no apiserver.
+    /// Issues tokens of service accounts; `None` without an apiserver.
     pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
 }
 
 impl ContainerdExecutor {
-    /// The executor of `parts`.
+    /// Makes the executor of `parts`.
+    ///
     ///
     /// # Errors
+    ///
     /// The directory of the sandboxes or the cgroups of the pods are not available.
     pub async fn open(parts: ExecutorParts) -> Result<Self, ComposeError> {
         let ExecutorParts {
@@ -170,7 +173,7 @@ async fn image_verifiers(configuration: &Path) -> std::io::Result<Option<Verifie
     blocking::run(path.clone(), blocking::DEADLINE, move |_| image_verifier::settings(&path)).await
 }
 
-/// The labels of containers, where SELinux is on. Two small files are read then.
+/// The labels of containers, if SELinux is on. Reads two small files.
 fn container_contexts() -> Option<ContainerContexts> {
     if !selinux::is_enabled() {
         return None;
@@ -187,7 +190,7 @@ fn container_contexts() -> Option<ContainerContexts> {
     }
 }
 
-/// Where registry credentials are looked for: limpet's own file, then docker's.
+/// The files with registry credentials: limpet's own, then docker's.
 fn auth_files(root_dir: &Path) -> Vec<PathBuf> {
     let docker = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));

@@ -1,4 +1,4 @@
-//! The processors of containers, where some are exclusive ([`limpet_cpus`]).
+//! The processors of containers, if some are exclusive ([`limpet_cpus`]).
 
 use limpet_containerd::spec::ContainerCpus;
 use limpet_core::admission::HostLack;
@@ -10,7 +10,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use super::ContainerdExecutor;
 
 impl ContainerdExecutor {
-    /// Those of a container; `None`: all.
+    /// The processors of a container; `None` for all.
     pub(super) fn cpus_of(&self, uid: &PodUid, container: &str) -> Option<ContainerCpus> {
         self.cpus.as_ref().map(|cpus| cpus.container_cpus(uid, container))
     }
@@ -27,7 +27,7 @@ impl ContainerdExecutor {
         })
     }
 
-    /// A container was started with these processors; `None`: they are not known.
+    /// Records that a container was started with these processors; `None` if they are not known.
     pub(super) fn started_on_cpus(
         &self,
         id: &ContainerId,
@@ -40,7 +40,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The limits of a pod's cgroup: no quota bounds processors of its own.
+    /// The limits of a pod's cgroup, without a quota for exclusive processors.
     pub(super) fn limits_with_cpus(&self, uid: &PodUid, limits: CgroupLimits) -> CgroupLimits {
         let has_exclusive = self.cpus.as_ref().is_some_and(|cpus| cpus.has_exclusive(uid));
         CgroupLimits { cpu_quota: limits.cpu_quota.filter(|_| !has_exclusive), ..limits }

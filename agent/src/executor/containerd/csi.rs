@@ -1,5 +1,5 @@
-//! Volumes of CSI drivers: mounted before the pod's first container, looked after before each further one, and given
-//! back when the pod has run to its end.
+//! Volumes of CSI drivers: mounted before the pod's first container, checked before each further one, and unmounted
+//! when the pod has finished.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use limpet_plugins::csi::{CsiError, VolumeRequest};
 use limpet_telemetry::event::EventType;
 
-/// How long to wait for the driver of an unused volume, before others have their turn.
+/// How long to wait for the driver of an unused volume before it is the turn of others.
 const DRIVER_WAIT: Duration = Duration::from_secs(10);
 
 /// A volume of a driver, as the pod has it.
@@ -29,8 +29,8 @@ struct Found<'a> {
     read_only: bool,
 }
 
-/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are. What is missing is
-/// reported when the other volumes are prepared.
+/// The pod's volumes of drivers, each once: two volumes of one claim are one mount, read-only if both are. What is
+/// missing is reported when the other volumes are prepared.
 fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<String, Found<'a>> {
     let mut found: BTreeMap<String, Found<'a>> = BTreeMap::new();
     for (volume, csi, object) in claim::csi_volumes(record, objects) {
@@ -61,7 +61,7 @@ impl Found<'_> {
 }
 
 impl ContainerdExecutor {
-    /// Has drivers mount the pod's volumes, unless they are mounted. Those of different volumes are called side by side.
+    /// Has drivers mount the pod's volumes that are not mounted. Different volumes are mounted at the same time.
     pub(super) async fn set_up_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let found = volumes(record, objects);
         let set_up = found.values().map(|found| async move {
@@ -73,8 +73,8 @@ impl ContainerdExecutor {
         futures_util::future::join_all(set_up).await.into_iter().collect()
     }
 
-    /// Has drivers publish those volumes of the pod again that they want republished. What is mounted stays, whatever
-    /// they answer.
+    /// Has drivers publish the pod's volumes again that they want republished. What is mounted stays, whatever they
+    /// answer.
     pub(super) async fn republish_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let mut found = volumes(record, objects);
         found.retain(|_, found| found.csi.settings.republish);
@@ -85,7 +85,7 @@ impl ContainerdExecutor {
         futures_util::future::join_all(published).await.into_iter().collect()
     }
 
-    /// Has drivers unmount the volumes of a pod that runs no more.
+    /// Has drivers unmount the volumes of a pod that no longer runs.
     pub(super) async fn tear_down_csi(&self, pod: &PodState) -> Result<(), Failure> {
         let torn_down = self.unmount_csi(&pod.record.uid).await;
         if let Err(failure) = &torn_down {
@@ -96,8 +96,8 @@ impl ContainerdExecutor {
         torn_down
     }
 
-    /// Has drivers unmount the volumes of a pod that there is no worker of. After a start of the node a driver may need
-    /// a while to register; one that is not there by then is waited for beside the pods.
+    /// Has drivers unmount the volumes of a pod that has no worker. After a start of the node a driver may take a
+    /// while to register; this waits for it without delaying pods.
     pub(super) async fn unmount_orphan(&self, uid: &PodUid) -> Result<(), Failure> {
         let mut changes = self.csi.drivers().subscribe();
         let torn_down = self.unmount_csi(uid).await;

@@ -1,7 +1,8 @@
-//! What probes and hooks do in a container or against it: run a command, send a GET, open a connection.
+//! What probes and hooks do in a container or with it: run a command, send a GET, open a connection.
 //!
-//! An action lasts as long as it takes: the caller sets the deadline with [`within`]. Dropping it ends it, a command's
-//! process included. What it reads is bounded by [`MAX_OUTPUT`].
+//!
+//! An action has no time limit of its own; the caller sets the deadline with [`within`]. Dropping it ends it,
+//! including the process of a command. What it reads is bounded by [`MAX_OUTPUT`].
 
 mod grpc;
 mod http;
@@ -24,12 +25,12 @@ pub use self::grpc::{HealthFailure, check_health};
 pub use self::http::{Get, GetFailure, HttpGetter, Purpose};
 use super::ContainerdExecutor;
 
-/// How much of a command's output or of an answer's body is kept, as with kubelet; the rest is read and dropped.
+/// How much of a command's output or of an answer's body is kept, as in kubelet; the rest is read and dropped.
 pub const MAX_OUTPUT: usize = 10 << 10;
-/// The version of Kubernetes in `User-Agent`, as kubelet's clients send theirs.
+/// The version of Kubernetes in `User-Agent`, as in kubelet's clients.
 const KUBERNETES: &str = "1.37";
 
-/// A command that has run to its end.
+/// A command that has exited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Executed {
     /// Its exit code; 128 plus the signal's number if a signal ended it.
@@ -63,7 +64,7 @@ pub enum HandlerError {
     /// The container has no port of that name.
     #[error("the container has no port named {0:?}")]
     NoPort(String),
-    /// The number is none of a port.
+    /// The number is not that of a port.
     #[error("{0} is not a port")]
     InvalidPort(i32),
     /// The pod has no address to connect to.
@@ -91,17 +92,21 @@ where
 impl ContainerdExecutor {
     /// Runs `command` in a running container.
     ///
+    ///
     /// # Errors
-    /// When it was not run. A command that fails is a result.
+    ///
+    /// It was not run. A command that fails is a result.
     pub async fn exec(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
         run_command(&self.client, &self.settings.exec_dir(), id, command).await
     }
 
-    /// The same, but when this is dropped the command continues: it ends with its container, which is about to be
+    /// The same, but the command continues when this is dropped. It ends with its container, which is about to be
     /// stopped.
     ///
+    ///
     /// # Errors
-    /// When it was not run. A command that fails is a result.
+    ///
+    /// It was not run. A command that fails is a result.
     pub async fn exec_with_container(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
         let (client, fifo_dir) = (self.client.clone(), self.settings.exec_dir());
         let (id, command) = (id.clone(), command.to_vec());
@@ -109,18 +114,18 @@ impl ContainerdExecutor {
         run.await.unwrap_or(Err(ExecError::Ended))
     }
 
-    /// The address that a probe or hook without `host` is for: the pod's first, the node's with `hostNetwork`.
+    /// The target of a probe or hook without `host`: the pod's first address, or with `hostNetwork` the node's.
     pub fn action_address(&self, pod: &PodState) -> Option<IpAddr> {
         let node = self.node_network.borrow().addresses;
         match pod.record.host_network() {
-            // A node that is not connected is there for itself.
+            // A node without a network can reach only itself.
             true => Some(node.iter().next().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))),
             false => in_order_of_node(pod.addresses(), node).first().copied(),
         }
     }
 }
 
-/// Runs `command` in the container called `id` to its end.
+/// Runs `command` in the container called `id` until it exits.
 async fn run_command(
     client: &Client,
     fifo_dir: &Path,
@@ -137,8 +142,10 @@ async fn run_command(
 
 /// Opens a connection to `socket` and closes it.
 ///
+///
 /// # Errors
-/// When it is not accepted.
+///
+/// It is not accepted.
 pub async fn tcp_connect(
     socket: &TCPSocketAction,
     container: &Container,
@@ -150,7 +157,7 @@ pub async fn tcp_connect(
     connected.map(drop).map_err(|source| HandlerError::Connect { address: authority(&host, port), source })
 }
 
-/// The host named in an action; without one, the pod's address.
+/// The host named in an action, or else the pod's address.
 fn host(named: Option<&str>, pod: Option<IpAddr>) -> Result<String, HandlerError> {
     match named.filter(|host| !host.is_empty()) {
         Some(host) => Ok(host.to_owned()),

@@ -1,7 +1,8 @@
-//! The hooks of a container: `postStart` and `preStop`, run with what [`super::handler`] does.
+//! The hooks of a container, `postStart` and `preStop`, performed by [`super::handler`].
 //!
-//! Events say no more than kubelet's: what a hook's command wrote may hold a secret. The log and the status have all of
-//! it.
+//!
+//! Events contain no more than kubelet's, because the output of a hook's command may contain a secret. The log and
+//! the status have all of it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,18 +21,18 @@ use limpet_telemetry::event::EventType;
 
 /// Why a hook has failed.
 enum HookFailure {
-    /// Its container no longer runs: the hook is not needed.
+    /// Its container no longer runs, so the hook is not needed.
     Ended,
-    /// Its time was over first.
+    /// Its time was over before.
     Late,
-    /// containerd was away: whether it has run is not known.
+    /// containerd was away, so it is not known whether it has run.
     Unknown(String),
-    /// It has failed: kubelet's sentence.
+    /// It has failed, with kubelet's message.
     Failed(String),
 }
 
 impl ContainerdExecutor {
-    /// Runs the `postStart` hook, for as long as it takes: kubelet sets it no deadline.
+    /// Runs the `postStart` hook. Like kubelet's, it has no deadline.
     pub(super) async fn post_start(&self, pod: &PodState, index: usize) -> Outcome {
         let slot = &pod.containers[index];
         let Some(id) = slot.instance.as_ref().map(|instance| instance.id.clone()) else {
@@ -101,8 +102,8 @@ impl ContainerdExecutor {
         })
     }
 
-    /// Runs what a handler requests, for as long as it takes. `outlived`: a command that is not
-    /// awaited any more continues.
+    /// Performs what a handler requests, without a time limit. `outlived`: a command that is no longer awaited
+    /// continues.
     async fn act(
         &self,
         pod: &PodState,
@@ -134,12 +135,12 @@ impl ContainerdExecutor {
         Ok(())
     }
 
-    /// A hook's GET. Any answer will do, as for kubelet; a server without TLS gets plain HTTP.
+    /// Sends a hook's GET. As in kubelet, any answer will do, and a server without TLS gets plain HTTP.
     async fn hook_get(&self, pod: &PodState, container: &str, get: Get) -> Result<(), HandlerError> {
         let answered = AtomicBool::new(false);
         match self.getter.send(get.clone(), &answered).await {
             Ok(_) => Ok(()),
-            // Its body does not matter.
+            // The body does not matter.
             Err(_) if answered.load(Ordering::Relaxed) => Ok(()),
             Err(failure) if failure.without_tls => {
                 let message = format!(

@@ -1,4 +1,4 @@
-//! The images of a container start, its own and those of its volumes, as their pull policies say.
+//! The images for a container's start, its own and those of its volumes, according to their pull policies.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ impl ContainerdExecutor {
                 transient: false,
             });
         };
-        // What lies in the archives directory is here without a registry: it is imported before any registry is
-        // contacted.
+        // Images in the archives directory need no registry, so they are imported before any registry is contacted.
         self.images.archives_ready().await;
         let (reference, policy) = (container.image.as_deref(), container.image_pull_policy.as_deref());
         let platform = self.image_platform(pod);
@@ -36,7 +35,8 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
-    /// An image that the container needs: the one that is here, or pulled, as its pull policy says.
+    /// An image that the container needs, either the one that is present or a pulled one, according to its pull
+    /// policy.
     async fn image_by_policy(
         &self,
         pod: &PodState,
@@ -70,7 +70,7 @@ impl ContainerdExecutor {
             (_, local) => match self.pull_image(pod, slot, reference, platform).await {
                 Ok(image) => Ok(image),
                 Err(error) => {
-                    // A refused image stays what it was, unless its registry has another one.
+                    // A refused image stays refused, unless its registry has another one.
                     let error = if error.is_refused() { error } else { refusal.unwrap_or(error) };
                     match local.filter(|_| self.settings.pulls.local_when_unreachable && error.is_unreachable()) {
                         Some(image) if self.may_use(pod, reference, &image).await => {
@@ -85,7 +85,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Whether `imagePolicy` lets the pod use an image that is here. A refused one counts as missing.
+    /// Whether `imagePolicy` lets the pod use an image that is present. A refused one counts as missing.
     async fn judge_image(&self, pod: &PodState, reference: &str, image: &LocalImage) -> Result<(), ImageError> {
         if self.settings.images.policy.is_none() {
             return Ok(());
@@ -100,7 +100,8 @@ impl ContainerdExecutor {
         self.reporter.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
     }
 
-    /// Releases what interrupted pulls of images that no pod needs left in containerd; returns whether that is all of it.
+    /// Releases what interrupted pulls of images that no pod needs left in containerd. Returns whether that is all of
+    /// it.
     pub(super) async fn forget_unwanted_pulls(&self, wanted: &HashSet<String>) -> bool {
         let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
         forgotten.unwrap_or_else(|error| {
@@ -109,7 +110,7 @@ impl ContainerdExecutor {
         })
     }
 
-    /// What the pod may pull with, beside the node's own credentials.
+    /// The credentials that the pod may pull with, besides the node's own.
     pub(super) fn pull_access(&self, pod: &PodState) -> PullAccess {
         PullAccess { secrets: self.pull_secrets(pod), account: self.pull_account(pod), ..PullAccess::default() }
     }
@@ -122,7 +123,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The pod's service account, which the apiserver's own pods alone have.
+    /// The pod's service account, which only the apiserver's own pods have.
     fn pull_account(&self, pod: &PodState) -> Option<PullAccount> {
         let issuer = self.service_accounts.as_ref().filter(|_| pod.record.source.traits().has_cluster)?;
         let name = pod.record.spec().service_account_name.clone().filter(|name| !name.is_empty())?;
@@ -132,13 +133,13 @@ impl ContainerdExecutor {
         Some(PullAccount { pod, issuer: Arc::clone(issuer) })
     }
 
-    /// The pod's own registry credentials. One that is missing is not an error: the pull may succeed without it.
+    /// The pod's own registry credentials. A missing one is not an error, because the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
         let found = names_of_pull_secrets(pod).filter_map(|name| pod.objects.get(ObjectKind::Secret, name));
         found.map(Arc::clone).collect::<Vec<_>>().into()
     }
 
-    /// As kubelet, after a pull that has failed.
+    /// Reports missing Secrets after a failed pull, like kubelet.
     fn report_missing_pull_secrets(&self, pod: &PodState) {
         let missing = names_of_pull_secrets(pod).filter(|name| pod.objects.get(ObjectKind::Secret, name).is_none());
         let missing = missing.collect::<Vec<_>>();

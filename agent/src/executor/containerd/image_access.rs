@@ -10,7 +10,7 @@ use limpet_model::pull_credential::PullCredential;
 
 impl ContainerdExecutor {
     /// Whether the pod may use `image`, as `reference` names it, without a pull. Neither event nor status of the pod
-    /// shows that the image is here: a pod that may not use it must not learn that.
+    /// shows that the image is present, because a pod that may not use it must not learn that.
     pub(super) async fn may_use(&self, pod: &PodState, reference: &str, image: &LocalImage) -> bool {
         let may = self.is_holder(pod, reference, image).await;
         match &may {

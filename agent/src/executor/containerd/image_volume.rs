@@ -1,5 +1,5 @@
-//! Image volumes: a read-only view of the image, mounted at the volume's path before the first container with it starts, and
-//! removed with the pod. The image itself is got with the container's own.
+//! Image volumes: a read-only view of the image, mounted at the volume's path before the first container that uses it
+//! starts, and removed with the pod. The image itself is made available together with the container's own.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ impl ContainerdExecutor {
             let mounted = blocking::run(self.volumes.pod_dir(uid), DEADLINE, move |progress| {
                 progress.at(&target);
                 let view = map_layers(&sandbox.sandbox, view)?;
-                // Another container of the pod may have been faster.
+                // Another container of the pod may have mounted it meanwhile.
                 if is_mount_point(&target)? { Ok(()) } else { mount_read_only(&view, &target) }
             });
             mounted.await.and_then(|mounted| mounted).map_err(|error| failed(volume, error))?;

@@ -1,15 +1,15 @@
-//! The bound on container starts side by side: as many as there are cores, not counting those that hang.
+//! The bound on concurrent container starts: as many as there are cores, not counting those that hang.
 
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// How long a start keeps others waiting that have no permit. One that takes longer waits for something and uses no
-/// processor: a mount of the pod whose file system does not answer, or a shim that hangs.
+/// How long a start keeps its permit. One that takes longer waits for something and uses no processor: a mount of the
+/// pod whose file system does not answer, or a hanging shim.
 const PERMIT_HELD: Duration = Duration::from_secs(10);
 
-/// Runs `start` with one of `permits`, which it gives back after [`PERMIT_HELD`].
+/// Runs `start` with one of `permits`, which it releases after [`PERMIT_HELD`].
 pub(super) async fn with_permit<T>(permits: &Semaphore, start: impl Future<Output = T>) -> T {
     // The semaphore is never closed; without a permit the start continues nevertheless.
     let permit = permits.acquire().await.ok();

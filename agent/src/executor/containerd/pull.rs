@@ -1,4 +1,5 @@
-//! The pull of a pod's image, and how its progress is reported: the pod's note at once, events when it takes long.
+//! The pull of a pod's image, and how its progress is reported: in the pod's note at once, and in events when it
+//! takes long.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -17,8 +18,8 @@ use limpet_telemetry::event::EventType;
 
 /// How long a pull takes before an event shows its progress.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
-/// The least time between two such events: an apiserver gets one more of a pod each 5 minutes, and those that follow
-/// are to reach it.
+/// The shortest time between two such events. An apiserver accepts one more of a pod every 5 minutes, and those that
+/// follow should reach it.
 const REPORT_PACE: Duration = Duration::from_secs(300);
 
 impl ContainerdExecutor {
@@ -43,7 +44,7 @@ impl ContainerdExecutor {
         let PulledNow { image, with } = match pulled {
             Ok(pulled) => pulled,
             Err(error) => {
-                // Where containerd did not answer the image may be there: its intent stays.
+                // If containerd did not answer, the image may be present, so its intent stays.
                 if let Some(announced) = announced.filter(|_| !error.is_runtime_unavailable()) {
                     self.pull_records.failed(announced).await;
                 }
@@ -59,15 +60,16 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
-    /// Waits until another pull may begin. kubelet fails it: here the pod starts without a back-off.
+    /// Waits until another pull may begin. kubelet fails the pull instead; here the pod starts without a back-off.
     async fn await_pull_rate(&self) {
         let Some(pace) = &self.pull_pace else { return };
         let begin = pace.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now().into_std());
         tokio::time::sleep_until(begin.into()).await;
     }
 
-    /// Writes down that the image is being pulled, before anything of it can be here. What a pod without credentials of
-    /// its own pulls is for all pods, also after a crash: a node that then boots without a network is to start it.
+    /// Records that the image is being pulled, before anything of it can be present. What a pod without its own
+    /// credentials pulls is for all pods, even after a crash, so that a node that then boots without a network starts
+    /// it.
     async fn announce_pull(&self, access: &PullAccess, reference: &str) -> Result<Option<AnnouncedPull>, ImageError> {
         if !self.images.may_use_credentials(reference, access)? {
             return Ok(None);
@@ -77,7 +79,7 @@ impl ContainerdExecutor {
         announced.map(Some).map_err(failed)
     }
 
-    /// Pulls, and shows how far it is.
+    /// Pulls, and shows the progress.
     async fn pull_in_sight(
         &self,
         pod: &PodState,
@@ -105,7 +107,7 @@ impl ContainerdExecutor {
     }
 }
 
-/// kubelet's message for a pull that `took` so long, `waited` with the time before its turn.
+/// kubelet's message for a pull that took `took`, or `waited` including the time before its turn.
 fn pulled_message(reference: &str, took: Duration, waited: Duration, size: u64) -> String {
     let (took, waited) = (go_duration::show(took), go_duration::show(waited));
     format!(
@@ -113,7 +115,7 @@ fn pulled_message(reference: &str, took: Duration, waited: Duration, size: u64) 
     )
 }
 
-/// When the progress of one pull is worth an event.
+/// Decides when the progress of one pull is worth an event.
 #[derive(Debug)]
 struct ProgressReports {
     next: Instant,
@@ -124,7 +126,7 @@ impl ProgressReports {
         Self { next: began + FIRST_REPORT }
     }
 
-    /// Whether an event is due at `now`; then the next one is due later.
+    /// Whether an event is due at `now`, in which case the next one is due later.
     fn is_due(&mut self, now: Instant) -> bool {
         let due = now >= self.next;
         if due {
@@ -144,7 +146,7 @@ mod tests {
         let mut reports = ProgressReports::new(began);
         let due: Vec<u64> = (0..1_000).filter(|second| reports.is_due(began + Duration::from_secs(*second))).collect();
         assert_eq!(due, [30, 330, 630, 930]);
-        // Bytes that come late are reported when they come.
+        // Progress that comes late is reported when it comes.
         assert!(reports.is_due(began + Duration::from_secs(2_000)));
         assert!(!reports.is_due(began + Duration::from_secs(2_299)));
     }

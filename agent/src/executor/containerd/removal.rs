@@ -1,6 +1,9 @@
-//! The removal of what a pod has on its node: when it has run to its end, when it is deleted, and of a pod that no longer exists.
+//! The removal of what a pod has on its node: when it has finished, when it is deleted, and for a pod that no longer
+//! exists.
 //!
-//! Which resources go in which order, and what is kept when one of them cannot be removed, says [`limpet_core::removal`].
+//!
+//! [`limpet_core::removal`] decides which resources are removed in which order, and what is kept if one of them
+//! cannot be removed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,12 +25,12 @@ use limpet_telemetry::event::EventType;
 /// kubelet's reason when something of a pod cannot be removed.
 const FAILED_KILL: &str = "FailedKillPod";
 
-/// Something of a pod stays.
+/// The failure that something of a pod stays.
 fn stays(what: &str, error: impl std::fmt::Display) -> Failure {
     Failure { reason: FAILED_KILL, message: format!("{what}: {error}"), transient: false }
 }
 
-/// In kubelet's words, which the failure of a driver has already.
+/// The failure in kubelet's words, which the failure of a driver already has.
 fn unmount_failure(error: &VolumeError) -> Failure {
     let message = match error {
         VolumeError::TearDown { .. } => error.to_string(),
@@ -40,18 +43,18 @@ fn unmount_failure(error: &VolumeError) -> Failure {
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     uid: &'a PodUid,
-    /// `None`: it no longer exists.
+    /// `None` if it no longer exists.
     pod: Option<&'a PodState>,
 }
 
 impl ContainerdExecutor {
-    /// The pod has run to its end: address, namespaces, cgroup, the volumes of drivers and disks of targets go back;
-    /// records, logs and other volumes stay.
+    /// Removes what others may need of a pod that has finished: address, namespaces, cgroup, the volumes of drivers
+    /// and disks of targets. Records, logs and other volumes stay.
     pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
         self.remove_resources(Extent::Sandbox, Subject { uid: &pod.record.uid, pod: Some(pod) }).await
     }
 
-    /// Everything of the pod goes: containers, sandbox, volumes, logs.
+    /// Removes everything of the pod: containers, sandbox, volumes, logs.
     pub(super) async fn tear_down(&self, pod: &PodState) -> Result<(), Failure> {
         let began = tokio::time::Instant::now();
         self.remove_resources(Extent::Pod, Subject { uid: &pod.record.uid, pod: Some(pod) }).await?;
@@ -59,15 +62,15 @@ impl ContainerdExecutor {
         Ok(())
     }
 
-    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile. Returns whether
-    /// that is all of it.
+    /// Removes what a pod that no longer exists has left, after a crash, a power cut, or a manifest that was removed
+    /// meanwhile. Returns whether that is all of it.
     pub(super) async fn clear(&self, uid: &PodUid) -> bool {
         tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
         self.remove_resources(Extent::Orphan, Subject { uid, pod: None }).await.is_ok()
     }
 
-    /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods;
-    /// those of limpet's go before the pod's directory.
+    /// Every pod that has something on disk or in the kernel. Logs alone do not count, because they may belong to
+    /// another agent's pods; limpet's are removed before the pod's directory.
     pub(super) async fn traces(&self) -> HashSet<PodUid> {
         let mut pods: HashSet<PodUid> = HashSet::new();
         pods.extend(listed("network attachments", self.network.attached().await));
@@ -118,7 +121,7 @@ impl ContainerdExecutor {
             }
             (Resource::Namespaces, _) => self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", error)),
             (Resource::Cgroup, _) => {
-                // A process that was killed a moment ago may still be in it: that passes.
+                // A process that was killed a moment ago may still be in it, which passes.
                 let removed = self.on_cgroup("destroy", self.cgroups.remove_pod(uid)).await;
                 removed.map_err(|error| Failure { transient: error.is_transient(), ..stays("cgroup", &error) })
             }
@@ -144,7 +147,8 @@ impl ContainerdExecutor {
         }
     }
 
-    /// One that cannot be removed keeps none of the others, unless containerd does not answer at all.
+    /// Removes all containers. One that cannot be removed does not keep the others, unless containerd does not answer
+    /// at all.
     async fn remove_containers(&self, pod: &PodState) -> Result<(), Failure> {
         let mut all = Ok(());
         for slot in &pod.containers {
@@ -165,7 +169,7 @@ impl ContainerdExecutor {
         all
     }
 
-    /// What a failed start of a container has left goes, a process of it included.
+    /// Removes what a failed start of a container has left, including a process of it.
     pub(super) async fn remove_failed_start(&self, pod: &PodState, slot: &ContainerSlot) -> Result<(), Failure> {
         let Some(id) = &slot.possible_orphan else { return Ok(()) };
         let removed = self.timed("remove_container", self.containers.remove_failed_attempt(id)).await;
@@ -202,7 +206,8 @@ impl ContainerdExecutor {
     }
 }
 
-/// What could be listed. What could not is no reason to remove anything, and is listed again at the next start.
+/// The pods that could be listed. What could not be listed is no reason to remove anything, and is listed again at
+/// the next start.
 fn listed<E: std::fmt::Display>(what: &str, pods: Result<Vec<PodUid>, E>) -> Vec<PodUid> {
     pods.unwrap_or_else(|error| {
         tracing::warn!(%error, "listing {what} failed; what is left of pods there stays until the next start");

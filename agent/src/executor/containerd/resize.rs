@@ -1,4 +1,4 @@
-//! The resize of a running container, and of its pod's cgroup: no memory limit goes below what is in use.
+//! The resize of a running container, and of its pod's cgroup. No memory limit is set below what is in use.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use limpet_model::pod::{PodRecord, PodUid};
 use super::{ContainerdExecutor, failure};
 use limpet_telemetry::event::EventType;
 
-/// kubelet's event of a resize that could not be done.
+/// kubelet's event about a resize that failed.
 const RESIZE_ERROR: &str = "ResizeError";
 
 impl ContainerdExecutor {
-    /// Sets the resources of the newest instance to those of the pod's version, then writes that version on the container: an
-    /// agent that ends in between does it again.
+    /// Gives the newest instance the resources of the pod's version, then records that version on the container. If
+    /// the agent stops in between, its successor does it again.
     pub(super) async fn resize(&self, pod: &PodState, index: usize) -> Outcome {
         let slot = &pod.containers[index];
         let (Some(instance), Some(container)) = (&slot.instance, pod.container_spec(&slot.name)) else {

@@ -1,4 +1,4 @@
-//! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
+//! The start of a container: the calls in their order (`docs/containerd.md`, "Start of a container").
 
 mod devices;
 mod ephemeral;
@@ -71,7 +71,7 @@ enum Ran {
         /// How long its creation took.
         created: Duration,
     },
-    /// One that an earlier try had started already, perhaps of an earlier version.
+    /// A process that an earlier attempt had already started, perhaps of an earlier version.
     Before(Task, Option<Box<Recorded>>),
 }
 
@@ -148,7 +148,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The stop signal of its spec, else the image's; SIGTERM if they name none, or none that there is.
+    /// The stop signal of its spec, or else the image's; SIGTERM if they specify none, or one that does not exist.
     fn stop_signal(&self, pod: &PodState, slot: &ContainerSlot, image: &LocalImage) -> StopSignal {
         let asked = pod.container_spec(&slot.name).and_then(|spec| spec.lifecycle.as_ref()?.stop_signal.as_deref());
         if let Some(signal) = asked.and_then(StopSignal::parse) {
@@ -165,7 +165,7 @@ impl ContainerdExecutor {
         })
     }
 
-    /// Snapshot, container, task, process, under a lease that is given back whatever comes of it.
+    /// Makes snapshot, container, task and process, under a lease that is released whatever the result.
     async fn run(&self, start: &Start<'_>) -> Result<Ran, StartFailure> {
         let lease = self.containers.lease(&start.id).await.map_err(refused)?;
         let ran = self.run_leased(start, &lease).await;
@@ -211,9 +211,9 @@ impl ContainerdExecutor {
         };
         self.containers.create(&new).await.map_err(refused)?;
         let streams = self.streams(start, new.class)?;
-        // Until the process has been started: by then the shim holds it open, too.
+        // Held until the process has been started, because by then the shim holds it open, too.
         let _input = streams.hold_input().map_err(|error| config_error(format!("open its input: {error}")))?;
-        // The container holds its snapshot now: the lease goes back while the shim works.
+        // The container holds its snapshot now, so the lease is released while the shim works.
         let ((), (), created) =
             tokio::join!(self.release_lease(lease), self.create_link(start), self.create_task(start, rootfs, &streams));
         let pid = created?;
@@ -222,8 +222,7 @@ impl ContainerdExecutor {
         Ok(Ran::Now { pid, created })
     }
 
-    /// Gives a start's lease back. One that will not go is tried once more, and then after containerd's next
-    /// reconnection.
+    /// Releases a start's lease. If that fails, it is tried once more, and then after containerd's next reconnection.
     async fn release_lease(&self, lease: &str) {
         let mut released = self.containers.release(lease).await;
         if released.is_err() {
@@ -234,7 +233,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Its OCI spec in JSON. The files that it mounts, and the host's that the spec depends on, are accessed.
+    /// Its OCI spec in JSON. This accesses the files that it mounts, and those of the host on which the spec depends.
     async fn spec(
         &self,
         start: &Start<'_>,
@@ -247,7 +246,7 @@ impl ContainerdExecutor {
         built.await.unwrap_or_else(|error| Err(error.to_string())).map_err(config_error)
     }
 
-    /// Who it runs as: the Pod's security context and the image's own `USER`, by the image's account files.
+    /// Who it runs as, from the Pod's security context and the image's own `USER`, with the image's account files.
     async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
         let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
         let mut request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
@@ -268,7 +267,7 @@ impl ContainerdExecutor {
             .map_err(|error| config_error(error.to_string()))
     }
 
-    /// `Tasks.Create`; a mount that vanished between two quick starts is worth one more try.
+    /// Calls `Tasks.Create`. A mount that vanished between two quick starts is worth another attempt.
     async fn create_task(
         &self,
         start: &Start<'_>,
@@ -282,8 +281,8 @@ impl ContainerdExecutor {
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
                 self.containers.create_task(&start.id, rootfs, streams).await.map_err(run_error)
             }
-            // A shim that was broken off in the middle of a start may never answer again. With nothing else of the pod
-            // below it (its containers start side by side), it is ended: the next start is to have another one.
+            // A shim that was interrupted during a start may never answer again. If nothing else of the pod is below
+            // it (its containers start at the same time), it is killed, so that the next start gets another one.
             Err(error @ RuntimeError::Deadline { .. }) => {
                 tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "the container did not start; ending its shim, which serves no other container");
                 let digits = ContainerId::pod_digits(&start.pod.record.uid);
@@ -294,7 +293,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// It runs: recorded on the container, in the log and as events.
+    /// Records on the container, in the log and as events that it runs.
     async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
         let now = Timestamp::now();
         let took = began.elapsed();
@@ -313,8 +312,8 @@ impl ContainerdExecutor {
         self.instance(start, Some(now), Life::Running { pid, process, stopping: None })
     }
 
-    /// It was started by a try before this one, whose answer was lost: it is not started again, whatever it has done.
-    /// An edit since then is found by the version it was started with.
+    /// Handles a container that an earlier attempt, whose answer was lost, has started. It is not started again,
+    /// whatever it has done. An edit since then is detected by the version with which it was started.
     async fn started_before(
         &self,
         start: &Start<'_>,
@@ -341,7 +340,7 @@ impl ContainerdExecutor {
         instance
     }
 
-    /// runc could not run it: an attempt that ended before it began, written down as any other end.
+    /// Handles that runc could not run it: an attempt that ended before it began, recorded like any other exit.
     async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
         let now = clock::now();
         let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };

@@ -1,5 +1,4 @@
-//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and on
-//! request.
+//! Measures how much disk space a pod uses: if its use is limited, when the disk is short of space, and on request.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -20,10 +19,10 @@ use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_telemetry::usage::disks::{ContainerDisk, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 
-/// The walk of one directory ends after so long; what it has seen by then counts.
+/// The walk of one directory ends after this time; what it has seen by then counts.
 const WALK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much longer than a measurement the pause after it is: it takes a hundredth of the time at most.
+/// By how much the pause is longer than the measurement before it, which so takes at most a hundredth of the time.
 const PAUSE_FACTOR: u32 = 100;
 
 impl ContainerdExecutor {
@@ -62,7 +61,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.
+    /// Measures a pod's containers and its own volumes. What cannot be measured is left out.
     pub async fn pod_disk(&self, record: &PodRecord, containers: &BTreeMap<String, ObservedContainer>) -> PodDisk {
         let mut disk = PodDisk { files: self.provided(record).await, ..PodDisk::default() };
         for volume in self.volumes.measured(record) {
@@ -83,7 +82,7 @@ impl ContainerdExecutor {
 
     async fn volume_disk(&self, pod: &PodKey, volume: MeasuredVolume) -> VolumeDisk {
         if volume.own_file_system && blocking::is_busy(&volume.path) {
-            // It does not answer: a request for usage waits for it once.
+            // It does not answer, and a request for usage waits for it only once.
             return VolumeDisk { name: volume.name, claim: None, used: None, space: None, ephemeral: volume.ephemeral };
         }
         let space = file_system::space_of(volume.path.clone()).await.ok();

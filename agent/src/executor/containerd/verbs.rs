@@ -1,4 +1,4 @@
-//! The verbs of [`Executor`], on containerd and the host.
+//! The functions of [`Executor`], on containerd and the host.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -23,7 +23,7 @@ impl Executor for ContainerdExecutor {
     }
 
     fn id_seed(&self) -> u64 {
-        // The system's randomness, which does not wait for the kernel to have gathered some at boot.
+        // This is the system's randomness, which does not wait for the kernel to have gathered some at boot.
         RandomState::new().build_hasher().finish()
     }
 

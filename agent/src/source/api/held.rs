@@ -1,5 +1,5 @@
-//! Pods that an apiserver with another history does not have. They were not deleted, so they keep running until the
-//! operator takes the cluster as it is.
+//! Pods that are missing from an apiserver with another history. They were not deleted, so they keep running until
+//! the operator accepts the cluster as it is.
 
 use std::collections::BTreeMap;
 
@@ -15,29 +15,29 @@ struct SavedHistory {
     known: ClusterHistory,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broken: Option<HistoryBreak>,
-    /// The last renewal of the node's lease that the apiserver has confirmed, as the lease has it. On disk it may be
+    /// The last renewal of the node's lease that the apiserver has confirmed, as in the lease. The one on disk may be
     /// older.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     renewal: String,
-    /// The version of the lease that it made.
+    /// The version of the lease after it.
     #[serde(default, skip_serializing_if = "is_zero")]
     renewal_version: u64,
 }
 
-/// Whether a version is none.
+/// Whether a version is unknown.
 fn is_zero(version: &u64) -> bool {
     *version == 0
 }
 
-/// The history of the cluster that the pods are of, and those that the apiserver of today does not have.
+/// The history of the cluster that the pods belong to, and those that the current apiserver does not have.
 #[derive(Debug, Default)]
 pub(super) struct HeldPods {
     kept: SavedHistory,
-    /// As the last list and what followed it were.
+    /// The history after the last list and what followed it.
     current: ClusterHistory,
-    /// The lease alone shows that the history breaks; the next list shows how.
+    /// Whether only the lease shows that the history breaks; the next list shows how.
     is_suspected: bool,
-    /// Each with the Pod of the same name that the apiserver has, if it has one.
+    /// Each with the apiserver's Pod of the same name, if there is one.
     pods: BTreeMap<PodKey, Option<Value>>,
 }
 
@@ -56,15 +56,15 @@ impl HeldPods {
         serde_json::to_string(&self.kept).unwrap_or_default()
     }
 
-    /// A list came with that history. `lost` are the pods it does not have, each with its successor; `knows_pods`: it has
-    /// others that were known. Holds `lost` if that history breaks with the one before.
+    /// Takes a list with that history. `lost` are the pods that it lacks, each with its successor; `knows_pods`: it
+    /// has others that were known. Holds `lost` if that history breaks with the one before.
     pub(super) fn listed(&mut self, history: ClusterHistory, lost: BTreeMap<PodKey, Option<Value>>, knows_pods: bool) {
         let new_break = self.kept.known.break_with(&history, knows_pods);
         let broken = match self.kept.broken.take() {
             // The earlier cluster is back.
             Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
             Some(HistoryBreak::Recreated) if self.kept.known.has_same_service(&history) => None,
-            // The lease of another cluster is older, too.
+            // Another cluster's lease is also older.
             Some(suspected) if std::mem::take(&mut self.is_suspected) => Some(new_break.unwrap_or(suspected)),
             broken => broken.or(new_break),
         };
@@ -90,7 +90,7 @@ impl HeldPods {
         }
     }
 
-    /// The cluster has gone back: what the next list does not have was not deleted.
+    /// Records that the cluster has gone back: what the next list lacks was not deleted.
     pub(super) fn went_back(&mut self, broken: HistoryBreak) {
         if self.kept.broken.is_none() {
             (self.kept.broken, self.is_suspected) = (Some(broken), true);
@@ -112,19 +112,19 @@ impl HeldPods {
         self.pods.contains_key(key)
     }
 
-    /// The apiserver has this Pod under the key of one that is held; `None`: no more.
+    /// Sets the apiserver's Pod with the key of a held one; `None` if there is no longer one.
     pub(super) fn set_successor(&mut self, key: &PodKey, pod: Option<Value>) {
         if let Some(successor) = self.pods.get_mut(key) {
             *successor = pod;
         }
     }
 
-    /// The pod of that key is to end after all; whether it was held.
+    /// Releases the pod of that key, which has to end after all. Returns whether it was held.
     pub(super) fn release(&mut self, key: &PodKey) -> bool {
         self.pods.remove(key).is_some()
     }
 
-    /// From now on the cluster counts as it is. Returns the pods that were held, each with its successor.
+    /// Accepts the cluster as it is. Returns the pods that were held, each with its successor.
     pub(super) fn accept(&mut self) -> BTreeMap<PodKey, Option<Value>> {
         let mut known = self.current.clone();
         if known.authorities.is_empty() {
@@ -138,7 +138,7 @@ impl HeldPods {
         std::mem::take(&mut self.pods)
     }
 
-    /// Why pods are held, and which, for users; `None`: none are.
+    /// Why pods are held, and which, for users; `None` if none are.
     pub(super) fn reason(&self) -> Option<String> {
         let broken = self.kept.broken.as_ref().filter(|_| !self.pods.is_empty())?;
         let pods: Vec<String> = self.pods.keys().map(ToString::to_string).collect();

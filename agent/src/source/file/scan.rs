@@ -25,14 +25,14 @@ use limpet_model::source::SourceKind;
 
 /// The limit of a manifest file, as in kubelet.
 pub(super) const MAX_FILE: u64 = 10 << 20;
-/// The most files of one directory; those after it in byte order are not read.
+/// How many files of one directory are read. Those after them in byte order are not.
 pub(super) const MAX_FILES: usize = 10_000;
 
 /// Scans and decodes manifest files at one path.
 #[derive(Debug, Clone)]
 pub(super) struct Scanner {
     pub(super) directory: PathBuf,
-    /// The only file to read, whatever its name; `None`: all manifests of the directory.
+    /// The only file to read, whatever its name; `None` for all manifests of the directory.
     pub(super) only: Option<Arc<str>>,
     /// The node name, part of every pod's name.
     pub(super) node_name: Arc<str>,
@@ -40,7 +40,7 @@ pub(super) struct Scanner {
     pub(super) decoder: Decoder,
 }
 
-/// What a power cut or an interrupted editor leaves of a file: this is not meant to remove pods.
+/// Whether the content is what a power cut or an interrupted editor leaves, which is not meant to remove pods.
 fn is_blank(text: &[u8]) -> bool {
     let text = encoding::utf8(text);
     text.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace())
@@ -180,7 +180,7 @@ impl Scanner {
         };
         let before = scan.known.get(&name).and_then(|known| known.stamp);
         match path.metadata() {
-            // As kubelet has it, a directory is no manifest, and what is in it is none.
+            // As in kubelet, a directory is not a manifest, and neither is anything in it.
             Ok(metadata) if metadata.is_dir() => {
                 scan.known.remove(&name);
                 scan.findings.push((name, Finding::Absent));
@@ -219,7 +219,7 @@ impl Scanner {
         manifest
     }
 
-    /// The file exists and cannot be read: handled as broken, and retried at every scan.
+    /// Records a file that exists but cannot be read. It is handled as broken, and retried at every scan.
     pub(super) fn mark_unreadable(&self, name: Arc<str>, link: bool, error: &io::Error, scan: &mut Scan) {
         let message = match error.kind() {
             io::ErrorKind::NotFound if link => "the symlink's target does not exist".to_owned(),

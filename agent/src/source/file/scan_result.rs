@@ -1,4 +1,4 @@
-//! What a scan of manifest files finds, and what is known of the files for the next one.
+//! What a scan of manifest files finds, and what is known about the files for the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use limpet_model::manifest::Manifest;
 /// The state of a scanned file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownFile {
-    /// `None`: read it again whatever its stamp.
+    /// `None` if it must be read again whatever its stamp.
     pub(super) stamp: Option<Stamp>,
-    /// It is a symlink: its targets are watched.
+    /// Whether it is a symlink, whose targets are watched.
     pub(super) link: bool,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum Finding {
     /// It was read, with or without faults.
     Read(Manifest),
     Absent,
-    /// It is being written in place: its previous content stays in effect.
+    /// It is being written in place, so its previous content stays in effect.
     BeingWritten,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// One that has found nothing yet.
+    /// A scan that has found nothing yet.
     pub(super) fn new(known: KnownFiles) -> Self {
         Self { known, findings: Vec::new(), listing: None }
     }
@@ -53,7 +53,7 @@ pub(super) struct Listing {
     pub(super) id: DirectoryId,
     /// The files in it that are read.
     pub(super) names: BTreeSet<Arc<str>>,
-    /// Those whose names are not UTF-8, which are not.
+    /// The names of the others that are not UTF-8.
     pub(super) skipped: Vec<String>,
     /// How many manifests are beyond the limit of one directory.
     pub(super) excess: usize,

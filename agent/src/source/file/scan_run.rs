@@ -1,7 +1,8 @@
-//! A scan under way, shared by the thread that reads and the task that waits for it.
+//! A scan in progress, shared by the thread that reads and the task that waits for it.
 //!
-//! A name may lead to a file system that does not answer. The task then takes what was found so far, notes which name it
-//! was, and scans again without that name; the thread left behind finds its scan taken and ends.
+//!
+//! A name may lead to a file system that does not answer. The task then takes what was found so far, records which
+//! name it was, and scans again without that name. The thread that is left behind finds its scan taken and ends.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use super::scan_result::{KnownFile, KnownFiles, Listing, Scan};
 
 #[derive(Debug)]
 pub(super) struct ScanRun {
-    /// Names that an earlier thread still waits for.
+    /// Names for which an earlier thread still waits.
     hung: BTreeSet<Arc<str>>,
     state: Mutex<State>,
 }
@@ -18,18 +19,18 @@ pub(super) struct ScanRun {
 #[derive(Debug)]
 struct State {
     scan: Scan,
-    /// The name that is accessed.
+    /// The name that is being accessed.
     at: Option<Arc<str>>,
     taken: bool,
 }
 
 impl ScanRun {
-    /// A run that leaves the names `hung` alone.
+    /// A run that skips the names in `hung`.
     pub(super) fn new(known: KnownFiles, hung: BTreeSet<Arc<str>>) -> Self {
         Self { hung, state: Mutex::new(State { scan: Scan::new(known), at: None, taken: false }) }
     }
 
-    /// `name` is accessed from now on. False: it must not be accessed, or the run has ended.
+    /// Records that `name` is being accessed. Returns false if it must not be accessed, or the run has ended.
     pub(super) fn enter(&self, name: &Arc<str>) -> bool {
         let mut state = self.state();
         let goes_on = !state.taken && !self.hung.contains(name);
@@ -39,7 +40,7 @@ impl ScanRun {
         goes_on
     }
 
-    /// No name is accessed.
+    /// Records that no name is being accessed.
     pub(super) fn enter_none(&self) {
         self.state().at = None;
     }
@@ -49,7 +50,7 @@ impl ScanRun {
         self.state().scan.known.get(name).copied()
     }
 
-    /// `name` was scanned, and this was found.
+    /// Records that `name` was scanned, with the result.
     pub(super) fn leave(&self, name: &str, found: Scan) {
         let mut state = self.state();
         if !state.taken {
@@ -60,7 +61,7 @@ impl ScanRun {
         }
     }
 
-    /// Everything was scanned.
+    /// Records that everything was scanned.
     pub(super) fn finish(&self, listing: Result<Listing, String>) {
         let mut state = self.state();
         state.at = None;
@@ -70,7 +71,7 @@ impl ScanRun {
         state.scan.listing = Some(listing);
     }
 
-    /// Ends the run: what was found, and the name that was being accessed.
+    /// Ends the run. Returns what was found, and the name that was being accessed.
     pub(super) fn take(&self) -> (Scan, Option<Arc<str>>) {
         let mut state = self.state();
         state.taken = true;

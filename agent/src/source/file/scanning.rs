@@ -1,5 +1,5 @@
-//! Runs scans on blocking threads. A name whose file system does not answer is left alone until it does, so that it holds
-//! up no other manifest.
+//! Runs scans on blocking threads. A name whose file system does not answer is skipped until it does, so that it
+//! delays no other manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use limpet_host::blocking::{self, DEADLINE, Progress};
 const DIRECTORY: &str = "";
 
 impl FileSource {
-    /// Scans `names`. An `Err` for the listing: the directory itself does not answer.
+    /// Scans `names`. The listing is an `Err` if the directory itself does not answer.
     pub(super) async fn scan_names(&mut self, names: BTreeSet<Arc<str>>) -> Scan {
         self.run_scan(move |scanner, run, progress| scanner.scan_names(&names, run, progress)).await
     }
 
-    /// Runs `work` on a blocking thread, and again without the name that hangs if there is one.
+    /// Runs `work` on a blocking thread, and again without the name that hangs, if any.
     pub(super) async fn run_scan(
         &mut self,
         work: impl Fn(&Scanner, &ScanRun, &Progress) + Clone + Send + 'static,
@@ -65,29 +65,30 @@ impl FileSource {
         loop {
             tokio::select! {
                 done = &mut call => return (run, done.err()),
-                // Read the actors of events meanwhile: their processes may exit before the next event is handled.
+                // Actors of events are read meanwhile, because their processes may exit before the next event is
+                // handled.
                 () = listen(self.watch.as_mut()) => {}
             }
         }
     }
 
-    /// The subject of the next scan: not one that a thread still waits on for a name.
+    /// The subject of the next scan, which must not be one for which a thread still waits.
     fn subject(&self) -> PathBuf {
         let is_waited_on =
             |subject: &PathBuf| self.hung.iter().any(|(name, waited_on)| &**name != DIRECTORY && waited_on == subject);
         let mut subjects = (0_usize..).map(|number| self.scanner.directory.join(format!("scan {number}")));
-        // More numbers than names: there is one.
+        // There are more numbers than names, so one is free.
         subjects.find(|subject| !is_waited_on(subject)).unwrap_or_default()
     }
 
-    /// The names that are still waited for; the others are scanned again.
+    /// The names that are still waited for. The others are scanned again.
     fn still_hung(&mut self) -> BTreeSet<Arc<str>> {
         self.hung.retain(|name, subject| &**name != DIRECTORY && blocking::is_busy(subject));
         self.hung.keys().cloned().collect()
     }
 }
 
-/// Resolves when a file system answers that a thread has waited for; never when there is none.
+/// Resolves when a file system for which a thread has waited answers; never resolves if there is none.
 pub(super) async fn answered(hung: &BTreeMap<Arc<str>, PathBuf>) {
     match hung.is_empty() {
         true => std::future::pending().await,

@@ -4,11 +4,11 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Two writes within one tick of the kernel's clock get equal timestamps: a file read this soon after its change is
-/// read again at its next event.
+/// Two writes within one tick of the kernel's clock get equal timestamps, so a file that was read this soon after its
+/// change is read again at its next event.
 pub(super) const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(50);
-/// A file written in place this recently may be incomplete. Its writer's close causes an event; a scan without an
-/// event leaves the file alone until then, or until it was not written for this long.
+/// A file that was written in place this recently may be incomplete. Its writer's close causes an event. A scan
+/// without an event ignores the file until then, or until it was not written for this long.
 pub(super) const WRITE_SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// Identifies a version of a file.

@@ -59,7 +59,7 @@ fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord
     }
 }
 
-/// A running source with a directory of its own.
+/// A running source with its own directory.
 struct Bench {
     root: tempfile::TempDir,
     directory: PathBuf,
@@ -162,7 +162,7 @@ async fn files_are_added_changed_and_removed() {
     assert!(bench.store.load::<LastGood>(SourceKind::File).unwrap().records.is_empty());
 }
 
-/// A change through another hard link causes no event in the directory: a scan of the file would notice it.
+/// A change through another hard link causes no event in the directory, but a scan of the file would notice it.
 #[tokio::test]
 async fn an_event_for_one_file_does_not_scan_the_others() {
     let mut bench = Bench::new();

@@ -48,7 +48,7 @@ impl FileSource {
         }
     }
 
-    /// From now on there are no change notifications; [`Health`] reports it.
+    /// Records that there are no change notifications any more; [`Health`] reports it.
     pub(super) fn lose_watch(&mut self, error: &std::io::Error) {
         self.watch = None;
         self.blind = Some(format!("reading every {} s: {error}", self.periods.blind.as_secs()).into());

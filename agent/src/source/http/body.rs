@@ -16,7 +16,7 @@ pub(super) const MAX_BODY: usize = 10 << 20;
 pub(super) struct BodyFormat {
     /// `Content-Encoding`, in lower case.
     pub(super) encoding: Option<String>,
-    /// Its end is only the end of the connection: a truncated body looks the same.
+    /// Whether its end is only the end of the connection, so that a truncated body looks the same.
     pub(super) open_ended: bool,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn read(bytes: &[u8], decoder: Decoder, origin: &str, node_name: &str
     Ok(manifest)
 }
 
-/// Why a complete body cannot be manifests; `None`: it may be.
+/// Why a complete body cannot be manifests; `None` if it may be.
 fn no_manifests(bytes: &[u8]) -> Option<&'static str> {
     let text = bytes.trim_ascii_start();
     if text.starts_with(b"<") {

@@ -20,10 +20,12 @@ const BEFORE: &[u8] = br#"{"apiVersion": "v1", "kind": "List", "items": [
     {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "db"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}},
     {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web"}, "data": {"a": "b"}}]}"#;
 
-/// Handles `bytes` as a response: the first byte selects how it was sent, the others are its body.
+/// Handles `bytes` as a response. The first byte selects how it was sent, and the others are its body.
+///
 ///
 /// # Panics
-/// When a property does not hold.
+///
+/// A property does not hold.
 pub(crate) fn check_answer(bytes: &[u8]) {
     let Some((&how, body)) = bytes.split_first() else { return };
     let encoding = [None, Some("gzip"), Some("identity"), Some("br")][usize::from(how & 3)];

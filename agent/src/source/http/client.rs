@@ -32,14 +32,14 @@ pub(super) struct Timeouts {
     pub(super) whole: Duration,
 }
 
-/// kubelet gives an exchange 10 s in all; a slow line gets more as long as data arrives.
+/// kubelet gives an exchange 10 s in total; here a slow line gets more as long as data arrives.
 impl Default for Timeouts {
     fn default() -> Self {
         Self { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) }
     }
 }
 
-/// Identifies a version of a file; `None`: it does not exist.
+/// Identifies a version of a file; `None` if it does not exist.
 type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
 /// The clients, created on demand.
@@ -93,13 +93,13 @@ impl Clients {
         }
     }
 
-    /// A client for other origins, which redirects lead to: without client certificate.
+    /// A client for other origins, to which redirects lead. It has no client certificate.
     pub(super) async fn foreign(&self) -> Result<Client, String> {
         let (settings, timeouts) = (Arc::clone(&self.settings), self.timeouts);
         on_certificates(move || build(&settings, timeouts, false)).await?
     }
 
-    /// Rereads all certificates, the system's too, before the next exchange.
+    /// Rereads all certificates, including the system's, before the next exchange.
     pub(super) fn reload(&mut self) {
         self.own = None;
     }
@@ -139,7 +139,7 @@ fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Clien
             .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(timeouts.connect)
             .read_timeout(timeouts.silence)
-            // Redirects are followed manually: secret headers are sent to their own origin only.
+            // Redirects are followed manually, because secret headers are sent only to their own origin.
             .redirect(redirect::Policy::none())
             .referer(false)
             .pool_max_idle_per_host(1)
@@ -163,7 +163,7 @@ fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Clien
     if own && settings.address.url().scheme() == "http" {
         return builder().tls_certs_only([]).build().map_err(|error| wrong(&error));
     }
-    // A machine without CA certificates: the handshake will report what is missing.
+    // A machine may have no CA certificates; the handshake then reports what is missing.
     builder().build().or_else(|_| builder().tls_certs_only([]).build()).map_err(|error| wrong(&error))
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Failure {
     pub(super) reason: String,
     /// For the schedule.
     pub(super) result: ExchangeResult,
-    /// Certificates must be reread before the next attempt.
+    /// Whether certificates must be reread before the next attempt.
     pub(super) tls: bool,
 }
 
@@ -37,7 +37,7 @@ impl Failure {
         self
     }
 
-    /// An error of the HTTP client. `now` is the node's clock, which certificates are checked against.
+    /// An error of the HTTP client. `now` is the node's clock, by which certificates are checked.
     pub(super) fn of(error: reqwest::Error, now: Timestamp) -> Self {
         let error = error.without_url();
         if let Some(tls) = tls_error(&error) {

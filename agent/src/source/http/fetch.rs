@@ -16,15 +16,15 @@ use super::failure::Failure;
 use super::settings::{HttpSettings, digest, shown};
 use limpet_core::source::http_schedule;
 
-/// The most redirects followed in one exchange.
+/// How many redirects are followed in one exchange.
 const MAX_REDIRECTS: usize = 5;
 /// The limit of a response's validators, in bytes.
 const MAX_VALIDATOR: usize = 1 << 10;
 
-/// Identify a known response to the server.
+/// What identifies a known response to the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Validators {
-    /// Digest of the URL that sent the response; redirects may lead elsewhere the next time.
+    /// Digest of the URL that sent the response, because redirects may lead elsewhere the next time.
     url: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     etag: Option<String>,
@@ -95,7 +95,7 @@ impl Fetcher {
         Err(Failure::bad_response(format!("more than {MAX_REDIRECTS} redirects, the last one to {}", shown(&url))))
     }
 
-    /// Sends one request; returns whether it was a conditional one.
+    /// Sends one request. Returns whether it was a conditional one.
     async fn ask(&mut self, url: &Url, known: Option<&Validators>) -> Result<(Response, bool), Failure> {
         let own = url.origin() == self.settings.address.url().origin();
         let client = if own { self.clients.own().await } else { self.clients.foreign().await };

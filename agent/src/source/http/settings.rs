@@ -13,12 +13,12 @@ use sha2::{Digest, Sha256};
 pub struct HttpSettings {
     /// `staticPodURL` / `--manifest-url`.
     pub address: Address,
-    /// `staticPodURLHeader` / `--manifest-url-header`, each value marked as sensitive. Sent to the URL's own origin
-    /// only.
+    /// `staticPodURLHeader` / `--manifest-url-header`, with each value marked as sensitive. They are sent only to the
+    /// URL's own origin.
     pub headers: HeaderMap,
     /// `httpCheckFrequency`.
     pub frequency: Duration,
-    /// `staticPodURLCAFile`: PEM; only these CAs are trusted. `None`: the system's.
+    /// `staticPodURLCAFile` (PEM): only these CAs are trusted. `None` for the system's.
     pub ca_file: Option<PathBuf>,
     /// `staticPodURLCertFile` and `staticPodURLKeyFile`: PEM; the client certificate.
     pub client_files: Option<(PathBuf, PathBuf)>,

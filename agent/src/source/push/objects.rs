@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets of the push source. As in every source, they are only for its own pods.
+//! ConfigMaps and Secrets of the push source. As in every source, only its own pods can use them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the push source has saved, for the store to save it again after damage.
+//! What the push source has saved, so that the store can save it again after damage.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! One call of the gRPC health protocol, `grpc.health.v1.Health/Check`, as kubelet's probes make it: a connection of its
-//! own, without TLS. Part of [`super`].
+//! A call of the gRPC health protocol, `grpc.health.v1.Health/Check`, as kubelet's probes make it: with a separate
+//! connection, without TLS. Part of [`super`].
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use tonic_prost::ProstCodec;
 
 use super::{HandlerError, KUBERNETES, authority};
 
-/// What is checked: a service of the server, or the server.
+/// What is checked: a service of the server, or the server itself.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
     #[prost(string, tag = "1")]
@@ -44,8 +44,10 @@ pub enum HealthFailure {
 
 /// Asks the server of `action` whether it serves.
 ///
+///
 /// # Errors
-/// When it does not, or there is no address.
+///
+/// It does not, or there is no address.
 pub async fn check_health(action: &GRPCAction, pod: Option<IpAddr>) -> Result<(), HandlerError> {
     let host = pod.ok_or(HandlerError::NoAddress)?.to_string();
     let port = u16::try_from(action.port).map_err(|_| HandlerError::InvalidPort(action.port))?;

@@ -1,5 +1,6 @@
-//! One GET of a probe or hook, as kubelet sends it: a connection of its own, certificates are not verified, redirects
-//! stay at their host, the body is bounded. Servers of HTTPS probes may choose HTTP/2. Part of [`super`].
+//! A GET of a probe or hook, as kubelet sends it: with a separate connection, certificates are not verified,
+//! redirects are followed only on the same host, and the body is bounded. Servers of HTTPS probes may choose HTTP/2.
+//! Part of [`super`].
 
 mod http2;
 
@@ -41,7 +42,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// What a server may choose from during the TLS handshake. kubelet's client for hooks offers nothing.
+    /// The protocols that a server may choose from during the TLS handshake. kubelet's client for hooks offers none.
     fn protocols(self) -> Vec<Vec<u8>> {
         match self {
             Self::Probe => vec![http2::ALPN.to_vec(), b"http/1.1".to_vec()],

@@ -7,7 +7,8 @@ use limpet_model::device_allocation::DeviceAllocation;
 use limpet_plugins::device_plugins::AllocateError;
 
 impl ContainerdExecutor {
-    /// What device plugins give it. Before a permit is taken: a plugin that hangs delays no other pod.
+    /// What device plugins give it. This happens before a permit is taken, so that a hanging plugin delays no other
+    /// pod.
     pub(super) async fn devices(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Vec<DeviceAllocation>, Failure> {
         let prepared = async {
             self.device_plugins.complete(&pod.record, &slot.name).await?;
@@ -23,8 +24,8 @@ impl ContainerdExecutor {
     }
 }
 
-/// Makes the sources of a plugin's mounts that are missing, as containerd's CRI plugin does: what was there when the
-/// plugin answered may be gone since the node was restarted. Blocks.
+/// Creates missing sources of a plugin's mounts, like containerd's CRI plugin, because what existed when the plugin
+/// answered may be gone after a restart of the node. Blocks.
 pub(super) fn make_sources(given: &[DeviceAllocation]) -> Result<(), String> {
     for mount in given.iter().flat_map(|one| &one.mounts).filter(|mount| !mount.host_path.exists()) {
         let made = std::fs::create_dir_all(&mount.host_path);

@@ -1,4 +1,4 @@
-//! What is particular to the start of an ephemeral container: the processes that it sees, and what it may not request.
+//! What differs in the start of an ephemeral container: the processes that it sees, and what it may not request.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! A start that failed: whether the attempt counts, and what the next try has to do.
+//! A start that failed: whether the attempt counts, and what the next one has to do.
 
 use limpet_containerd::error::RuntimeError;
 use limpet_core::outcome::Failure;
@@ -8,14 +8,14 @@ use crate::executor::containerd::failure;
 
 /// kubelet's exit code for a container whose process could not be started.
 pub(super) const START_ERROR_CODE: i32 = 128;
-/// And its reason.
+/// kubelet's reason for it.
 pub(in crate::executor::containerd) const START_ERROR: &str = "StartError";
 
-/// How far a start came before it failed.
+/// How far a start got before it failed.
 pub(super) enum StartFailure {
-    /// Nothing was left behind that counts as an attempt: tried again.
+    /// Nothing was left behind that counts as an attempt, so it is tried again.
     Before(Failure),
-    /// runc could not run it: the attempt counts, with kubelet's `StartError`.
+    /// runc could not run it, so the attempt counts, with kubelet's `StartError`.
     Ended(String),
 }
 
@@ -27,7 +27,7 @@ pub(super) fn config_error(message: String) -> StartFailure {
     StartFailure::Before(Failure { reason: CONFIG_ERROR, message, transient: false })
 }
 
-/// What `Tasks.Create` or `Tasks.Start` said: runc's own refusal ends the attempt, anything else does not count.
+/// Evaluates an error of `Tasks.Create` or `Tasks.Start`: only runc's own refusal counts as an attempt.
 pub(super) fn run_error(error: RuntimeError) -> StartFailure {
     match &error {
         RuntimeError::Refused { message, .. } if is_shim_failure(message) => {
@@ -38,13 +38,14 @@ pub(super) fn run_error(error: RuntimeError) -> StartFailure {
     }
 }
 
-/// The shim, not the container: it could not be started or reached, and the next try gets another one.
+/// Whether the shim and not the container failed: it could not be started or reached, and the next attempt gets
+/// another one.
 fn is_shim_failure(message: &str) -> bool {
     ["failed to start shim", "TTRPC connection", "ttrpc: closed"].iter().any(|words| message.contains(words))
 }
 
-/// Whether containerd has refused twice for the directory of a task that it does not know: one that was killed in the
-/// middle of `Tasks.Create` may leave it, and does not clear it away before its next start.
+/// Whether containerd has refused twice because of the directory of a task that it does not know. A containerd that
+/// was killed during `Tasks.Create` may leave it behind, and does not remove it before its next start.
 pub(super) fn is_stale_bundle(failure: &Failure, before: Option<&RetryState>) -> bool {
     failure.message.contains("failed to start shim: mkdir")
         && failure.message.contains("file exists")

@@ -1,5 +1,5 @@
-//! The volumes that a container's image declares (`VOLUME`): made and filled anew for each instance, before its mounts are set
-//! up.
+//! The volumes that a container's image declares (`VOLUME`), created and filled for each instance before its mounts
+//! are set up.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,8 @@ use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::call_watch::calling;
 
 impl ContainerdExecutor {
-    /// Makes the directories of the image's volumes with what its fresh snapshot, which `mounts` are, has there.
+    /// Creates the directories of the image's volumes, with the contents that they have in its fresh snapshot, which
+    /// `mounts` describes.
     pub(super) async fn fill_image_volumes(&self, start: &Start<'_>, mounts: &[Mount]) -> Result<(), StartFailure> {
         let paths: Vec<PathBuf> = declared(start.image, start.container).map_err(config_error)?;
         if paths.is_empty() {

@@ -38,7 +38,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// What its pod's worker knows of it.
+    /// What its pod's worker knows about it.
     pub(super) fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
         Instance {
             image: start.image.name.to_string(),

@@ -1,4 +1,5 @@
-//! The labels of SELinux that a container is started with, where the host has SELinux on and its policy has labels for containers.
+//! The SELinux labels with which a container is started, if the host has SELinux on and its policy has labels for
+//! containers.
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::selinux;
 use limpet_model::selinux::{ContainerKind, ContainerLabels, labels, options_of};
 
-/// Parts of the names of shims whose containers are virtual machines, as containerd knows them.
+/// Parts of the names, in containerd, of shims whose containers are virtual machines.
 const MACHINES: [&str; 1] = ["io.containerd.kata"];
 
 impl ContainerdExecutor {
-    /// The container's labels, which the policy knows; `None`: nothing is labelled.
+    /// The container's labels, which the policy knows; `None` if nothing is labelled.
     pub(super) async fn labels(&self, start: &Start<'_>) -> Result<Option<Arc<ContainerLabels>>, StartFailure> {
         let (Some(contexts), Some(level)) = (&self.contexts, &start.sandbox.sandbox.level) else { return Ok(None) };
         let context = start.container.security_context.as_ref();

@@ -1,4 +1,4 @@
-//! A container's OCI spec: what it is built from is gathered first, with calls that wait; the rest accesses files.
+//! A container's OCI spec. What it is built from is gathered first, with calls that wait; the rest accesses files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(super) struct SpecParts {
 }
 
 impl ContainerdExecutor {
-    /// Gathers the parts of a container's spec; what its volumes have on servers and CSI drivers is mounted then.
+    /// Gathers the parts of a container's spec. This mounts its volumes on servers and of CSI drivers.
     pub(super) async fn gather_spec(
         &self,
         start: &Start<'_>,
@@ -55,7 +55,7 @@ impl ContainerdExecutor {
     ) -> Result<SpecParts, StartFailure> {
         let record = Arc::clone(&start.pod.record);
         let sandbox = start.joined()?;
-        // They were mounted before the pod's first container: one may have been unmounted since.
+        // They were mounted before the pod's first container, but may have been unmounted since.
         calling("mounting what its volumes have on servers");
         let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
         exports.map_err(|error| config_error(error.to_string()))?;
@@ -121,7 +121,7 @@ impl SpecParts {
         serde_json::to_vec(&spec).map_err(|error| error.to_string())
     }
 
-    /// Without mounts and block devices.
+    /// The input for the spec, without mounts and block devices.
     fn input(&self) -> SpecInput<'_> {
         SpecInput {
             pod: &self.record,

@@ -1,4 +1,4 @@
-//! What is particular to the start of a container in a pod with a user namespace (`hostUsers: false`): its root file
+//! What differs in the start of a container in a pod with a user namespace (`hostUsers: false`): its root file
 //! system, and the mapped copies of its mounts.
 
 use std::io;
@@ -16,7 +16,8 @@ use limpet_host::sandbox::id_mapped::IdMapping;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::user_namespace::IdRange;
 
-/// The mounts of a fresh snapshot as the pod is to see them: the image's layers mapped, and the writable one its root's.
+/// The mounts of a fresh snapshot as the pod should see them: the image's layers mapped, and the writable layer owned
+/// by its root.
 pub(super) async fn rootfs(start: &Start<'_>, mounts: Vec<Mount>) -> Result<Vec<Mount>, StartFailure> {
     let Some(ids) = start.sandbox.sandbox.ids else { return Ok(mounts) };
     let sandbox = Arc::clone(start.sandbox);
@@ -32,7 +33,7 @@ pub(super) async fn rootfs(start: &Start<'_>, mounts: Vec<Mount>) -> Result<Vec<
     mapped.await.and_then(|mapped| mapped).map_err(|error| config_error(format!("map the root file system: {error}")))
 }
 
-/// The snapshot's mounts with the image's layers mapped; as they are for a pod with the host's users. Blocks.
+/// The snapshot's mounts with the image's layers mapped; unchanged for a pod with the host's users. Blocks.
 pub(in crate::executor::containerd) fn map_layers(
     sandbox: &Sandbox,
     mounts: Vec<SnapshotMount>,
@@ -50,14 +51,15 @@ fn with(mount: Mount, mapped: SnapshotMount) -> Mount {
     Mount { source: mapped.source, options: mapped.options, ..mount }
 }
 
-/// The root of the writable layer has the owner that the image's root has, seen from within. A second try finds it given.
+/// Gives the root of the writable layer the owner that the image's root has, as seen from within. A second attempt
+/// finds it done.
 fn set_owner(upper: &Path, ids: IdRange) -> io::Result<()> {
     let found = std::fs::metadata(upper)?;
     let given = |id: u32| if ids.contains(id) { Some(id) } else { ids.on_node(id) };
     chown(upper, given(found.uid()), given(found.gid()))
 }
 
-/// The OCI runtime has bound them, or never will. What stays goes with the sandbox.
+/// Removes the copies, because the OCI runtime has bound them, or never will. What stays is removed with the sandbox.
 pub(super) async fn remove_copies(start: &Start<'_>) {
     let (sandbox, id) = (Arc::clone(start.sandbox), start.id.clone());
     let removed = tokio::task::spawn_blocking(move || match IdMapping::of(&sandbox.sandbox)? {

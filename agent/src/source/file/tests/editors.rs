@@ -1,5 +1,5 @@
-//! How editors and tools write a manifest: its pod is updated and never disappears, and the pod of another file is not
-//! touched.
+//! How editors and tools write a manifest: its pod is updated and never disappears, and the pod of another file is
+//! not affected.
 
 use std::io::Write as _;
 
@@ -7,7 +7,7 @@ use limpet_tests::need;
 
 use super::*;
 
-/// Writes the text to `a.yaml` of a directory. False: the program is not installed.
+/// Writes the text to `a.yaml` of a directory. Returns false if the program is not installed.
 type Writer = fn(&Path, &str) -> bool;
 
 const WRITERS: [(&str, Writer); 12] = [

@@ -14,7 +14,7 @@ use super::*;
 struct Mount(PathBuf);
 
 impl Mount {
-    /// `None`, with a message, without the permission to mount.
+    /// `None`, with a message, if mounting is not permitted.
     fn memory(at: &Path, options: &std::ffi::CStr) -> Option<Self> {
         let mounted = mount("tmpfs", at, "tmpfs", MountFlags::empty(), Some(options));
         need(mounted.map_err(|error| format!("the right to mount: {error}")))?;
@@ -55,11 +55,11 @@ async fn a_card_that_is_removed_and_reinserted_stops_nothing() {
     bench.start();
     let before = bench.until(|now| now.pods.len() == 2).await;
 
-    // Removed: the empty mount point is not an empty directory of manifests.
+    // The card is removed, and its empty mount point does not count as an empty directory of manifests.
     drop(inserted);
     let without = bench.until(unavailable("is empty, and not the directory its pods came from; 2 pods are kept")).await;
     assert!(untouched(&before, &without));
-    // Another, empty card.
+    // This is another, empty card.
     let other = Mount::memory(&bench.directory, c"size=1m");
     let inserted = Mount::bind(&card, &bench.directory);
     let back = bench.until(is_good).await;
@@ -104,7 +104,7 @@ fn a_directory_without_read_permission_stops_nothing_and_is_read_again_later() {
     use std::os::unix::fs::{PermissionsExt as _, chown};
     const NOBODY: u32 = 65_534;
     let mut bench = Bench::new();
-    // A mount elsewhere makes it reopen the watch, which fails now.
+    // A mount elsewhere makes it open the watch again, which fails now.
     bench.periods.blind = Duration::from_millis(50);
     bench.write("a.yaml", "pod a 1");
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();

@@ -6,7 +6,7 @@ use limpet_tests::need;
 
 use super::*;
 
-/// Set when the test runs in a user namespace with limits of its own.
+/// Set if the test runs in a user namespace with its own limits.
 const INSIDE: &str = "LIMPET_TEST_INOTIFY_LIMITS";
 
 #[tokio::test]
@@ -59,18 +59,18 @@ async fn under_limits() {
     let mut bench = Bench::new();
     bench.periods.blind = Duration::from_millis(20);
     bench.write("a.yaml", "pod a 0");
-    // No inotify instance, no watch, not all watches of the path.
+    // The limits leave no inotify instance, no watch, or not all watches of the path.
     let way = bench.directory.ancestors().count();
     for (version, (what, number)) in (1..).zip([("instances", 0), ("watches", 0), ("watches", way - 1)]) {
         blind(&mut bench, what, number).await;
-        // It gets no notification, and finds the change nevertheless.
+        // It gets no notification, but finds the change.
         bench.write("a.yaml", &format!("pod a {version}"));
         bench.until_pods(&[&format!("a {version} @ a.yaml")]).await;
         allow(what, 10_000);
         bench.until(|now| now.health == Health::Good).await;
         bench.stop().await;
     }
-    // None for a symlink's target.
+    // There is no watch for a symlink's target.
     let elsewhere = bench.root.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("a.yaml"), "pod link 1").unwrap();

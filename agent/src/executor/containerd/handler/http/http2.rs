@@ -1,5 +1,5 @@
-//! A GET over HTTP/2, for a server that chose it during the TLS handshake: Go's client, which kubelet probes with,
-//! offers it to every HTTPS server, and some servers speak nothing else. Part of [`super`].
+//! A GET over HTTP/2, for a server that chose it during the TLS handshake. Go's client, with which kubelet probes,
+//! offers it to every HTTPS server, and some servers support nothing else. Part of [`super`].
 
 use std::sync::atomic::AtomicBool;
 
@@ -14,7 +14,7 @@ use super::{Exchanged, Get, GetFailure, MAX_HEAD, driven, is_full_with};
 /// How the TLS handshake names HTTP/2 (RFC 9113, section 3.2).
 pub(super) const ALPN: &[u8] = b"h2";
 
-/// Headers of one connection, which HTTP/2 forbids (RFC 9113, section 8.2.2).
+/// Headers about a single connection, which HTTP/2 forbids (RFC 9113, section 8.2.2).
 const OF_A_CONNECTION: [HeaderName; 6] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -24,7 +24,7 @@ const OF_A_CONNECTION: [HeaderName; 6] = [
     UPGRADE,
 ];
 
-/// One request and its answer over `stream`, which is closed then.
+/// Sends one request over `stream`, reads the answer, and closes it.
 pub(super) async fn over<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     get: &Get,
@@ -42,7 +42,7 @@ pub(super) async fn over<S: AsyncRead + AsyncWrite + Unpin>(
     driven(answer, connection).await.map_err(failed)
 }
 
-/// The request of `get`: the host is part of the address, and no header is one of a connection.
+/// The request of `get`. The host is part of the address, and no header is about a connection.
 fn request(get: &Get) -> Result<Request<()>, http::Error> {
     let mut request = get.request()?.map(drop);
     let headers = request.headers_mut();
@@ -56,7 +56,7 @@ fn request(get: &Get) -> Result<Request<()>, http::Error> {
     Ok(request)
 }
 
-/// The beginning of a body; the rest is not read. It is less than the first window, which is never widened.
+/// The beginning of a body; the rest is not read. It is less than the first window, which is never extended.
 async fn body(mut body: RecvStream) -> Result<String, h2::Error> {
     let mut bytes = Vec::new();
     while let Some(data) = body.data().await {
