@@ -89,12 +89,12 @@ pub fn limpets_shim() -> Result<String> {
     Ok(format!("shim: {}", shim_program()?.display()))
 }
 
-/// Whether the nodes whose configuration does not say otherwise have limpet's shim, which needs no loggers.
+/// Whether nodes use limpet's shim, which needs no loggers, unless their configuration says otherwise.
 pub fn has_limpets_shim() -> bool {
     std::env::var(SHIM_VARIABLE).map_or(true, |shim| shim == "limpet")
 }
 
-/// The same by what the environment says; `None`: it says nothing.
+/// The shim that the environment chooses; `None` if it chooses none.
 fn chosen_shim() -> Result<Option<String>> {
     match std::env::var(SHIM_VARIABLE).as_deref() {
         Ok("limpet") => limpets_shim().map(Some),
@@ -103,8 +103,8 @@ fn chosen_shim() -> Result<Option<String>> {
     }
 }
 
-/// Has cargo build the executable, and limpet's shim beside it, with further arguments such as `--release`; returns its
-/// path.
+/// Has cargo build the executable, and limpet's shim beside it, with further arguments such as `--release`. Returns
+/// its path.
 pub fn build(args: &[&str]) -> Result<PathBuf> {
     let (shim, package) = SHIM;
     let both = ["build", "--package", "limpet", "--bin", "limpet", "--package", package, "--bin", shim];
@@ -129,8 +129,9 @@ fn built_by(command: &mut Command, name: &str) -> Result<PathBuf> {
     executable.context("cargo built no executable")
 }
 
-/// cargo in the workspace, as a shell would call it: without what a calling cargo says of the package it runs, because
-/// build scripts that read it would run again, and what depends on them be compiled again, at every turn.
+/// cargo in the workspace, called as from a shell. The variables with which a calling cargo describes the package
+/// that it runs are removed, because build scripts that read them would run again each time, and what depends on them
+/// would be compiled again.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_a_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -142,8 +143,8 @@ pub fn cargo() -> Command {
     command
 }
 
-/// The root of the workspace: of the checkout cargo was called in, which a target directory shared by two may not be
-/// the one the program was compiled in.
+/// The root of the workspace in which cargo was called. If two checkouts share a target directory, it may differ from
+/// the one in which the program was compiled.
 pub fn workspace_dir() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let here = PathBuf::from(here);
@@ -154,13 +155,13 @@ pub fn workspace_dir() -> PathBuf {
 /// The program of hollow nodes, and its package.
 const HOLLOW_NODES: &str = "limpet-hollow-nodes";
 
-/// The places and settings of one agent.
+/// The directories and settings of one agent.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Holds everything below.
+    /// Contains everything below.
     pub dir: PathBuf,
-    /// The node's name. No two nodes share one: it is part of a pod's identity, and runc's state, which is the
-    /// machine's, knows containers by ids that are made of it.
+    /// The node's name. No two nodes share one, because it is part of a pod's identity, and runc's state, which the
+    /// whole machine shares, knows containers by ids that are derived from it.
     pub node_name: String,
     /// containerd's socket.
     pub endpoint: PathBuf,
@@ -168,11 +169,11 @@ pub struct Settings {
     pub cgroup: String,
     /// containerd's `certs.d`.
     pub certs_d: PathBuf,
-    /// The CNI configuration; an empty directory when there is none.
+    /// The directory of the CNI configuration; empty if there is none.
     pub cni_config: PathBuf,
-    /// How much it logs: its `--v`.
+    /// Its `--v`.
     pub verbosity: u8,
-    /// Where plugins are looked for, in this order.
+    /// Where plugins are searched for, in this order.
     pub cni_plugins: Vec<PathBuf>,
     /// containerd's snapshotter.
     pub snapshotter: &'static str,
@@ -182,7 +183,7 @@ pub struct Settings {
     pub environment: Vec<(&'static str, String)>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
-    /// A file that is the KubeletConfiguration instead, whole.
+    /// A file with the whole KubeletConfiguration, used instead.
     pub kubelet_configuration: Option<PathBuf>,
     /// Further lines of the LimpetConfiguration.
     pub limpet: Vec<String>,
@@ -289,13 +290,13 @@ impl Settings {
         ))
     }
 
-    /// What the test requests, and neither image garbage collection nor eviction nor a listener unless it does: the
-    /// machine's disk may be as full as it is.
+    /// The lines that the test requests. Unless it does, neither image garbage collection nor eviction nor a listener
+    /// is on, because the machine's disk may be full.
     fn kubelet_lines(&self) -> String {
         let names = |key: &str| self.kubelet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with(key));
         let quiet = [
             ("imageGC", "imageGCHighThresholdPercent: 100\n"),
-            // Nodes of tests run side by side.
+            // Nodes of several tests run at the same time.
             ("port:", "port: 0\n"),
             ("healthzPort", "healthzPort: 0\n"),
             ("evictionHard", "evictionHard: {memory.available: 1Mi}\n"),
@@ -314,14 +315,14 @@ fn lines(lines: &[String]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// What a command of the agent's answered.
+/// The result of a command of the agent's.
 #[derive(Debug)]
 pub struct Reply {
     /// Its exit code; `None` when a signal ended it.
     pub code: Option<i32>,
     /// What it printed.
     pub stdout: String,
-    /// What it complained of.
+    /// What it wrote to stderr.
     pub stderr: String,
 }
 
@@ -331,7 +332,7 @@ impl Reply {
         Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// What it printed, when it succeeded.
+    /// Its output, if it succeeded.
     pub fn success(self) -> Result<String> {
         match self.code {
             Some(0) => Ok(self.stdout),
@@ -345,7 +346,7 @@ impl Reply {
 pub struct Agent {
     program: Option<PathBuf>,
     settings: Settings,
-    /// The process whose network namespace it runs in, when that is not the harness's.
+    /// The process in whose network namespace it runs, if that is not the harness's.
     network_of: Option<u32>,
     /// A directory that comes first on its `PATH`.
     first_on_path: Option<PathBuf>,
@@ -355,7 +356,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
+    /// Prepares an agent; nothing is started. Without a `program`, cargo builds one when it is first needed.
     pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
         settings.write()?;
         Ok(Self { program, settings, network_of: None, first_on_path: None, has_own_clock: false, daemon: None })
@@ -376,18 +377,18 @@ impl Agent {
         self.settings.write()
     }
 
-    /// From its next start on it runs in the network namespace of the process `pid`.
+    /// Makes it run in the network namespace of the process `pid` from its next start on.
     pub fn move_to_network_of(&mut self, pid: u32) {
         self.network_of = Some(pid);
     }
 
-    /// From its next start on it finds programs in `directory` first.
+    /// Makes it find programs in `directory` first from its next start on.
     pub fn put_on_path(&mut self, directory: &Path) {
         self.first_on_path = Some(directory.to_owned());
     }
 
-    /// Gives it a clock of its own from its next start on, or sets that clock while it runs, in libfaketime's words:
-    /// `+5h`, or `@1970-01-02 00:00:00`. Monotonic time is as it is. Of a dynamic executable.
+    /// Gives it a separate clock from its next start on, or sets that clock while it runs, in libfaketime's syntax:
+    /// `+5h`, or `@1970-01-02 00:00:00`. Monotonic time is not changed. Only for a dynamic executable.
     pub fn set_clock(&mut self, time: &str) -> Result<()> {
         self.has_own_clock = true;
         let file = self.clock_file();
@@ -409,7 +410,7 @@ impl Agent {
         Ok(())
     }
 
-    /// From its next start on it is this executable.
+    /// Makes it run this executable from its next start on.
     pub fn run_program(&mut self, program: PathBuf) {
         self.program = Some(program);
     }
@@ -505,7 +506,7 @@ impl Agent {
         fs::metadata(self.settings.dir.join("agent.log")).map_or(0, |file| file.len() as usize)
     }
 
-    /// What it has logged behind the first `size` bytes.
+    /// What it has logged after the first `size` bytes.
     pub fn log_from(&self, size: usize) -> String {
         let bytes = fs::read(self.settings.dir.join("agent.log")).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(size..).unwrap_or_default()).into_owned()

@@ -1,4 +1,5 @@
-//! A real kube-apiserver on loopback, with etcd beneath it. No scheduler, no controllers: it keeps and judges objects.
+//! A real kube-apiserver on loopback, with etcd beneath it. There are no scheduler and no controllers: it stores and
+//! validates objects.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::{tools, wait};
 
 /// The bearer token of its administrator.
 pub const TOKEN: &str = "limpet";
-/// etcd and the apiserver make their tables and certificates at the first start.
+/// How long the first start may take, in which etcd and the apiserver create their tables and certificates.
 pub(crate) const FIRST_START: Duration = Duration::from_secs(180);
 
 /// A running apiserver.
@@ -26,7 +27,7 @@ pub struct Apiserver {
     _etcd: Etcd,
 }
 
-/// Its store, with the ports it has.
+/// Its store, with the ports that it uses.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     command: Command,
@@ -49,14 +50,14 @@ impl Etcd {
 }
 
 impl Apiserver {
-    /// Starts one that keeps its things below `dir`; `options` are added to its command line.
+    /// Starts one that keeps its files below `dir`; `options` are added to its command line.
     pub fn start(dir: &Path, options: &[String]) -> Result<Self> {
         let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
         fs::create_dir_all(dir.join("certificates")).with_context(|| format!("{}", dir.display()))?;
         fs::write(dir.join("tokens.csv"), format!("{TOKEN},limpet,limpet,\"system:masters\"\n"))?;
         let (etcd, store) = etcd(dir, None)?;
         let port = Port::claim()?;
-        // The key that it makes for itself signs its tokens too.
+        // The key that it generates for itself also signs its tokens.
         let key = dir.join("certificates/apiserver.key");
         let mut command = Command::new(program);
         command
@@ -88,7 +89,7 @@ impl Apiserver {
         Ok(said["gitVersion"].as_str().context("no gitVersion")?.to_owned())
     }
 
-    /// Asks what it would make of a Pod, strictly, and keeps nothing: the Pod with defaults, or a Status.
+    /// Asks what it would make of a Pod, strictly, without storing it: the Pod with defaults, or a Status.
     pub fn judge(&self, pod: &Value) -> Result<Value> {
         let namespace = pod["metadata"]["namespace"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
         let path = format!("/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict");
@@ -96,7 +97,7 @@ impl Apiserver {
         serde_json::from_str(&answer).with_context(|| answer)
     }
 
-    /// One request by curl, whose trust is the certificate the apiserver made for itself.
+    /// Makes one request by curl, which trusts the certificate that the apiserver made for itself.
     fn request(&self, path: &str, body: Option<&Value>) -> Result<String> {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--max-time", "30", "--cacert"]);
@@ -113,7 +114,7 @@ impl Apiserver {
     }
 }
 
-/// etcd, and where it answers. `certificates`: a directory with those of an etcd that requires them, as kubeadm names them.
+/// etcd, and its URL. `certificates` is a directory with those of an etcd that requires them, named as by kubeadm.
 pub(crate) fn etcd(dir: &Path, certificates: Option<&Path>) -> Result<(Etcd, String)> {
     let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
     let ports = [Port::claim()?, Port::claim()?];

@@ -44,7 +44,7 @@ pub fn pod_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
     limits(node, pod, 2)
 }
 
-/// Memory limit and CPU quota of the cgroup of all pods, found from one that is best-effort.
+/// Memory limit and CPU quota of the cgroup of all pods, found from a best-effort pod.
 pub fn limits_of_all_pods(node: &TestNode, best_effort: &Value) -> Result<(String, String)> {
     limits(node, best_effort, 4)
 }
@@ -54,7 +54,7 @@ pub fn main_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
     limits(node, pod, 1)
 }
 
-/// Those of the cgroup so many levels above a file of the container's.
+/// The limits of the cgroup that is so many levels above a file of the container's.
 fn limits(node: &TestNode, pod: &Value, above: usize) -> Result<(String, String)> {
     let pid = main_process(node, pod)?;
     let of = |controller, v1, v2| {

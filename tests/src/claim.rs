@@ -1,7 +1,9 @@
-//! Things of which the machine has one each, ports and subnets: a claim holds until its process ends.
+//! Claims on things of which the machine has only one each: ports and subnets. A claim holds until its process ends.
 //!
-//! A claim is a socket of an abstract name: the kernel gives a name to one process of the machine alone, and takes it back
-//! from one that was killed. All that limpet's tests take is claimed, so two runs side by side never take the same.
+//!
+//! A claim is a socket of an abstract name, because the kernel gives a name to only one process of the machine, and
+//! frees it when that process is killed. All that limpet's tests use is claimed, so two simultaneous runs never use
+//! the same.
 
 use std::fmt::Display;
 use std::net::{Ipv4Addr, TcpListener};
@@ -27,7 +29,7 @@ impl Claim {
     }
 }
 
-/// Where a process begins to look among `count` things, so that it seldom meets another's.
+/// Where a process begins to search among `count` things, so that it seldom meets another process.
 fn start(count: u32) -> u32 {
     std::process::id().wrapping_mul(2_654_435_761) % count
 }
@@ -41,7 +43,7 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// A /24 of 10.100.0.0 to 10.199.255.0 that no other node of a test has.
+    /// Claims a /24 of 10.100.0.0 to 10.199.255.0 that no other node of a test has.
     pub fn claim() -> Result<Self> {
         const COUNT: u32 = 100 << 8;
         for number in (0..COUNT).map(|step| (start(COUNT) + step) % COUNT) {
@@ -58,18 +60,18 @@ impl Subnet {
         format!("{}0/24", self.prefix())
     }
 
-    /// A subnet of IPv6 addresses that is no other's either: `fd6c:696d:x:y::/64`.
+    /// A subnet of IPv6 addresses that no other node has either: `fd6c:696d:x:y::/64`.
     pub fn cidr_v6(&self) -> String {
         format!("fd6c:696d:{:x}:{:x}::/64", self.second, self.third)
     }
 
-    /// How its addresses begin: `10.x.y.`.
+    /// The prefix of its addresses: `10.x.y.`.
     pub fn prefix(&self) -> String {
         format!("10.{}.{}.", self.second, self.third)
     }
 }
 
-/// A port of loopback's.
+/// A port on loopback.
 #[derive(Debug)]
 pub struct Port {
     /// Its number.
@@ -78,8 +80,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port without a listener that no other test takes. The kernel gives none of this range to those who request
-    /// any port, so it stays free until its program, which may start late, listens there.
+    /// Claims a port without a listener that no other test uses. The kernel gives no port of this range to a process
+    /// that requests any port, so it stays free until its program, which may start late, listens there.
     pub fn claim() -> Result<Self> {
         const FIRST: u16 = 20_000;
         const COUNT: u32 = 10_000;

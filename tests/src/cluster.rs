@@ -1,5 +1,5 @@
-//! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer,
-//! NodeRestriction and the aggregation layer. Where it is wanted, with its controllers and its scheduler.
+//! A cluster on loopback, secured as by kubeadm: etcd and a kube-apiserver with certificates, RBAC, the node
+//! authorizer, NodeRestriction and the aggregation layer; if requested, also with its controllers and its scheduler.
 
 pub mod audit;
 mod backup;
@@ -36,11 +36,11 @@ use crate::{TestNode, tools, wait};
 /// The cluster of this process's tests.
 static RUNNING: RwLock<Option<Cluster>> = RwLock::new(None);
 
-/// The running cluster, beside other tests that have it.
+/// The running cluster, shared with other tests.
 #[derive(Debug)]
 pub struct Shared(RwLockReadGuard<'static, Option<Cluster>>);
 
-/// The running cluster, while no other test has it: it may be stopped.
+/// The running cluster, while no other test uses it, so that it may be stopped.
 #[derive(Debug)]
 pub struct Exclusive(RwLockWriteGuard<'static, Option<Cluster>>);
 
@@ -73,7 +73,7 @@ pub fn shared() -> Result<Shared> {
     shared_with(&[])
 }
 
-/// The same with further flags of the apiserver, where it does not run yet.
+/// The same with further flags of the apiserver, if it does not run yet.
 pub fn shared_with(flags: &[&str]) -> Result<Shared> {
     let running = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
     if running.as_ref().is_some_and(|cluster| cluster.apiserver.is_some()) {
@@ -84,12 +84,12 @@ pub fn shared_with(flags: &[&str]) -> Result<Shared> {
     Ok(Shared(RwLockWriteGuard::downgrade(started)))
 }
 
-/// The same for a test that stops it, or that others would disturb. Waits until no other test has it.
+/// The cluster for a test that stops it, or that others would disturb. Waits until no other test uses it.
 pub fn exclusive() -> Result<Exclusive> {
     exclusive_with(&[])
 }
 
-/// The same with further flags of the apiserver, where it does not run yet.
+/// The same with further flags of the apiserver, if it does not run yet.
 pub fn exclusive_with(flags: &[&str]) -> Result<Exclusive> {
     let mut cluster = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
     if cluster.is_none() {
@@ -111,7 +111,7 @@ pub fn whole() -> Result<Exclusive> {
     Ok(cluster)
 }
 
-/// Ends the cluster of this process and removes what it has kept.
+/// Ends the cluster of this process and removes what it has stored.
 pub fn end() {
     *RUNNING.write().unwrap_or_else(PoisonError::into_inner) = None;
 }
@@ -133,7 +133,7 @@ const FILES: [(&str, &str); 13] = [
     ("etcd-keyfile", "apiserver-etcd-client.key"),
 ];
 
-/// curl's options that name files of the certificates: the administrator's.
+/// curl's options that name files of the administrator's certificates.
 const CURL_FILES: [(&str, &str); 3] = [("cacert", "ca.crt"), ("cert", "super-admin.crt"), ("key", "super-admin.key")];
 
 /// The user in the apiserver's certificate for requests to a node.
@@ -141,7 +141,7 @@ pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The address of every node.
 pub const NODE_ADDRESS: &str = "192.0.2.10";
 
-/// etcd, and an apiserver that comes and goes.
+/// etcd, and an apiserver that can be stopped and started.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
@@ -154,7 +154,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A cluster of this process's own, its apiserver running.
+    /// Starts a cluster for this process, with its apiserver.
     pub fn boot() -> Result<Self> {
         Self::boot_with(&[])
     }
@@ -200,7 +200,7 @@ impl Cluster {
             .args(["--requestheader-allowed-names=front-proxy-client", "--requestheader-group-headers=X-Remote-Group"])
             .args(["--requestheader-username-headers=X-Remote-User"])
             .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-", "--enable-aggregator-routing=true"])
-            // It is stopped while nodes watch; their requests have to fail at once meanwhile.
+            // It is stopped while nodes watch, and their requests have to fail at once then.
             .arg("--shutdown-delay-duration=0s");
         for (flag, file) in FILES {
             command.arg(format!("--{flag}={}", self.certificates.file(file).display()));
@@ -238,7 +238,7 @@ impl Cluster {
         self.wait_allowed(KUBELET_CLIENT, "kubeadm:cluster-admins", "proxy")
     }
 
-    /// Waits until the apiserver knows of a rule: the user may `get` that subresource of nodes.
+    /// Waits until the apiserver applies a rule: the user may `get` that subresource of nodes.
     pub fn wait_allowed(&self, user: &str, group: &str, subresource: &str) -> Result<()> {
         let attributes = json!({ "verb": "get", "resource": "nodes", "subresource": subresource });
         let review = json!({
@@ -252,8 +252,8 @@ impl Cluster {
         })
     }
 
-    /// A certificate and a key of the cluster's authority, in one file, for a client of nodes; it is valid for so many
-    /// days from now on.
+    /// A certificate and a key of the cluster's authority, in one file, for a client of nodes. It is valid for so
+    /// many days from now on.
     pub fn client(&self, name: &str, subject: &str, days: i32) -> Result<PathBuf> {
         self.certificates.client(name, subject, days)?;
         let [certificate, key] = ["crt", "key"].map(|end| fs::read(self.certificates.file(&format!("{name}.{end}"))));
@@ -274,25 +274,25 @@ impl Cluster {
         }
     }
 
-    /// Ends the apiserver with SIGTERM; what it keeps stays.
+    /// Ends the apiserver with SIGTERM; what it has stored stays.
     pub fn stop(&mut self) -> Result<()> {
         let Some(mut apiserver) = self.apiserver.take() else { return Ok(()) };
         apiserver.signal(Signal::TERM);
         apiserver.wait(FIRST_START).map(drop)
     }
 
-    /// Kills the apiserver, as a power cut does; what it keeps stays.
+    /// Kills the apiserver, like a power cut; what it has stored stays.
     pub fn kill(&mut self) {
         self.apiserver.take().iter_mut().for_each(Daemon::kill);
     }
 
-    /// Has `node`'s agent join at its next start: a certificate of its own, and the flags.
+    /// Makes `node`'s agent join at its next start, with its own certificate and the flags.
     pub fn admit(&self, node: &mut TestNode, flags: &[&str]) -> Result<()> {
         let path = self.node_credentials(node.name())?;
         node.agent.reconfigure(|settings| {
             settings.flags = vec![format!("--kubeconfig={}", path.display())];
             settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
-            // Renewals each second, and an address that needs no route.
+            // Renewals happen every second, and the address needs no route.
             settings.kubelet.push("nodeLeaseDurationSeconds: 4".to_owned());
             settings.limpet.push(format!("nodeIP: {NODE_ADDRESS}"));
         })
@@ -303,7 +303,7 @@ impl Cluster {
         self.credentials(name, &format!("/O=system:nodes/CN=system:node:{name}"))
     }
 
-    /// The same by way of another address of the apiserver's.
+    /// The same with another address of the apiserver.
     pub fn node_credentials_at(&self, address: &str, name: &str) -> Result<PathBuf> {
         self.node_credentials(name)?;
         self.certificates.kubeconfig(address, name)
@@ -319,7 +319,7 @@ impl Cluster {
         self.kubeconfig_at(&self.address())
     }
 
-    /// The same by way of another address.
+    /// The same with another address.
     pub fn kubeconfig_at(&self, address: &str) -> Result<PathBuf> {
         self.certificates.kubeconfig(address, "super-admin")
     }
@@ -329,7 +329,7 @@ impl Cluster {
         self.certificates.file("ca.crt")
     }
 
-    /// What a command in a container writes, by the WebSocket that `kubectl exec` opens: the frames as they are.
+    /// What a command in a container writes, through the WebSocket that `kubectl exec` opens, as raw frames.
     pub fn exec(&self, pod: &str, command: &[&str]) -> Result<String> {
         let words: String = command.iter().map(|word| format!("&command={word}")).collect();
         let path = format!("/api/v1/namespaces/default/pods/{pod}/exec?container=main&stdout=true{words}");
@@ -345,12 +345,13 @@ impl Cluster {
         for header in upgrade {
             curl.args(["--header", header]);
         }
-        // The server closes the WebSocket once the command has ended; curl may take that for a fault.
+        // The server closes the WebSocket when the command has ended, which curl may report as an error.
         let output = process::run(&mut curl, b"")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Makes what controllers would in the namespace `default`: its service account and the authority's certificate.
+    /// Creates what controllers would create in the namespace `default`: its service account and the authority's
+    /// certificate.
     pub fn add_account(&self) -> Result<()> {
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
         let map = json!({
@@ -365,7 +366,7 @@ impl Cluster {
             let is_there = || anyhow::Ok(self.get(&format!("{path}/{name}"))?.is_some());
             if !is_there()? {
                 let created = self.create(&path, &object);
-                // Another test may have been faster.
+                // Another test may have created it.
                 ensure!(created.is_ok() || is_there()?, "{created:?}");
             }
         }
@@ -384,7 +385,7 @@ pub fn cluster_role_binding(name: &str, role: &str, subject: Value) -> Value {
     })
 }
 
-/// A case whose node joins the cluster by itself.
+/// A case whose node does not join the cluster before the test does it.
 pub fn joining(case: Case) -> Case {
     case.on(|node| (node.cluster, node.agent, node.cni) = (true, false, true))
 }
@@ -396,7 +397,7 @@ pub fn join(node: &mut TestNode, cluster: &Cluster, flags: &[&str]) -> Result<()
     wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
 }
 
-/// Where the apiserver has the node.
+/// The path of the node at the apiserver.
 pub fn node_path(node: &TestNode) -> String {
     format!("/api/v1/nodes/{}", node.name())
 }

@@ -1,4 +1,4 @@
-//! A pod network of a node's own: bridge, host-local and loopback, with a unique bridge name and subnet.
+//! A node's own pod network: bridge, host-local and loopback, with a unique bridge name and subnet.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::{process, tools};
 pub struct Cni {
     /// The directory with the conflist.
     pub config_dir: PathBuf,
-    /// Where host-local keeps the addresses it has given out.
+    /// Where host-local records the addresses that it has allocated.
     pub allocations: PathBuf,
     bridge: String,
     subnet: Subnet,
@@ -60,7 +60,7 @@ impl Cni {
         self.add_plugin(json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } }))
     }
 
-    /// Has pods get an address of each of these subnets.
+    /// Makes pods get an address of each of these subnets.
     pub fn give_from(&self, subnets: &[String]) -> Result<()> {
         let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
         let everywhere = |subnet: &String| if subnet.contains(':') { "::/0" } else { "0.0.0.0/0" };
@@ -89,7 +89,7 @@ impl Cni {
         self.subnet.cidr()
     }
 
-    /// The subnet of IPv6 addresses that they can have beside it.
+    /// The subnet of IPv6 addresses that they can also have.
     pub fn subnet_v6(&self) -> String {
         self.subnet.cidr_v6()
     }
@@ -99,7 +99,7 @@ impl Cni {
         &self.bridge
     }
 
-    /// The addresses given out now.
+    /// The currently allocated addresses.
     pub fn allocated(&self) -> Vec<String> {
         let networks = fs::read_dir(&self.allocations).into_iter().flatten().flatten();
         let files = networks.flat_map(|network| fs::read_dir(network.path()).into_iter().flatten().flatten());
@@ -110,28 +110,28 @@ impl Cni {
     }
 }
 
-/// How the bridges begin that tests without a node make; the process's number follows.
+/// The prefix of bridges that tests without a node make; the process's number follows.
 pub(crate) const LONE_BRIDGE: &str = "ltb";
 
-/// A name for a bridge of this process's own. A later run removes it where this one was killed.
+/// A name for a bridge of this process. A later run removes it if this process was killed.
 pub fn lone_bridge() -> String {
     format!("{LONE_BRIDGE}{}", std::process::id())
 }
 
-/// Where the agent is to look for plugins.
+/// Where the agent searches for plugins.
 pub fn plugin_dirs() -> Vec<PathBuf> {
     tools::cni_plugins().into_iter().collect()
 }
 
-/// Removes the bridge, if it is there.
+/// Removes the bridge if it exists.
 pub fn remove_bridge(bridge: &str) {
     if let (true, Some(busybox)) = (bridge_exists(bridge), tools::busybox()) {
         process::checked(Command::new(busybox).args(["ip", "link", "delete", bridge])).ok();
     }
 }
 
-/// Removes what containerd's CRI plugin keeps of the pods on `bridge` where all containerds of a machine keep it: what CNI
-/// answered, of the network and of each pod's loopback.
+/// Removes what containerd's CRI plugin stores about the pods on `bridge`, in a directory that all containerds of a
+/// machine share: CNI's results for the network and for each pod's loopback.
 pub fn remove_cached_answers(bridge: &str) {
     let dir = Path::new("/var/lib/cni/results");
     let names =
@@ -144,7 +144,7 @@ pub fn remove_cached_answers(bridge: &str) {
     }
 }
 
-/// Whether the bridge is there.
+/// Whether the bridge exists.
 pub fn bridge_exists(bridge: &str) -> bool {
     Path::new("/sys/class/net").join(bridge).exists()
 }

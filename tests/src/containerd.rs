@@ -1,4 +1,4 @@
-//! A private containerd: root, state, socket and configuration of its own, beside whatever the machine runs.
+//! A private containerd, with its own root, state, socket and configuration, beside whatever runs on the machine.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,7 @@ pub struct Task {
 /// One snapshot as `ctr snapshots ls` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its key: an active one has its container's id, a committed one the chain id of its layers.
+    /// Its key: for an active one the id of its container, for a committed one the chain id of its layers.
     pub key: String,
     /// `Active`, `Committed` or `View`.
     pub kind: String,
@@ -48,21 +48,21 @@ impl Snapshot {
     }
 }
 
-/// The daemon and where it keeps its things.
+/// The daemon and its directories.
 #[derive(Debug)]
 pub struct Containerd {
     programs: ContainerdPrograms,
     dir: PathBuf,
     daemon: Option<Daemon>,
-    /// The process whose mount and network namespaces it runs in, when these are not the harness's.
+    /// The process in whose mount and network namespaces it runs, if these are not the harness's.
     host_of: Option<u32>,
-    /// The snapshotter that images are unpacked with.
+    /// The snapshotter with which images are unpacked.
     pub(crate) snapshotter: &'static str,
 }
 
 impl Containerd {
     /// Writes the configuration below `dir`; nothing is started. `cri` enables the CRI plugin beside the agent, with
-    /// that directory of network configurations; `choice` is as for [`ContainerdPrograms::chosen`].
+    /// that directory of network configurations. `choice` is as for [`ContainerdPrograms::chosen`].
     pub fn prepare(dir: &Path, cri: Option<&Path>, choice: Option<&str>) -> Result<Self> {
         let programs = ContainerdPrograms::chosen(choice)?;
         fs::create_dir_all(dir.join("certs.d")).with_context(|| format!("{}", dir.display()))?;
@@ -115,7 +115,7 @@ disabled_plugins = [{disabled}]
         self.dir.join("containerd.sock")
     }
 
-    /// Where it keeps content and snapshots.
+    /// The directory of its content and snapshots.
     pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
@@ -130,7 +130,7 @@ disabled_plugins = [{disabled}]
         self.programs.version
     }
 
-    /// From its next start on it runs in the mount and network namespaces of the process `pid`.
+    /// Makes it run in the mount and network namespaces of the process `pid` from its next start on.
     pub fn move_to_host_of(&mut self, pid: u32) {
         self.host_of = Some(pid);
     }
@@ -150,18 +150,18 @@ disabled_plugins = [{disabled}]
         answers.with_context(|| format!("containerd's log ends with:\n{}", tail(&self.log(), 15)))
     }
 
-    /// Its search path: its own directory first, so that it finds its own shim.
+    /// Its search path, with its own directory first, so that it finds its own shim.
     fn path(&self) -> Result<std::ffi::OsString> {
         let dirs = std::iter::once(self.programs.dir.clone()).chain(tools::search_path());
         std::env::join_paths(dirs).context("search path")
     }
 
-    /// Ends it as a crash would; what it runs lives on.
+    /// Ends it like a crash; what it runs lives on.
     pub fn kill(&mut self) {
         self.daemon = None;
     }
 
-    /// Ends it as an administrator would; what it runs lives on.
+    /// Ends it like an administrator; what it runs lives on.
     pub fn stop(&mut self) -> Result<()> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
         daemon.signal(Signal::TERM);
@@ -204,7 +204,7 @@ disabled_plugins = [{disabled}]
         Ok(tasks)
     }
 
-    /// The processes that do nothing but hold the namespaces of pods.
+    /// The processes that only hold the namespaces of pods.
     pub fn pauses(&self) -> Result<Vec<u32>> {
         let mut pids: Vec<_> = self.tasks()?.into_iter().map(|task| task.pid).collect();
         pids.retain(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"/bin/sleep\0")));

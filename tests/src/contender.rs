@@ -1,4 +1,4 @@
-//! What benches measure side by side: the agent and, if requested, a real kubelet, on one containerd, in turns.
+//! What benches compare: the agent and, if requested, a real kubelet, on one containerd, in turns.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,32 +17,32 @@ use crate::kubelet::Kubelet;
 use crate::node::{NodeOptions, TestNode, containers, sweep};
 use crate::{manifest, wait};
 
-/// Names the kubelet to run beside the agent.
+/// The variable with the kubelet to run beside the agent.
 pub const KUBELET_VARIABLE: &str = "LIMPET_BENCH_KUBELET";
 
 /// A node agent that runs the pods of a directory.
 pub trait Contender {
-    /// What people call it.
+    /// Its name in the results.
     fn name(&self) -> &'static str;
-    /// What its Node is called in a cluster.
+    /// The name of its Node in a cluster.
     fn node_name(&self) -> &str;
-    /// Where it finds manifests.
+    /// The directory of its manifests.
     fn manifests(&self) -> PathBuf;
-    /// Starts its process, and does not wait for more.
+    /// Starts its process, without waiting for anything.
     fn spawn(&mut self) -> Result<()>;
-    /// Starts it and waits until it answers.
+    /// Starts it and waits until it responds.
     fn start(&mut self) -> Result<()>;
-    /// Ends it as a service manager does; its pods live on.
+    /// Ends it like a service manager; its pods live on.
     fn stop(&mut self) -> Result<()>;
     /// Its process, while it runs.
     fn pid(&self) -> Option<u32>;
-    /// What its API answers to a GET of `path`.
+    /// The answer of its API to a GET of `path`.
     fn get(&self, path: &str) -> Result<Vec<u8>>;
 
     /// The pods as its API shows them.
     fn pods(&self) -> Result<Vec<Value>> {
         let list: Value = serde_json::from_slice(&self.get("/pods")?).context("the answer to /pods")?;
-        // kubelet says null for none.
+        // kubelet returns null if there are none.
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 }
@@ -116,7 +116,7 @@ impl Contender for Kubelet {
     }
 }
 
-/// The body of the answer on a connection of its own.
+/// The body of the answer, with a separate connection.
 fn get(mut stream: impl Read + Write, path: &str) -> Result<Vec<u8>> {
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
@@ -127,7 +127,7 @@ fn get(mut stream: impl Read + Write, path: &str) -> Result<Vec<u8>> {
     Ok(answer.split_off(body))
 }
 
-/// Puts the manifest of a pod into place.
+/// Writes the manifest of a pod.
 pub fn apply(contender: &dyn Contender, pod: &Value) -> Result<()> {
     let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
     manifest::put(&contender.manifests(), &format!("{name}.yaml"), &pod.to_string())
@@ -163,7 +163,7 @@ pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> 
     wait::until_true(wait::SOON * 3, &what, || containerd.tasks().is_ok_and(|tasks| tasks.is_empty()))
 }
 
-/// A node on which nothing runs yet, and who is to run pods on it.
+/// A node on which nothing runs yet, and the agents that will run pods on it.
 #[derive(Debug)]
 pub struct Stage {
     kubelet: Option<Kubelet>,
@@ -196,7 +196,8 @@ impl Stage {
         Ok(Self { kubelet, address: None, _ports: ports, node })
     }
 
-    /// Has them join the cluster at their next start, by way of that address of its apiserver and with the defaults of a kubelet.
+    /// Makes them join the cluster at their next start, with that address of its apiserver and with the defaults of a
+    /// kubelet.
     pub fn admit(&mut self, cluster: &Cluster, server: &str) -> Result<()> {
         let credentials = cluster.node_credentials_at(server, self.node.name())?;
         let address = NodeAddress::add()?;
@@ -206,7 +207,7 @@ impl Stage {
         })?;
         if let Some(kubelet) = &mut self.kubelet {
             kubelet.admit(cluster, &address)?;
-            // Here its API needs no password, as without a cluster.
+            // Its API needs no password here, as without a cluster.
             kubelet.reconfigure(|configuration| configuration["address"] = "127.0.0.1".into())?;
             cluster.node_credentials_at(server, kubelet.name())?;
         }
@@ -221,7 +222,7 @@ impl Stage {
         (std::iter::once(agent as &mut dyn Contender).chain(kubelet).collect(), containerd)
     }
 
-    /// Runs a measurement; if it fails, says what was going on.
+    /// Runs a measurement; if it fails, the error says what was going on.
     pub fn measure<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         act(self).map_err(|error| {
             let kubelet = self.kubelet.as_ref().map(Kubelet::log).unwrap_or_default();
@@ -229,7 +230,7 @@ impl Stage {
         })
     }
 
-    /// Takes it down and checks that nothing is left.
+    /// Shuts it down and checks that nothing is left.
     pub fn finish(self) -> Result<()> {
         drop(self.kubelet);
         self.node.finish()

@@ -1,8 +1,9 @@
 //! Manifests that both limpet and a real apiserver validate, with the apiserver's answers.
 //!
-//! `agent/model/tests/corpus/AREA.yaml` holds the cases of one area of the Pod API: each is a patch on one small Pod
-//! (`base.yaml`), and its author's opinion whether the result is good. `answers.jsonl` holds what an apiserver made of
-//! them: the fields it refused, or how its object differs from the base's own with the same patch.
+//!
+//! `agent/model/tests/corpus/AREA.yaml` has the cases of one area of the Pod API. Each is a patch on a small Pod
+//! (`base.yaml`), and says whether the result should be accepted. `answers.jsonl` has the apiserver's results: the
+//! fields it refused, or how its object differs from its base with the same patch.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,18 +20,18 @@ use crate::agent::workspace_dir;
 pub struct Case {
     /// `AREA/name`.
     pub id: String,
-    /// Whether it is written to be accepted.
+    /// Whether it is meant to be accepted.
     pub good: bool,
     /// How it differs from the base.
     pub patch: Value,
 }
 
-/// What an apiserver says of one manifest.
+/// An apiserver's answer to one manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Accepted: what it adds to the defaulted base with the case's patch, by JSON pointer; null takes away.
+    /// Accepted: what it adds to the defaulted base with the case's patch, by JSON pointer; null removes.
     Object(Map<String, Value>),
-    /// Refused for these fields; none are named where the manifest could not even be decoded.
+    /// Refused for these fields; none if the manifest could not even be decoded.
     Refused(Vec<String>),
 }
 
@@ -94,9 +95,9 @@ fn area(path: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Changes `value`: objects are merged and null takes a field away; of lists the items are merged one by one, those
+/// Changes `value`: objects are merged, and null removes a field; the items of lists are merged one by one, and those
 /// beyond the end are added; anything else is replaced. `{"$repeat": n, "$of": "text"}` is replaced by a long text,
-/// `{"$repeat": n, "$list": item}` for a long list.
+/// `{"$repeat": n, "$list": item}` by a long list.
 pub fn apply(value: &mut Value, patch: &Value) {
     match (&mut *value, patch) {
         (_, Value::Object(patch)) if patch.contains_key("$repeat") => *value = repeated(patch),
@@ -148,7 +149,7 @@ fn numbered(item: &Value, index: usize) -> Value {
     }
 }
 
-/// What turns `from` into `to`, by JSON pointer.
+/// The changes that turn `from` into `to`, by JSON pointer.
 pub fn difference(from: &Value, to: &Value) -> Map<String, Value> {
     let mut changes = Map::new();
     compare(from, to, String::new(), &mut changes);
@@ -179,7 +180,7 @@ fn compare(from: &Value, to: &Value, at: String, changes: &mut Map<String, Value
     }
 }
 
-/// Makes the changes that [`difference`] found.
+/// Makes the changes that [`difference`] returned.
 pub fn change(value: &mut Value, changes: &Map<String, Value>) {
     for (pointer, new) in changes {
         let Some((parent, key)) = pointer.rsplit_once('/') else {
@@ -201,7 +202,7 @@ pub fn change(value: &mut Value, changes: &Map<String, Value>) {
 }
 
 impl Answers {
-    /// Those in the repository.
+    /// Reads those in the repository.
     pub fn read() -> Result<Self> {
         let path = dir().join("answers.jsonl");
         let text = fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -224,7 +225,7 @@ impl Answers {
         Ok(Self { version, base: head["base"].clone(), cases })
     }
 
-    /// Puts them into the repository.
+    /// Writes them to the repository.
     pub fn write(&self) -> Result<()> {
         let mut text = format!("{}\n", json!({"apiserver": self.version, "base": self.base}));
         for (id, answer) in &self.cases {

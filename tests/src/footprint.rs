@@ -1,4 +1,4 @@
-//! What processes cost while they run, as the kernel accounts for it.
+//! What processes cost while they run, according to the kernel.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use crate::process;
 pub struct Footprint {
     /// How many processes.
     pub processes: u64,
-    /// Proportional set size, in KiB: what is shared counts in parts.
+    /// Proportional set size, in KiB: shared memory counts in parts.
     pub pss: u64,
-    /// Memory of its own that the machine cannot take back, in KiB.
+    /// Private memory that the machine cannot reclaim, in KiB.
     pub private: u64,
-    /// How often its threads went to sleep so far, which is how often they woke.
+    /// How often its threads have gone to sleep, which is how often they woke.
     pub wakes: u64,
-    /// Bytes it has caused to be written to disks so far.
+    /// How many bytes it has caused to be written to disks.
     pub written: u64,
     /// Threads.
     pub threads: u64,
@@ -26,7 +26,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Of the process `pid`; all zero once it has ended.
+    /// The footprint of the process `pid`; all zero once it has ended.
     pub fn of(pid: u32) -> Self {
         let dir = Path::new("/proc").join(pid.to_string());
         let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
@@ -47,7 +47,7 @@ impl Footprint {
         }
     }
 
-    /// Of all of them together.
+    /// The footprint of all of them together.
     pub fn of_all(pids: &[u32]) -> Self {
         pids.iter().map(|pid| Self::of(*pid)).fold(Self::default(), |sum, one| Self {
             processes: sum.processes + one.processes,
@@ -61,7 +61,7 @@ impl Footprint {
     }
 }
 
-/// The processor time of the processes so far, as the kernel counts it: in hundredths of a second.
+/// The processor time that the processes have used, in the kernel's unit of hundredths of a second.
 pub fn processor(pids: &[u32]) -> Duration {
     let of = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -78,7 +78,7 @@ pub fn pids(dir: &Path, name: &str) -> Vec<u32> {
     pids
 }
 
-/// The number of the line `key: number …`; 0 where there is none.
+/// The number in the line `key: number …`; 0 if there is none.
 fn field(text: &str, key: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
     value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)

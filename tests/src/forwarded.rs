@@ -1,4 +1,5 @@
-//! A port of a pod that `kubectl port-forward` or `limpet port-forward` brings to this machine, and what comes through it.
+//! A port of a pod that `kubectl port-forward` or `limpet port-forward` forwards to this machine, and the data that
+//! comes through it.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,10 +14,10 @@ use crate::wait;
 
 /// The port of [`server`] in the pod.
 pub const PORT: u16 = 8080;
-/// Connections at once.
+/// How many connections are open at the same time.
 const CONNECTIONS: usize = 12;
 
-/// A pod that serves 4 MiB of noise, on its own loopback alone.
+/// A pod that serves 4 MiB of noise, only on its own loopback.
 pub fn server(name: &str) -> Value {
     let script = "mkdir /www; head -c 4194304 /dev/urandom > /www/noise; httpd -p 127.0.0.1:8080 -h /www; echo serves; \
                   trap 'exit 0' TERM; sleep 100000 & wait";
@@ -31,7 +32,7 @@ pub struct Forwarded {
 }
 
 impl Forwarded {
-    /// Runs `command`, which is to forward any free port of 127.0.0.1, and waits until it says which.
+    /// Runs `command`, which forwards any free port of 127.0.0.1, and waits until it says which.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         Self::start_to(command, log, PORT)
     }
@@ -53,12 +54,12 @@ impl Forwarded {
         self.port
     }
 
-    /// What the command has said so far.
+    /// What the command has written so far.
     pub fn log(&self) -> String {
         self.command.log()
     }
 
-    /// Gets the noise of [`server`] by many connections at once, and compares it.
+    /// Gets the noise of [`server`] by many connections at the same time, and compares it.
     pub fn check(&self, node: &TestNode, pod: &str) -> Result<()> {
         let sum = |text: String| text.split_whitespace().next().unwrap_or_default().to_owned();
         let expected = sum(node.exec(pod, "main", &["sha256sum", "/www/noise"])?);

@@ -1,4 +1,4 @@
-//! A server that answers gRPC health checks, as far as one unary call without TLS needs HTTP/2.
+//! A server that answers gRPC health checks. It implements only as much HTTP/2 as a unary call without TLS needs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -44,7 +44,7 @@ impl HealthServer {
             move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?)
         };
-        // A socket stays in the network in which it was made; the thread that was there ends.
+        // A socket stays in the network in which it was made, and the thread that was there ends.
         let bound = thread::spawn(bind).join().map_err(|_| anyhow!("the thread that binds the port panicked"))?;
         Self::serve(bound?)
     }
@@ -55,14 +55,14 @@ impl HealthServer {
         let answers = Arc::clone(&status);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that goes away in between is none of this server's business.
+                // It does not matter to this server if a client disconnects in between.
                 let _ = answer(stream, answers.load(Ordering::SeqCst));
             }
         });
         Ok(Self { port, status })
     }
 
-    /// From now on, answers this.
+    /// Makes it answer this from now on.
     pub fn answer(&self, status: u8) {
         self.status.store(status, Ordering::SeqCst);
     }

@@ -1,5 +1,5 @@
-//! Hollow nodes: a process that runs many nodes of a cluster, the pods that the cluster has for them, and what of that
-//! the apiserver shows.
+//! Hollow nodes: a process that runs many nodes of a cluster, the pods that the cluster has for them, and what the
+//! apiserver shows of that.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::process::Daemon;
 
 /// How many nodes a bench has; `cargo xtask bench` sets it.
 pub const NODES_VARIABLE: &str = "LIMPET_BENCH_NODES";
-/// The nodes are called so, with a number behind.
+/// The prefix of the nodes' names; a number follows.
 const PREFIX: &str = "hollow";
 
 /// The process.
@@ -53,7 +53,7 @@ impl HollowNodes {
         Ok(())
     }
 
-    /// How many nodes the apiserver shows as ready, by leases that are renewed after `since`.
+    /// How many nodes the apiserver shows as ready, with leases that were renewed after `since`.
     pub fn ready(&self, cluster: &Cluster, since: &str) -> Result<usize> {
         ensure!(
             Path::new(&format!("/proc/{}/exe", self.pid())).exists(),
@@ -70,12 +70,13 @@ impl HollowNodes {
     }
 }
 
-/// As the one apiserver has it in memory: to look is not to disturb.
+/// Reads from the only apiserver's memory, so that looking does not disturb.
 fn cached(path: &str) -> String {
     format!("{path}?resourceVersion=0")
 }
 
-/// A pod bound to the node of that number. `deadline`: after how many seconds its node ends it; `None`: it keeps running.
+/// A pod that is bound to the node of that number. `deadline` is after how many seconds its node ends it; `None` if
+/// it keeps running.
 pub fn bound_pod(node: usize, number: usize, deadline: Option<u64>) -> Value {
     let container = json!({
         "name": "main", "image": "registry.k8s.io/pause:3.10",
@@ -113,14 +114,14 @@ pub fn states(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
 /// What the apiserver has counted of requests since it started.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Requests {
-    /// How many, watches among them, by verb and resource.
+    /// How many, including watches, by verb and resource.
     pub by_kind: BTreeMap<String, u64>,
-    /// Of these, how many it has turned away because there were too many, or because it could not serve them yet.
+    /// How many of these it has rejected because there were too many, or because it could not serve them yet.
     pub rejected: BTreeMap<String, u64>,
 }
 
 impl Requests {
-    /// As they are now.
+    /// The current numbers.
     pub fn of(cluster: &Cluster) -> Result<Self> {
         Ok(Self::read(&cluster.text("/metrics").context("the apiserver's metrics")?))
     }
@@ -129,7 +130,7 @@ impl Requests {
         let mut requests = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let Some((series, value)) = line.rsplit_once(' ') else { continue };
-            // Counts are whole numbers, written as floating ones.
+            // Counts are whole numbers, written as floating-point ones.
             let value = value.parse::<f64>().unwrap_or_default() as u64;
             let label = |name: &str| {
                 let (_, rest) = series.split_once(&format!("{name}=\""))?;
@@ -147,7 +148,7 @@ impl Requests {
         requests
     }
 
-    /// What has come since `before`.
+    /// The requests since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self { by_kind: grown(&self.by_kind, &before.by_kind), rejected: grown(&self.rejected, &before.rejected) }
     }
@@ -158,7 +159,7 @@ impl Requests {
     }
 }
 
-/// What of each has come since.
+/// The growth of each number.
 fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let grown = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(*before.get(name).unwrap_or(&0))));
     grown.filter(|(_, count)| *count > 0).collect()

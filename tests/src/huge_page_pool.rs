@@ -1,5 +1,5 @@
-//! Huge pages that the node's kernel sets aside, for as long as a test needs them. They are memory that an agent started
-//! meanwhile may not allocate, so a test that compares the node's memory keeps others from taking any.
+//! Huge pages that the kernel reserves as long as a test needs them. An agent that is started meanwhile may not
+//! allocate that memory, so a test that compares the node's memory keeps others from reserving any.
 
 use std::fs::{self, File};
 
@@ -8,22 +8,24 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The number of pages of 2 MiB.
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-/// Locked while the pool's size must not change. Suites run beside each other as processes of their own.
+/// Locked while the pool's size must not change. Suites are separate processes that run at the same time.
 const LOCK: &str = "/run/limpet-tests-huge-pages.lock";
 
-/// The pool; as it was before once it is dropped.
+/// The pool, which gets its former size again when it is dropped.
 #[derive(Debug)]
 pub struct HugePagePool {
     before: String,
-    // Released after the pool has its former size again: fields are dropped after `drop`.
+    // Released after the pool has its former size again, because fields are dropped after `drop`.
     _lock: File,
 }
 
 impl HugePagePool {
-    /// Sets `pages` pages of 2 MiB aside, once no test relies on the pool's size.
+    /// Reserves `pages` pages of 2 MiB, once no test relies on the pool's size.
+    ///
     ///
     /// # Errors
-    /// The kernel has no such pages, or not enough memory in one piece.
+    ///
+    /// The kernel has no such pages, or not enough contiguous memory.
     pub fn reserve(pages: u64) -> Result<Self> {
         let lock = locked(FlockOperation::LockExclusive)?;
         let read = || fs::read_to_string(POOL).with_context(|| format!("read {POOL}"));
@@ -34,9 +36,11 @@ impl HugePagePool {
         Ok(pool)
     }
 
-    /// Keeps the pool's size as it is until the result is dropped.
+    /// Keeps the pool's size unchanged until the result is dropped.
+    ///
     ///
     /// # Errors
+    ///
     /// The lock's file cannot be opened.
     pub fn keep_size() -> Result<File> {
         locked(FlockOperation::LockShared)
@@ -50,7 +54,7 @@ impl HugePagePool {
 
 impl Drop for HugePagePool {
     fn drop(&mut self) {
-        // Nothing to be done where it fails: pages in use go back once they are free.
+        // If this fails, nothing can be done: pages in use are returned once they are free.
         let _ = fs::write(POOL, self.before.trim());
     }
 }

@@ -1,4 +1,4 @@
-//! A mount whose file system never answers, as that of a server that is gone: FUSE without a daemon behind it.
+//! A mount whose file system never answers, like that of a server that is gone: FUSE without a daemon.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 #[derive(Debug)]
 pub struct HungMount {
     path: PathBuf,
-    /// Requests of the kernel wait here; closing it makes them fail.
+    /// The kernel's requests wait here; closing it makes them fail.
     requests: Option<File>,
 }
 
@@ -35,10 +35,10 @@ impl HungMount {
         &self.path
     }
 
-    /// Ends it: calls that wait fail, and the directory below it is seen again.
+    /// Ends it: calls that wait fail, and the directory below it is visible again.
     pub fn end(&mut self) {
         if self.requests.take().is_some() {
-            // Nothing to be done where it fails: the sweep unmounts what is below the node's directory.
+            // If this fails, nothing can be done: the sweep unmounts what is below the node's directory.
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         }
     }

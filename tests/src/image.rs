@@ -1,4 +1,4 @@
-//! OCI images built from the machine's static busybox: small, without a network, different where a test needs it.
+//! OCI images built from the machine's static busybox: small, without a network, and different where a test needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,12 +16,12 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{process, tools};
 
-/// The first version of the image most tests run; `/version` in it says `1`.
+/// The first version of the image that most tests run; its `/version` is `1`.
 pub const V1: &str = "registry.test/limpet/demo:v1";
-/// The second version; `/version` in it says `2`.
+/// The second version; its `/version` is `2`.
 pub const V2: &str = "registry.test/limpet/demo:v2";
 
-/// What holds a pod's namespaces where a CRI runtime runs it.
+/// The image that holds a pod's namespaces in a CRI runtime.
 pub const PAUSE: &str = "registry.test/limpet/pause:v1";
 
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
@@ -33,7 +33,7 @@ const DOCKER_ZSTD_LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.t
 /// The media type of the manifests built here.
 pub const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Bytes and the digest they are known by.
+/// Bytes with their digest.
 #[derive(Debug, Clone)]
 pub struct Blob {
     /// Hexadecimal SHA-256.
@@ -78,9 +78,9 @@ pub struct Image {
     pub manifest: Blob,
     /// The image configuration.
     pub config: Blob,
-    /// The layers, lowest first, as they are stored.
+    /// The layers as stored, lowest first.
     pub layers: Vec<Blob>,
-    /// The digests of the layers as they are unpacked.
+    /// The digests of the unpacked layers.
     diff_ids: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ enum LayerCompression {
     DockerZstd,
 }
 
-/// What an image is to hold beside busybox.
+/// What an image contains besides busybox.
 #[derive(Debug, Default)]
 pub struct ImageBuilder {
     name: String,
@@ -225,7 +225,7 @@ impl ImageBuilder {
         self
     }
 
-    /// Leaves busybox out: there is nothing but the added files.
+    /// Leaves out busybox, so that there are only the added files.
     pub fn bare(mut self) -> Self {
         self.bare = true;
         self
@@ -322,7 +322,7 @@ pub fn write_oci_archive(images: &[&Image], path: &Path) -> Result<()> {
     write_layout(images, &roots.collect::<Vec<_>>(), path)
 }
 
-/// The same with each image behind its index and named as OCI alone names it.
+/// The same with each image behind its index, and named only in OCI's way.
 pub fn write_oci_archive_of_indexes(images: &[&Image], path: &Path) -> Result<()> {
     let roots = images.iter().map(|image| {
         let mut descriptor = image.index().descriptor(INDEX_TYPE);
@@ -332,7 +332,7 @@ pub fn write_oci_archive_of_indexes(images: &[&Image], path: &Path) -> Result<()
     write_layout(images, &roots.collect::<Vec<_>>(), path)
 }
 
-/// `roots` are what the archive's own index names, each with how.
+/// `roots` are the entries of the archive's own index, each with its annotations.
 fn write_layout(images: &[&Image], roots: &[(Blob, Value)], path: &Path) -> Result<()> {
     let descriptors: Vec<_> = roots.iter().map(|(_, descriptor)| descriptor.clone()).collect();
     let mut archive = Layer::default();
@@ -348,7 +348,7 @@ fn write_layout(images: &[&Image], roots: &[(Blob, Value)], path: &Path) -> Resu
     archive.write_to(path)
 }
 
-/// Writes `images` as `docker save` did before version 25: a layer that was written before is a link.
+/// Writes `images` as `docker save` did before version 25: a layer that was written before becomes a link.
 pub fn write_docker_archive(images: &[&Image], path: &Path) -> Result<()> {
     let mut archive = Layer::default();
     let mut entries = Vec::new();
@@ -375,7 +375,8 @@ pub fn write_docker_archive(images: &[&Image], path: &Path) -> Result<()> {
     archive.write_to(path)
 }
 
-/// Writes `images` as crane, ko, kaniko and others that share a library do: files named by their digests, the list last.
+/// Writes `images` like crane, ko, kaniko and others that share a library: files named by their digests, the list
+/// last.
 pub fn write_crane_archive(images: &[&Image], path: &Path) -> Result<()> {
     let mut archive = Layer::default();
     let mut entries = Vec::new();
@@ -404,7 +405,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// busybox, a link for each of its applets, and the few files programs expect. The same bytes every time.
+/// busybox, a link for each of its applets, and the few files that programs expect; the bytes are always the same.
 fn busybox_layer() -> Result<Blob> {
     static LAYER: OnceLock<Blob> = OnceLock::new();
     if let Some(layer) = LAYER.get() {
@@ -424,7 +425,7 @@ fn busybox_layer() -> Result<Blob> {
     Ok(LAYER.get_or_init(|| Blob::new(layer.into_bytes().unwrap_or_default())).clone())
 }
 
-/// A tar stream in the making, with nothing in it that depends on when it was made.
+/// A tar stream that is being built, and does not depend on the time.
 struct Layer {
     tar: tar::Builder<Vec<u8>>,
 }
@@ -470,7 +471,7 @@ impl Layer {
         self.into_bytes().map(Blob::new)
     }
 
-    /// Writes the stream beside `path` and renames it there, so that no reader sees half of it.
+    /// Writes the stream beside `path` and renames it, so that no reader sees half of it.
     fn write_to(self, path: &Path) -> Result<()> {
         let name = path.file_name().context("an archive needs a file name")?.to_string_lossy().into_owned();
         let partial = path.with_file_name(format!(".{name}.partial"));

@@ -1,7 +1,9 @@
-//! Everything pods need of a node, listed: what is there before and not after, or the other way round, was left behind.
+//! Lists everything that pods need of a node, so that what was left behind shows as a difference between before and
+//! after.
 //!
-//! No list names the owner of a namespace. It lives as long as a process in it, a mount that pins it
-//! or a descriptor that holds it, and these are here.
+//!
+//! No list has the owner of a namespace. A namespace lives as long as a process in it, a mount that pins it or a
+//! descriptor that holds it, and these are listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,16 +15,16 @@ use crate::footprint::{Footprint, pids};
 use crate::node::TestNode;
 use crate::process::is_alive;
 
-/// What is there at one time, by kind.
+/// What exists at one time, by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     things: BTreeMap<&'static str, BTreeSet<String>>,
-    /// The agent's open descriptors by what they are of, and its threads.
+    /// The agent's open descriptors by type, and its threads.
     counts: BTreeMap<String, u64>,
 }
 
 impl Inventory {
-    /// Lists what is there now.
+    /// Lists what exists now.
     pub fn take(node: &TestNode) -> Result<Self> {
         let agent = node.agent.pid().filter(|pid| is_alive(*pid)).context("the agent does not run")?;
         let daemons = [Some(agent), node.containerd.pid()];
@@ -55,7 +57,7 @@ impl Inventory {
         Ok(Self { things, counts })
     }
 
-    /// What differs later on. Fewer descriptors or threads are no difference: pools shrink.
+    /// The differences to a later inventory. Fewer descriptors or threads do not count, because pools shrink.
     pub fn differences(&self, later: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         for (kind, before) in &self.things {
@@ -73,7 +75,7 @@ impl Inventory {
     }
 }
 
-/// What the process sees mounted at or below `dir`.
+/// The mounts that the process sees at or below `dir`.
 fn mounts(pid: u32, dir: &Path) -> Result<Vec<String>> {
     let path = format!("/proc/{pid}/mountinfo");
     let text = fs::read_to_string(&path).context(path)?;
@@ -95,7 +97,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The process's descriptors, counted by what they are of: `socket`, `anon_inode:inotify`, a path.
+/// The process's descriptors, counted by type: `socket`, `anon_inode:inotify`, a path.
 fn descriptors(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
     let path = format!("/proc/{pid}/fd");

@@ -1,5 +1,5 @@
-//! A cluster that kubeadm sets up, as it is, with its files and flags: each node on a host of its own, with programs and images
-//! built from their sources.
+//! An unmodified cluster set up by kubeadm, with its files and flags. Each node has its own host, with programs and
+//! images built from their sources.
 
 pub mod host;
 pub mod images;
@@ -18,10 +18,10 @@ pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 const TOKEN: &str = "abcdef.0123456789abcdef";
 /// The static pods of a control plane.
 pub const CONTROL_PLANE: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
-/// Several programs start, on a machine that may have other work.
+/// How long several programs may take to start on a machine that may be busy.
 pub const A_WHILE: Duration = Duration::from_secs(180);
 
-/// A node whose containerd and agent the test starts, on a host of its own.
+/// A node with its own host, whose containerd and agent the test starts.
 pub fn options() -> NodeOptions {
     NodeOptions { cni: true, cri: true, agent: false, containerd: false, images: false, ..NodeOptions::default() }
 }
@@ -33,7 +33,7 @@ pub fn control_plane(host: &Host<'_>) -> Result<Vec<Value>> {
     list["items"].as_array().cloned().context("no list")
 }
 
-/// The UIDs of pods, by which they are the same ones or others.
+/// The UIDs of pods, by which they are compared.
 pub fn uids(pods: &[Value]) -> Vec<&Value> {
     pods.iter().map(|pod| &pod["metadata"]["uid"]).collect()
 }
@@ -82,7 +82,8 @@ pub fn first_node(node: &str, address: &str, patience: &str) -> [Value; 2] {
     ]
 }
 
-/// What kubeadm sets the cluster up from. The kubelet's part is the cluster's; cgroups are each node's, see [`Host`].
+/// The documents from which kubeadm sets up the cluster. kubelet's part is for the whole cluster; cgroups are set for
+/// each node, see [`Host`].
 pub fn initial(host: &Host<'_>) -> Vec<Value> {
     let [first_node, cluster] = first_node(host.node.name(), host.address, "4m0s");
     vec![
@@ -92,7 +93,7 @@ pub fn initial(host: &Host<'_>) -> Vec<Value> {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "cgroupDriver": "cgroupfs",
-            // The machine's disk is not the node's own.
+            // The node shares the machine's disk.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "evictionHard": { "memory.available": "1Mi" },
@@ -107,14 +108,14 @@ pub fn proxy_configuration() -> Value {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
-        // Pods of one bridge answer past the node, which the kernel would only prevent with br_netfilter.
+        // Pods of one bridge answer past the node, which the kernel would prevent only with br_netfilter.
         "iptables": { "masqueradeAll": true },
-        // The kernel's table is the whole machine's.
+        // The kernel's table belongs to the whole machine.
         "conntrack": { "maxPerCore": 0 },
     })
 }
 
-/// What kubeadm joins the cluster with.
+/// The documents with which kubeadm joins the cluster.
 pub fn joining(host: &Host<'_>) -> Vec<Value> {
     let discovery = json!({
         "token": TOKEN,

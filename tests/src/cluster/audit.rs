@@ -1,4 +1,4 @@
-//! The requests of nodes to an apiserver, by its audit log: each request once, as it comes in.
+//! The requests of nodes to an apiserver, from its audit log: each request once, when it arrives.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-/// The log, from where it was read last.
+/// The log, from the position up to which it was read.
 #[derive(Debug)]
 pub struct Audit {
     dir: PathBuf,
@@ -21,7 +21,7 @@ impl Audit {
         let policy = json!({
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
-            // A watch that has begun counts, not only one that has ended.
+            // A watch counts when it begins, and not only when it has ended.
             "omitStages": ["ResponseStarted", "ResponseComplete", "Panic"],
             "rules": [{ "level": "Metadata", "userGroups": ["system:nodes"] }, { "level": "None" }],
         });
@@ -35,19 +35,19 @@ impl Audit {
         [
             format!("--audit-policy-file={}", self.file("policy").display()),
             format!("--audit-log-path={}", self.file("log").display()),
-            // Nothing is held back.
+            // Nothing is buffered.
             "--audit-log-mode=blocking".to_owned(),
         ]
     }
 
-    /// How many requests have come since the last call, by verb and resource.
+    /// How many requests have arrived since the last call, by verb and resource.
     pub fn requests(&mut self) -> Result<BTreeMap<String, u64>> {
         let path = self.file("log");
         let mut file = File::open(&path).with_context(|| format!("{}", path.display()))?;
         file.seek(SeekFrom::Start(self.read))?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
-        // A line that is being written is for the next time.
+        // A line that is being written is left for the next call.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         self.read += whole as u64;
         count(&text[..whole])

@@ -1,4 +1,4 @@
-//! The state of a cluster, kept and put back: etcd's directory, as an operator restores it.
+//! Saves and restores the state of a cluster: etcd's directory, as an operator restores it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::Cluster;
 use super::certificates::Certificates;
 
 impl Cluster {
-    /// Keeps what the cluster is now. The apiserver and etcd are down meanwhile.
+    /// Saves the current state. The apiserver and etcd are down meanwhile.
     pub fn back_up(&mut self) -> Result<()> {
         self.while_down(|cluster| {
             fs::remove_dir_all(cluster.backup()).ok();
@@ -18,7 +18,7 @@ impl Cluster {
         })
     }
 
-    /// Puts back what was kept.
+    /// Restores the saved state.
     pub fn restore(&mut self) -> Result<()> {
         self.while_down(|cluster| {
             fs::remove_dir_all(cluster.state()).context("etcd's directory")?;
@@ -31,7 +31,7 @@ impl Cluster {
         self.while_down(|cluster| fs::remove_dir_all(cluster.state()).context("etcd's directory"))
     }
 
-    /// Puts another one in its place: empty, with other authorities and certificates.
+    /// Replaces it by another cluster: empty, with other authorities and certificates.
     pub fn replace(&mut self) -> Result<()> {
         self.while_down(|cluster| {
             fs::remove_dir_all(cluster.state()).context("etcd's directory")?;

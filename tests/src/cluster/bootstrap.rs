@@ -11,21 +11,21 @@ use super::{Cluster, cluster_role_binding};
 use crate::claim::Port;
 use crate::{TestNode, wait};
 
-/// Whom a bootstrap kubeconfig names is in this group.
+/// The group of the user in a bootstrap kubeconfig.
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers";
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 /// The files of a node that requests its certificates.
 #[derive(Debug)]
 pub struct Bootstrap {
-    /// The kubeconfig that the node is to write.
+    /// The kubeconfig that the node writes.
     pub kubeconfig: PathBuf,
     /// The directory of its certificates.
     pub pki: PathBuf,
 }
 
-/// Has `node` begin without a certificate at its next start. `user`: the credentials in its bootstrap kubeconfig. Both of
-/// the node's certificates are requested, and every user may use kubelet's API.
+/// Makes `node` begin without a certificate at its next start. `user` has the credentials in its bootstrap
+/// kubeconfig. Both of the node's certificates are requested, and every user may use kubelet's API.
 pub fn begin(
     node: &mut TestNode,
     cluster: &Cluster,
@@ -40,7 +40,7 @@ pub fn begin(
     let (kubeconfig, pki) = (node.dir().join("kubelet.conf"), node.agent.settings().root().join("pki"));
     let bootstrap = node.dir().join("bootstrap.conf");
     node.agent.reconfigure(|settings| {
-        // The one that the node would have had.
+        // The flag with the certificate that the node would have had.
         let flag = settings.flags.remove(0);
         own = PathBuf::from(flag.trim_start_matches("--kubeconfig="));
         settings.flags.push(format!("--kubeconfig={}", kubeconfig.display()));

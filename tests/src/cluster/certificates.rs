@@ -12,11 +12,11 @@ use crate::process;
 
 const CLIENT: &str = "extendedKeyUsage=clientAuth";
 const SERVER: &str = "extendedKeyUsage=serverAuth";
-/// etcd's members use theirs both ways.
+/// etcd's members use their certificates both as servers and as clients.
 const BOTH: &str = "extendedKeyUsage=serverAuth,clientAuth";
 /// Where etcd and the apiserver are reached.
 const ON_LOOPBACK: &str = "subjectAltName=IP:127.0.0.1,DNS:localhost";
-/// The apiserver's names in pods as well: the first address of the Services is its own.
+/// The apiserver's names in pods as well: the first address of the Services belongs to it.
 const OF_APISERVER: &str = "subjectAltName=IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,\
      DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local";
 
@@ -30,7 +30,8 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Makes the three authorities, the key of the service accounts, and what etcd and the apiserver have.
+    /// Creates the three authorities, the key of the service accounts, and the certificates of etcd and the
+    /// apiserver.
     pub(super) fn make(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir.join("etcd")).with_context(|| format!("{}", dir.display()))?;
         let made = Self { dir: dir.to_owned() };
@@ -61,7 +62,7 @@ impl Certificates {
         self.certify(("ca", name, subject, &[CLIENT]), days)
     }
 
-    /// Signs the certificate of a client that is there once more; it is valid until then, to the second.
+    /// Signs the certificate of an existing client again, valid until then, to the second.
     pub(super) fn shorten(&self, name: &str, until: SystemTime) -> Result<()> {
         let work = self.dir.join(format!("{name}.ca"));
         fs::create_dir_all(work.join("issued")).with_context(|| format!("{}", work.display()))?;
@@ -95,7 +96,7 @@ impl Certificates {
         self.certify(("ca", name, &format!("/CN={service}.{namespace}.svc"), &[&names, SERVER]), 2)
     }
 
-    /// The kubeconfig of the client `name`, whose certificate is there.
+    /// The kubeconfig of the client `name`, whose certificate exists.
     pub(super) fn kubeconfig(&self, server: &str, name: &str) -> Result<PathBuf> {
         let user = json!({
             "client-certificate": self.file(&format!("{name}.crt")),
@@ -130,7 +131,7 @@ impl Certificates {
         ])?;
         let [ca, ca_key] = ["crt", "key"].map(|end| format!("{authority}.{end}"));
         let days = days.to_string();
-        // Without a file of serial numbers openssl takes random ones, so that several can be signed at once.
+        // Without a file of serial numbers, openssl uses random ones, so that several can be signed at the same time.
         let sign = ["x509", "-req", "-in", &request, "-CA", &ca, "-CAkey", &ca_key, "-out", &certificate];
         self.openssl(&[&sign[..], &["-days", &days, "-extfile", &file]].concat())
     }
@@ -140,7 +141,7 @@ impl Certificates {
     }
 }
 
-/// Makes several at once: most of the time goes into keys.
+/// Makes several at the same time, because most of the time is spent on keys.
 fn in_parallel<const N: usize>(
     all: [impl FnOnce(&Certificates) -> Result<()> + Send; N],
     certificates: &Certificates,

@@ -1,4 +1,4 @@
-//! What makes an apiserver a whole cluster: kube-controller-manager and kube-scheduler, as kubeadm runs them.
+//! What completes a cluster besides its apiserver: kube-controller-manager and kube-scheduler, as kubeadm runs them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,8 +24,8 @@ pub(super) struct Controller {
 }
 
 impl Cluster {
-    /// Starts both, and waits until they answer and have made the service account of the namespace `default`. `flags`: further
-    /// ones of kube-controller-manager.
+    /// Starts both, and waits until they respond and have created the service account of the namespace `default`.
+    /// `flags` are further ones of kube-controller-manager.
     pub fn start_controllers(&mut self, flags: &[&str]) -> Result<()> {
         let manager = self.credentials("controller-manager", "/CN=system:kube-controller-manager")?;
         let scheduler = self.credentials("scheduler", "/CN=system:kube-scheduler")?;
@@ -84,7 +84,7 @@ impl Cluster {
         for (flag, file) in [("client-ca-file", "ca.crt"), ("requestheader-client-ca-file", "front-proxy-ca.crt")] {
             command.arg(format!("--{flag}={}", self.certificates.file(file).display()));
         }
-        // There is one of each, so it need not wait for its election.
+        // There is only one of each, so it need not wait for its election.
         command.args(["--bind-address=127.0.0.1", "--leader-elect=false", &format!("--secure-port={}", port.number)]);
         let daemon = Daemon::start(command.args(flags), &self.dir.join(format!("{name}.log")))?;
         Ok(Controller { name, daemon, port })

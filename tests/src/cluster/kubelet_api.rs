@@ -12,7 +12,7 @@ use crate::{TestNode, process};
 /// An address for a node, on loopback as long as it is needed. No other node of a test has it.
 #[derive(Debug)]
 pub struct NodeAddress {
-    /// One of those that are kept for documentation.
+    /// One of the addresses that are reserved for documentation.
     pub address: Ipv4Addr,
     _claim: Claim,
 }
@@ -20,7 +20,7 @@ pub struct NodeAddress {
 impl NodeAddress {
     /// Adds one.
     pub fn add() -> Result<Self> {
-        // The first ones may be the machine's own.
+        // The first addresses may belong to the machine.
         for address in (100..250).map(|last| Ipv4Addr::new(192, 0, 2, last)) {
             let Some(claim) = Claim::of(format!("address-{address}"))? else { continue };
             process::checked(Command::new("ip").args(["address", "replace", &address.to_string(), "dev", "lo"]))?;

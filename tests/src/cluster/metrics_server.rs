@@ -1,4 +1,4 @@
-//! metrics-server beside a cluster: a process of the machine's that the apiserver finds by the aggregation layer.
+//! metrics-server beside a cluster: a process on the machine that the apiserver finds by the aggregation layer.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::{tools, wait};
 const NAME: &str = "metrics-server";
 const NAMESPACE: &str = "kube-system";
 
-/// A running metrics-server; it reads each node every 10 s, the least that it takes.
+/// A running metrics-server. It reads each node every 10 s, the shortest interval that it accepts.
 #[derive(Debug)]
 pub struct MetricsServer {
     daemon: Daemon,
@@ -27,11 +27,11 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Starts one with the service account and the rights of its own manifests, as the API `metrics.k8s.io`. It may have no
-    /// figures yet.
+    /// Starts one with the service account and the rights of its own manifests, as the API `metrics.k8s.io`. It may
+    /// have no figures yet.
     pub fn start(cluster: &Cluster) -> Result<Self> {
         let program = tools::metrics_server().context("no metrics-server; run: cargo xtask nightly metrics-server")?;
-        // The address of an endpoint may not be one of loopback's own.
+        // The address of an endpoint must not be a loopback address.
         let (address, port) = (NodeAddress::add()?, Port::claim()?);
         cluster.run_kubectl(&["apply", "-f", &program.with_file_name("rbac.yaml").display().to_string()])?;
         cluster.certificates.service(NAME, NAME, NAMESPACE)?;
@@ -47,7 +47,7 @@ impl MetricsServer {
             .arg(format!("--tls-cert-file={}", file(&format!("{NAME}.crt"))))
             .arg(format!("--tls-private-key-file={}", file(&format!("{NAME}.key"))))
             .args(["--kubelet-preferred-address-types=InternalIP", "--kubelet-use-node-status-port"])
-            // Nodes have certificates of their own making, as kubeadm's have.
+            // Nodes have self-signed certificates, as kubeadm's have.
             .args(["--kubelet-insecure-tls", "--metric-resolution=10s", "--kubelet-request-timeout=5s"]);
         let daemon = Daemon::start(&mut command, &cluster.dir.join("metrics-server.log"))?;
         let mut server = Self { daemon, _port: port, _address: address };

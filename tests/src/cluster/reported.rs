@@ -1,4 +1,4 @@
-//! What a cluster shows of a node's pods.
+//! What a cluster shows about a node's pods.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -10,8 +10,10 @@ use crate::node::container_id;
 impl Cluster {
     /// Waits until the Pod at `path` is ready, and shows the container in which the node runs its pod `pod`.
     ///
+    ///
     /// # Errors
-    /// When it does not come to that.
+    ///
+    /// That does not happen in time.
     pub fn wait_reported(&self, node: &TestNode, path: &str, pod: &str) -> Result<Value> {
         wait_at(self, path, "reported as it runs", |found| {
             let own = node.pod(pod).unwrap_or_default();

@@ -13,7 +13,7 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
 
 impl Cluster {
-    /// What is at `path`; `None` when there is nothing.
+    /// The object at `path`; `None` if there is none.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
         match self.request("GET", path, None)? {
             (404, _) => Ok(None),
@@ -28,19 +28,19 @@ impl Cluster {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Creates.
+    /// Creates an object.
     pub fn create(&self, path: &str, object: &Value) -> Result<()> {
         self.done("POST", path, Some(("application/json", object)))
     }
 
-    /// Creates all of them, on a few connections.
+    /// Creates all of them, with few connections.
     pub fn create_all(&self, path: &str, objects: &[Value]) -> Result<()> {
         let credentials: String = CURL_FILES
             .iter()
             .map(|(option, name)| format!("{option} = \"{}\"\n", self.certificates.file(name).display()))
             .collect();
         let request = |object: &Value| {
-            // A string of JSON is one of curl's.
+            // A JSON string is also one of curl's.
             let data = Value::String(object.to_string());
             format!(
                 "url = \"{}{path}\"\nheader = \"Content-Type: application/json\"\ndata-binary = {data}\n\
@@ -56,29 +56,29 @@ impl Cluster {
         Ok(())
     }
 
-    /// Creates what is answered and not kept, such as a review.
+    /// Creates something that is answered and not stored, such as a review.
     pub fn ask(&self, path: &str, object: &Value) -> Result<Value> {
         let (code, answer) = self.request("POST", path, Some(("application/json", object)))?;
         ensure!((200..300).contains(&code), "POST {path}: {code} {answer}");
         Ok(serde_json::from_str(&answer)?)
     }
 
-    /// Changes fields, as `kubectl patch --type=merge` does.
+    /// Changes fields like `kubectl patch --type=merge`.
     pub fn patch(&self, path: &str, patch: &Value) -> Result<()> {
         self.done("PATCH", path, Some((MERGE_PATCH, patch)))
     }
 
-    /// Changes fields, as `kubectl patch` does: the items of lists by their names.
+    /// Changes fields like `kubectl patch`: items of lists are merged by name.
     pub fn patch_items(&self, path: &str, patch: &Value) -> Result<()> {
         self.done("PATCH", path, Some((STRATEGIC_PATCH, patch)))
     }
 
-    /// Deletes, as `kubectl delete` does without `--wait`.
+    /// Deletes like `kubectl delete` without `--wait`.
     pub fn delete(&self, path: &str) -> Result<()> {
         self.done("DELETE", path, None)
     }
 
-    /// What would be at `path` after a replacement by an object of the core API in protobuf; nothing is kept.
+    /// What would be at `path` after a replacement by an object of the core API in protobuf; nothing is stored.
     pub fn try_encoded(&self, path: &str, kind: &str, object: &[u8]) -> Result<Value> {
         let mut curl = self.curl(&format!("{path}?dryRun=All"));
         curl.args(["--request", "PUT", "--header", "Accept: application/json", "--data-binary", "@-"]);
@@ -106,21 +106,21 @@ impl Cluster {
         command
     }
 
-    /// Text at `path`, which is no JSON.
+    /// The text at `path`, which is not JSON.
     pub fn text(&self, path: &str) -> Result<String> {
         let (code, body) = self.request("GET", path, None)?;
         ensure!(code == 200, "GET {path}: {code} {body}");
         Ok(body)
     }
 
-    /// The text that a POST without a body is answered with.
+    /// The text with which a POST without a body is answered.
     pub fn post(&self, path: &str) -> Result<String> {
         let (code, body) = self.request("POST", path, None)?;
         ensure!(code == 200, "POST {path}: {code} {body}");
         Ok(body)
     }
 
-    /// One request of the administrator's by curl: the status and the body.
+    /// Makes one request of the administrator's by curl. Returns the status and the body.
     pub(super) fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<(u16, String)> {
         let mut command = self.curl(path);
         command.args(["--request", method, "--write-out", "\n%{http_code}"]);
@@ -136,13 +136,13 @@ impl Cluster {
     }
 }
 
-/// An encoded object as the apiserver takes it: a magic number, then a `runtime.Unknown` with its type and its bytes.
+/// An encoded object in the apiserver's form: a magic number, then a `runtime.Unknown` with its type and its bytes.
 fn enveloped(kind: &str, object: &[u8]) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| {
         let mut field = vec![number << 3 | 2];
         let mut length = bytes.len();
         while length >= 0x80 {
-            // The lowest seven bits, and that more follow.
+            // The lowest seven bits, with the mark that more follow.
             field.push(length as u8 | 0x80);
             length >>= 7;
         }

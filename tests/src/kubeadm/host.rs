@@ -1,5 +1,5 @@
-//! A machine within the machine, for programs that know only one place for their files: its root is the machine's own with
-//! what it writes kept apart, in memory, and it has a network of its own.
+//! A machine within the machine, for programs that know only one place for their files. Its root is the machine's
+//! own, with what it writes kept separately in memory, and it has its own network.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,20 +13,20 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// What the kubelet of kubeadm's package is started with, see its `10-kubeadm.conf`. `$0` is `limpet run`, or kubelet.
+/// How the kubelet of kubeadm's package is started, see its `10-kubeadm.conf`. `$0` is `limpet run`, or kubelet.
 const UNIT: &str = "\
 KUBELET_KUBECONFIG_ARGS='--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf'
 KUBELET_CONFIG_ARGS='--config=/var/lib/kubelet/config.yaml'
 . /var/lib/kubelet/kubeadm-flags.env
 grep -q ^cgroupRoot /var/lib/kubelet/config.yaml || echo \"cgroupRoot: /$CGROUP$SETTINGS\" >> /var/lib/kubelet/config.yaml
 exec $0 $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS --v=4";
-/// What a kubelet needs beside kubeadm's configuration on a machine with cgroup v1.
+/// What a kubelet needs besides kubeadm's configuration on a machine with cgroup v1.
 const SETTINGS_OF_KUBELET: &str = "
 failCgroupV1: false
 failSwapOn: false
 makeIPTablesUtilChains: false";
 
-/// The first process of the host: it makes its root and stays.
+/// The first process of the host, which makes its root and stays.
 const INIT: &str = "\
 set -e
 mount --make-rprivate /
@@ -52,20 +52,20 @@ echo 1 > /proc/sys/net/ipv4/ip_forward
 echo ready
 exec sleep infinity";
 
-/// A node of the tests on a host of its own, and the agent that runs there as kubeadm's unit starts it.
+/// A node of the tests with its own host, and the agent that runs there as kubeadm's unit starts it.
 pub struct Host<'a> {
     /// Its directories, its cgroup and its containerd.
     pub node: &'a mut TestNode,
     init: Daemon,
     agent: Option<Daemon>,
-    /// Instead of limpet.
+    /// Runs instead of limpet.
     kubelet: Option<PathBuf>,
     /// The address by which other hosts know it.
     pub address: &'static str,
 }
 
 impl<'a> Host<'a> {
-    /// A host for `node`, of which nothing runs yet; containerd runs on it then.
+    /// Makes a host for `node`, on which nothing runs yet, and starts containerd on it.
     pub fn boot(node: &'a mut TestNode, address: &'static str) -> Result<Self> {
         let dir = node.dir().to_owned();
         for name in ["host", "run", "root"] {
@@ -89,7 +89,8 @@ impl<'a> Host<'a> {
         Ok(Self { node, init, agent: None, kubelet: None, address })
     }
 
-    /// Has it run a real kubelet in place of limpet. kubelet finds the kernel's settings as it needs them, and writes none.
+    /// Makes it run a real kubelet in place of limpet. kubelet finds the kernel's settings as it needs them, and
+    /// writes none.
     pub fn use_kubelet(&mut self, program: &Path) -> Result<()> {
         let dir = self.node.dir().join("kubelet");
         for (setting, value) in KERNEL_SETTINGS {
@@ -108,7 +109,7 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Gives a host that no other is linked to its address.
+    /// Gives its address to a host that is not linked to another.
     pub fn give_address(&self) -> Result<()> {
         self.shell("ip link add eth0 type veth peer name peer && ip link set peer up")?;
         self.add_address()
@@ -149,8 +150,9 @@ impl<'a> Host<'a> {
         self.kubectl(&["apply", "-f", &file.to_string_lossy()]).map(drop)
     }
 
-    /// Runs kubeadm with these arguments and a file of these documents, and starts the agent as soon as kubeadm says that it
-    /// would. What it checks of the machine first is what a machine within a machine does not have: services, modules.
+    /// Runs kubeadm with these arguments and a file of these documents, and starts the agent as soon as kubeadm says
+    /// that it would. kubeadm's preliminary checks are skipped, because a machine within a machine lacks what they
+    /// look for: services, modules.
     pub fn kubeadm(&mut self, args: &[&str], documents: &[Value]) -> Result<()> {
         let file = self.node.dir().join("kubeadm.yaml");
         let documents: Vec<String> = documents.iter().map(ToString::to_string).collect();
@@ -184,7 +186,7 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Ends at once all that runs on the host but its first process, containers and their shims included.
+    /// Kills at once all that runs on the host except its first process, including containers and their shims.
     pub fn kill_everything(&mut self) -> Result<()> {
         self.agent = None;
         self.node.containerd.kill();
@@ -214,7 +216,7 @@ pub fn kubeadm() -> Result<PathBuf> {
     tools::kubernetes("kubeadm").context("no kubeadm; run: cargo xtask nightly kubeadm")
 }
 
-/// Links two hosts, each of which routes to the pods of the other.
+/// Links two hosts, each of which gets a route to the pods of the other.
 pub fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
     let [one, two] = hosts.map(|host| host.init.pid().to_string());
     let name = format!("ltk{one}");

@@ -1,4 +1,4 @@
-//! The images that kubeadm has a cluster run, made of programs that were built from their sources.
+//! The images of a kubeadm cluster, made of programs that were built from their sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use crate::{TestNode, tools};
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-/// The image repository in kubeadm's configuration. Nothing answers there: all images are imported.
+/// The image repository in kubeadm's configuration. Nothing answers there, because all images are imported.
 pub const REPOSITORY: &str = "registry.test/kubeadm";
 /// The release of kubeadm and of what it sets up.
 pub const VERSION: &str = "v1.37.1";
 
-/// Puts the images that every node of the cluster runs into this one's containerd.
+/// Imports the images that every node of the cluster runs into this node's containerd.
 pub fn import(node: &TestNode) -> Result<()> {
     let proxy = image("kube-proxy", VERSION, &kubernetes("kube-proxy")?)?;
     // containerd's own plugin for kubelet would need it; kubeadm insists on it.
