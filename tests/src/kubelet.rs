@@ -1,7 +1,8 @@
-//! A real kubelet on a node's containerd: what benches measure beside the agent, without an apiserver; and a node of a cluster.
+//! A real kubelet on a node's containerd, which benches compare with the agent, with or without a cluster.
 //!
-//! It keeps to the node's directory and cgroup. What it would write elsewhere (`/var/lib/kubelet`, `/var/log/containers`,
-//! six settings of the kernel) it finds mounted over, in a mount namespace of its own.
+//!
+//! It stays within the node's directory and cgroup. What it would write elsewhere (`/var/lib/kubelet`,
+//! `/var/log/containers`, six settings of the kernel) is mounted over in its own mount namespace.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpStream};
@@ -22,11 +23,11 @@ use crate::node::TestNode;
 use crate::process::{Daemon, tail};
 use crate::{tools, wait};
 
-/// The name its process goes by. limpet refuses to start beside a process called kubelet, and on this machine others
-/// may be testing it.
+/// The name of its process. limpet refuses to start beside a process called kubelet, and others may be testing it on
+/// this machine.
 pub(crate) const PROGRAM: &str = "peer-kubelet";
 
-/// What kubelet sets at its start; where it finds these values it writes nothing.
+/// What kubelet sets at its start. If it finds these values it writes nothing.
 pub(crate) const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -36,9 +37,10 @@ pub(crate) const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// `$0` is its directory, the arguments are its own.
+/// `$0` is its directory, and the arguments are its own.
 ///
-/// What it mounts in its root directory containerd has to see; all other mounts stay its own.
+///
+/// containerd has to see what it mounts in its root directory; all other mounts stay its own.
 const START: &str = r#"set -e
 while read -r _ _ _ _ path _; do
     [ "$path" = "$0/root" ] || mount --make-slave "$path" 2> /dev/null || true
@@ -48,12 +50,12 @@ mount --bind "$0/var-log" /var/log
 while read -r setting; do mount --bind "$0/kernel/$setting" "/proc/sys/$setting"; done < "$0/settings"
 exec "$0/peer-kubelet" "$@""#;
 
-/// The daemon and where it keeps its things.
+/// The daemon and its directories.
 #[derive(Debug)]
 pub struct Kubelet {
     dir: PathBuf,
     node_name: String,
-    /// The one without a password, and the one with.
+    /// The port without authentication, and the one with.
     ports: [Port; 2],
     flags: Vec<String>,
     daemon: Option<Daemon>,
@@ -85,7 +87,7 @@ impl Kubelet {
         Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), ports, flags: Vec::new(), daemon: None })
     }
 
-    /// Has it join the cluster at its next start, as kubeadm's nodes do.
+    /// Makes it join the cluster at its next start, like kubeadm's nodes.
     pub fn admit(&mut self, cluster: &Cluster, address: &NodeAddress) -> Result<()> {
         self.reconfigure(|configuration| {
             configuration["address"] = json!(address.address);
@@ -106,7 +108,7 @@ impl Kubelet {
         fs::write(&path, serde_json::to_vec_pretty(&configuration)?).with_context(|| format!("{}", path.display()))
     }
 
-    /// Has it read this configuration at its next start.
+    /// Makes it read this configuration at its next start.
     pub fn configure_by(&self, file: &Path) -> Result<()> {
         let own = self.dir.join("config.yaml");
         fs::copy(file, &own).map(drop).with_context(|| format!("{}", own.display()))
@@ -140,7 +142,7 @@ impl Kubelet {
         self.dir.join("root")
     }
 
-    /// Where it keeps what pods write.
+    /// The directory of what pods write.
     pub fn pod_logs(&self) -> PathBuf {
         self.dir.join("logs")
     }
@@ -190,7 +192,7 @@ impl Kubelet {
     }
 }
 
-/// Its defaults, but for places and ports and for what this machine does not have or must not lose.
+/// Its defaults, except for directories and ports and for what this machine does not have or must not lose.
 fn configuration(dir: &Path, node: &TestNode, [open, closed]: &[Port; 2], cgroup: &str) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

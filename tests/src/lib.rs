@@ -1,8 +1,9 @@
-//! The harness behind limpet's end-to-end tests, its demo and its benches: a node of its own beside whatever the
-//! machine runs, made of a real containerd, runc, CNI plugins, registry and images, and the agent as a process.
+//! The harness of limpet's end-to-end tests, its demo and its benches: a separate node beside whatever runs on the
+//! machine, made of a real containerd, runc, CNI plugins, registry and images, and the agent as a process.
 //!
-//! [`TestNode`] puts the parts together and takes them down again; each module below is one part. Nothing here
-//! knows the agent's code: it is driven by its command line and seen through containerd's own `ctr`.
+//!
+//! [`TestNode`] sets up the parts and removes them again; each module below is one part. Nothing here knows the
+//! agent's code: it is controlled by its command line and observed through containerd's own `ctr`.
 
 pub mod agent;
 pub mod apiserver;

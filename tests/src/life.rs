@@ -1,5 +1,5 @@
-//! The start and the end of a container's process, learnt from a FIFO that it holds open: at once, without polling, and
-//! the same way whatever runs the container.
+//! Observes the start and the end of a container's process by a FIFO that it holds open: at once, without polling,
+//! and in the same way whatever runs the container.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::manifest::{shell, with};
 use crate::wait;
 
-/// Generous: reached on failure only.
+/// Generous, because it is only reached on failure.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What happened to the process.
@@ -28,16 +28,16 @@ enum Sign {
 /// What the process does on SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnTerm {
-    /// It ends at once.
+    /// It exits at once.
     Ends,
-    /// It takes no notice.
+    /// It ignores the signal.
     Ignores,
 }
 
 /// Watches one container's processes, one after the other.
 #[derive(Debug)]
 pub struct Life {
-    /// What is mounted into the container, at `/life`.
+    /// The directory that is mounted into the container, at `/life`.
     pub dir: PathBuf,
     stop: File,
     signs: Receiver<(Sign, Instant)>,
@@ -51,7 +51,7 @@ impl Life {
             let path = dir.join(name);
             mknodat(CWD, &path, FileType::Fifo, 0o666.into(), 0).with_context(|| format!("{}", path.display()))?;
         }
-        // Opened for both, so that neither end ever waits for the other.
+        // It is opened for both, so that neither end ever waits for the other.
         let stop = OpenOptions::new().read(true).write(true).open(dir.join("stop"))?;
         let (say, signs) = channel();
         let fifo = dir.join("signs");
@@ -59,7 +59,7 @@ impl Life {
         Ok(Self { dir: dir.to_owned(), stop, signs })
     }
 
-    /// What the process runs. It holds the FIFO open until its end.
+    /// The script of the process, which holds the FIFO open until its end.
     pub fn script(on_term: OnTerm) -> String {
         let trap = match on_term {
             OnTerm::Ends => "exit 0",
@@ -68,14 +68,14 @@ impl Life {
         format!("trap '{trap}' TERM; exec 3> /life/signs; echo >&3; (read -r _ < /life/stop) & wait; exit 1")
     }
 
-    /// A pod's `containers` and `volumes` whose one process is watched.
+    /// A pod's `containers` and `volumes`, with one process that is observed.
     pub fn spec(&self, on_term: OnTerm) -> Value {
         let mount = json!({ "volumeMounts": [{ "name": "life", "mountPath": "/life" }] });
         let volume = json!({ "name": "life", "hostPath": { "path": self.dir } });
         json!({ "containers": [with(shell("main", &Self::script(on_term)), mount)], "volumes": [volume] })
     }
 
-    /// What was seen so far does not count.
+    /// Discards what was seen so far.
     pub fn forget(&self) {
         while self.signs.try_recv().is_ok() {}
     }
@@ -85,7 +85,7 @@ impl Life {
         self.signs.try_recv().is_err()
     }
 
-    /// Has the process end by itself, as a failure.
+    /// Makes the process exit by itself, as a failure.
     pub fn fail(&self) -> Result<()> {
         (&self.stop).write_all(b"\n").context("tell a process to end")
     }
@@ -117,7 +117,8 @@ fn listen(path: &Path, say: &Sender<(Sign, Instant)>) -> Option<()> {
         let sign = if fifo.read(&mut byte).ok()? == 0 { Sign::Ended } else { Sign::Started };
         say.send((sign, Instant::now())).ok()?;
         if sign == Sign::Ended {
-            // The next writer never finds a FIFO without a reader: the old end is closed after the new one is open.
+            // The old end is closed after the new one is open, so that the next writer never finds a FIFO without a
+            // reader.
             fifo = File::open(path).ok()?;
         }
     }

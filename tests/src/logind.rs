@@ -1,4 +1,4 @@
-//! A logind for tests: it has delay locks and announces shutdowns on a private bus, and shuts nothing down.
+//! A logind for tests. It has delay locks and announces shutdowns on a private bus, but shuts nothing down.
 
 use std::io::{PipeReader, Read as _};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const INTERFACE: &str = "org.freedesktop.login1.Manager";
 /// What it has.
 #[derive(Debug, Default)]
 struct State {
-    /// The other ends of locks that were given.
+    /// The other ends of the locks that were taken.
     locks: Vec<PipeReader>,
     shutting_down: bool,
     delay_seconds: u64,
@@ -39,7 +39,7 @@ impl Shared {
     }
 }
 
-/// The service, on a thread of its own. Clones share it.
+/// The service, on a separate thread. Clones share it.
 #[derive(Debug, Clone)]
 pub struct FakeLogind {
     announcements: mpsc::UnboundedSender<bool>,
@@ -47,9 +47,11 @@ pub struct FakeLogind {
 }
 
 impl FakeLogind {
-    /// Serves on that bus, until the bus is stopped. `settings`: what limpet may write there is read on a SIGHUP.
+    /// Serves on that bus, until the bus is stopped. limpet may write `settings`, which are read on a SIGHUP.
+    ///
     ///
     /// # Errors
+    ///
     /// The bus does not answer.
     pub fn start(address: &str, settings: Option<PathBuf>) -> Result<Self> {
         let state = Mutex::new(State { delay_seconds: 5, settings, ..State::default() });
@@ -83,10 +85,12 @@ impl FakeLogind {
         Ok(self.announcements.send(shutting_down)?)
     }
 
-    /// Waits until it has given so many locks.
+    /// Waits until so many locks were taken.
+    ///
     ///
     /// # Errors
-    /// It has not in time.
+    ///
+    /// They were not in time.
     pub fn wait_given(&self, count: usize, most: Duration) -> Result<()> {
         let Shared { state, given } = &*self.shared;
         let state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,10 +100,12 @@ impl FakeLogind {
         Ok(())
     }
 
-    /// Resolves when the lock that was given last is closed: the machine would go down now.
+    /// Waits until the lock that was taken last is closed, when a real machine would go down.
+    ///
     ///
     /// # Errors
-    /// None was given, or it is held for too long.
+    ///
+    /// None was taken, or it is held for too long.
     pub fn wait_released(&self, most: Duration) -> Result<()> {
         let lock = self.shared.state().locks.last().map(PipeReader::try_clone);
         let mut lock = lock.context("no lock was given")??;

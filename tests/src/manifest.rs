@@ -33,7 +33,7 @@ pub fn shell(name: &str, script: &str) -> Value {
     json!({ "name": name, "image": image::V1, "command": ["/bin/sh", "-c", script] })
 }
 
-/// Puts the manifest `file` into `dir` as careful tools do: written beside and renamed.
+/// Writes the manifest `file` into `dir` as careful tools do: under another name, then renamed.
 pub fn put(dir: &Path, file: &str, text: &str) -> Result<()> {
     let partial = dir.join(format!(".{file}.partial"));
     fs::write(&partial, text).with_context(|| format!("{}", partial.display()))?;

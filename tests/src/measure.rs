@@ -1,4 +1,4 @@
-//! Figures of benches: collected by what was measured and of whom, shown side by side, and kept as JSON.
+//! Figures of benches: collected by what was measured and for whom, shown side by side, and stored as JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,7 +23,7 @@ pub fn is_dist() -> Result<bool> {
     Ok(setting(DIST_VARIABLE, 0)? != 0)
 }
 
-/// The number that the environment gives, or `default`.
+/// The number that the environment sets, or `default`.
 pub fn setting(variable: &str, default: usize) -> Result<usize> {
     match std::env::var(variable) {
         Ok(text) => text.parse().with_context(|| format!("{variable}={text}")),
@@ -31,7 +31,7 @@ pub fn setting(variable: &str, default: usize) -> Result<usize> {
     }
 }
 
-/// One thing measured again and again, of one contender.
+/// One repeated measurement, of one contender.
 #[derive(Debug)]
 struct Row {
     section: String,
@@ -92,7 +92,7 @@ impl Row {
     }
 }
 
-/// The smallest sample that so many hundredths of all do not exceed, in milliseconds.
+/// The smallest sample that so many percent of all do not exceed, in milliseconds.
 fn percentile(samples: &[Duration], hundredths: usize) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort();

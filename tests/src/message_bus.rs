@@ -17,9 +17,11 @@ pub struct MessageBus {
 }
 
 impl MessageBus {
-    /// A bus that listens; `None`: there is no `dbus-daemon`, and a line says so.
+    /// Starts a bus and waits until it listens; `None`, with a message, if there is no `dbus-daemon`.
+    ///
     ///
     /// # Errors
+    ///
     /// It does not start.
     pub fn start(name: &str) -> Result<Option<Self>> {
         let directory = std::env::temp_dir().join(format!("limpet-bus-{name}-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! What a test needs of the machine. `cargo xtask test` sets the machine up, so there a missing tool fails the test; a
-//! test run by hand says that it is skipped, and why.
+//! What a test needs of the machine. `cargo xtask test` sets the machine up, so a missing tool fails the test there.
+//! A test that is run by hand prints that it is skipped, and why.
 
 use std::fmt::Display;
 use std::process::Command;
@@ -16,10 +16,12 @@ pub fn is_required() -> bool {
     std::env::var_os(REQUIRE_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// What the test needs, or `None` with the reason printed: the test is to return then.
+/// What the test needs, or `None` after the reason was printed, in which case the test has to return.
+///
 ///
 /// # Panics
-/// Instead of `None` where [`is_required`] is true.
+///
+/// Instead of returning `None`, if [`is_required`] is true.
 #[track_caller]
 pub fn need<T, E: Display>(found: Result<T, E>) -> Option<T> {
     match found {
@@ -70,10 +72,12 @@ pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
     (options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
 }
 
-/// A node of the test's own, for tests below the agent's command line: those of the crates that use containerd.
+/// A node for the test, for tests below the agent's command line: those of the crates that use containerd.
+///
 ///
 /// # Panics
-/// When the machine has all that is needed and the node does not boot; else as [`need`].
+///
+/// The machine has all that is needed and the node does not boot; otherwise like [`need`].
 #[track_caller]
 pub fn node(options: &NodeOptions) -> Option<TestNode> {
     need(lacks(options).map_or(Ok(()), Err))?;
@@ -85,8 +89,10 @@ pub fn node(options: &NodeOptions) -> Option<TestNode> {
 
 /// A registry on that node.
 ///
+///
 /// # Panics
-/// When there is a program and it does not start; else as [`need`].
+///
+/// There is a program and it does not start; otherwise like [`need`].
 #[track_caller]
 pub fn registry(node: &TestNode, start: registry::Start) -> Option<Registry> {
     need(tools::registry().ok_or("no docker-registry; run: cargo xtask setup"))?;
@@ -96,8 +102,8 @@ pub fn registry(node: &TestNode, start: registry::Start) -> Option<Registry> {
     }
 }
 
-/// Says that the kernel lacks what a test is about. No set-up brings that, so it is no failure here; `cargo xtask test-kernels`
-/// counts it, and fails where it is not declared for its kernel.
+/// Prints that the kernel lacks what a test is about. No set-up can change that, so it is not a failure here. `cargo
+/// xtask test-kernels` counts it, and fails if it is not declared for its kernel.
 pub fn kernel_lacks(what: impl Display) {
     println!("skipped: this kernel: {what}");
 }

@@ -1,4 +1,5 @@
-//! The node's tools of NFS without a server: a `mount.nfs` that bind-mounts a directory of the test in place of each export.
+//! The node's NFS tools without a server: a `mount.nfs` that bind-mounts a directory of the test in place of each
+//! export.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -31,20 +32,24 @@ impl NfsTools {
         &self.programs
     }
 
-    /// What the server has at `path`; made.
+    /// Creates what the server has at `path`.
+    ///
     ///
     /// # Errors
-    /// It cannot be made.
+    ///
+    /// It cannot be created.
     pub fn export(&self, path: &str) -> Result<PathBuf> {
         let directory = self.exports.join(path.trim_start_matches('/'));
         fs::create_dir_all(&directory)?;
         Ok(directory)
     }
 
-    /// From now on there is a `mount.nfs`: it writes down its arguments, refuses what is not exported as the real one does,
-    /// and never comes back from a server called `dead`.
+    /// Installs a `mount.nfs`. It records its arguments, refuses what is not exported like the real one, and never
+    /// returns for a server called `dead`.
+    ///
     ///
     /// # Errors
+    ///
     /// It cannot be written.
     pub fn install(&self) -> Result<()> {
         let script = format!(
@@ -57,7 +62,7 @@ impl NfsTools {
             calls = self.calls.display(),
             exports = self.exports.display(),
         );
-        // Renamed into place: a program that is open for writing cannot be run.
+        // It is renamed, because a program that is open for writing cannot be run.
         let written = self.programs.join("new");
         fs::write(&written, script)?;
         fs::set_permissions(&written, fs::Permissions::from_mode(0o755))?;

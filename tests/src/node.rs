@@ -1,4 +1,4 @@
-//! A whole node in a directory of its own: containerd, images, network and agent, put together and taken down.
+//! A whole node in its own directory: containerd, images, network and agent, set up and removed.
 
 mod leftovers;
 mod mark;
@@ -28,11 +28,11 @@ use crate::{image, manifest, wait};
 /// What kind of node a test needs.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
-    /// Whether pods get a network by CNI.
+    /// Whether CNI gives pods a network.
     pub cni: bool,
     /// Whether containerd runs at boot.
     pub containerd: bool,
-    /// `1`, `2` or a directory of programs; without it what the environment says.
+    /// `1`, `2` or a directory of programs; otherwise the environment decides.
     pub containerd_choice: Option<String>,
     /// Whether the agent runs at boot.
     pub agent: bool,
@@ -40,25 +40,25 @@ pub struct NodeOptions {
     pub cluster: bool,
     /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,
-    /// crictl has to be there.
+    /// Whether crictl is needed.
     pub crictl: bool,
     /// containerd's snapshotter.
     pub snapshotter: &'static str,
     /// Whether the demo images are in containerd before the agent starts.
     pub images: bool,
-    /// Makes the agent's root directory a small disk of its own, of so many bytes.
+    /// The size in bytes of a separate disk for the agent's root directory.
     pub root_size: Option<u64>,
-    /// Makes containerd's root directory, where images lie, a small disk of its own, of so many bytes.
+    /// The size in bytes of a separate disk for containerd's root directory, which has the images.
     pub image_disk: Option<u64>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
     pub limpet: Vec<String>,
-    /// The executable to run; the one cargo builds when there is none.
+    /// The executable to run; cargo builds one if there is none.
     pub program: Option<PathBuf>,
     /// How much the agent logs: its `--v`.
     pub verbosity: u8,
-    /// Whether the machine's memory must not change: no other test sets huge pages aside while the node exists.
+    /// Whether the machine's memory must not change, so that no other test reserves huge pages while the node exists.
     pub keep_memory: bool,
 }
 
@@ -85,7 +85,7 @@ impl Default for NodeOptions {
     }
 }
 
-/// A booted node. Dropping it takes it down; [`TestNode::finish`] also checks that nothing is left.
+/// A booted node. Dropping it removes it; [`TestNode::finish`] also checks that nothing is left.
 #[derive(Debug)]
 pub struct TestNode {
     /// Its containerd.
@@ -99,14 +99,14 @@ pub struct TestNode {
     _memory: Option<File>,
 }
 
-/// The names from which all a node leaves on the machine can be found again.
+/// The names by which everything that a node leaves on the machine can be found again.
 #[derive(Debug, Clone)]
 struct NodeLocation {
     name: String,
     dir: PathBuf,
 }
 
-/// How the directories of nodes begin, and where they lie: a disk, and a path short enough for sockets.
+/// The prefix of the nodes' directories, which are on a disk and have paths short enough for sockets.
 const PREFIX: &str = "limpet-test-";
 const PARENT: &str = "/var/tmp";
 
@@ -190,13 +190,13 @@ impl TestNode {
         Ok(node)
     }
 
-    /// Puts both versions of the demo image into containerd.
+    /// Imports both versions of the demo image into containerd.
     pub fn import_demo_images(&self) -> Result<()> {
         let [first, second] = image::demo_images()?;
         self.import(&[&first, &second])
     }
 
-    /// Puts images into containerd.
+    /// Imports images into containerd.
     pub fn import(&self, images: &[&Image]) -> Result<()> {
         let archive = self.dir().join("images.tar");
         image::write_oci_archive(images, &archive)?;
@@ -233,7 +233,7 @@ impl TestNode {
         self.place.bridge()
     }
 
-    /// Where pods leave files: the agent's directories, and what containerd and its shims keep of tasks.
+    /// The directories in which pods leave files: the agent's, and those of containerd and its shims for tasks.
     pub fn pod_dirs(&self) -> Vec<PathBuf> {
         let own = self.agent.settings();
         let bundles =
@@ -243,7 +243,7 @@ impl TestNode {
         dirs.into_iter().chain(bundles).chain(cni).collect()
     }
 
-    /// What runc keeps of its containers, where all containerds of a machine have it.
+    /// runc's state of its containers, which all containerds of a machine share.
     pub fn runc_states(&self) -> Vec<PathBuf> {
         take_down::runc_states(self.dir())
     }
@@ -253,12 +253,12 @@ impl TestNode {
         make_cgroup(&format!("{}/{name}", self.cgroup()))
     }
 
-    /// Puts a manifest into place as careful tools do: written beside and renamed.
+    /// Writes a manifest as careful tools do: under another name, then renamed.
     pub fn drop_text(&self, file: &str, text: &str) -> Result<()> {
         manifest::put(&self.agent.settings().manifests(), file, text)
     }
 
-    /// The same for a manifest made of values; the file is called as the pod is.
+    /// The same for a manifest as a value. The file is named like the pod.
     pub fn apply(&self, manifest: &Value) -> Result<()> {
         let name = manifest["metadata"]["name"].as_str().context("a manifest needs a name")?;
         self.drop_text(&format!("{name}.yaml"), &serde_json::to_string_pretty(manifest)?)
@@ -331,15 +331,15 @@ impl TestNode {
         })
     }
 
-    /// Waits until the BPF programs are loaded, or refused, once and for all: they are loaded when a first burst of starts
-    /// has ended.
+    /// Waits until the BPF programs are loaded, or finally refused. They are loaded when a first burst of starts is
+    /// over.
     pub fn wait_bpf_programs(&self) -> Result<()> {
         wait::until_true(wait::SOON, "the BPF programs, or why there are none", || {
             self.agent.log().contains("BPF programs")
         })
     }
 
-    /// What `limpet events` shows.
+    /// The output of `limpet events`.
     pub fn events(&self) -> Result<String> {
         self.agent.cli(&["events"])?.success()
     }
@@ -384,7 +384,7 @@ impl TestNode {
         )
     }
 
-    /// Takes the node down and checks that nothing of it is left on the machine.
+    /// Removes the node and checks that nothing of it is left on the machine.
     pub fn finish(mut self) -> Result<()> {
         let left = self.stop();
         if left.is_empty() { Ok(()) } else { bail!("left on the machine: {}", left.join(", ")) }
@@ -407,7 +407,7 @@ impl Drop for TestNode {
     }
 }
 
-/// Takes down what a failed boot has made so far.
+/// Removes what a failed boot has set up so far.
 struct Guard(Option<NodeLocation>);
 
 impl Guard {
@@ -432,18 +432,18 @@ fn make_cgroup(name: &str) -> Result<()> {
 /// Mounts a disk of `size` bytes at `path`.
 fn small_disk(path: &Path, size: u64) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("{}", path.display()))?;
-    // As many inodes as ext4 has on a disk of this size, at one for 4 KiB.
+    // As many inodes as ext4 has on a disk of this size, which is one per 4 KiB.
     let options = std::ffi::CString::new(format!("size={size},nr_inodes={}", size >> 12))?;
     rustix::mount::mount("limpet-test", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options)
         .with_context(|| format!("mount a small disk at {}", path.display()))
 }
 
-/// The statuses of a pod's containers, init containers not among them.
+/// The statuses of a pod's containers, without init containers.
 pub fn containers(pod: &Value) -> &[Value] {
     pod["status"]["containerStatuses"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The status of the container `name`, init containers among them; null when there is none.
+/// The status of the container `name`, which may be an init container; null if there is none.
 pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let init = pod["status"]["initContainerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
     containers(pod).iter().chain(init).find(|status| status["name"] == name).unwrap_or(&Value::Null)

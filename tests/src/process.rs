@@ -1,5 +1,5 @@
-//! Child processes: one-shot commands whose failure says what they said, and long-lived ones in a process group
-//! of their own, so that a Ctrl-C at the terminal reaches the harness first and them by its clean-up.
+//! Child processes: one-shot commands whose failure contains what they wrote, and long-lived ones in a separate
+//! process group, so that a Ctrl-C at the terminal reaches the harness first, which then ends them.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -42,7 +42,7 @@ pub fn run(command: &mut Command, input: &[u8]) -> Result<Output> {
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A command that does not read its input is no failure.
+        // A command that does not read its input is not a failure.
         stdin.write_all(input).ok();
     }
     child.wait_with_output().with_context(|| format!("{command:?}"))
@@ -70,7 +70,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Sends `signal`; a process that has ended already is no error.
+    /// Sends `signal`; it is not an error if the process has already ended.
     pub fn signal(&self, signal: Signal) {
         signal_pid(self.child.id(), signal);
     }
@@ -92,7 +92,7 @@ impl Daemon {
         self.child.wait().ok();
     }
 
-    /// Ends it and all that it has started, but for what has a process group of its own.
+    /// Ends it and all that it has started, except what has a separate process group.
     pub fn kill_group(&mut self) {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             rustix::process::kill_process_group(group, Signal::KILL).ok();
@@ -129,7 +129,7 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// The processes whose command line or environment holds `text`, this one excepted.
+/// The processes, except this one, whose command line or environment contains `text`.
 pub fn mentioning(text: &str) -> Vec<u32> {
     let holds = |path: String| {
         let bytes = std::fs::read(path).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Root directories as agents of each release have left them, below `tests/states`: one archive for each release, made by
-//! `cargo xtask record-state` when it is released, and never changed.
+//! Root directories as agents of each release have left them, below `tests/states`: one archive for each release,
+//! made by `cargo xtask record-state` at the release, and never changed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -43,7 +43,7 @@ pub fn unpack(archive: &Path, root: &Path) -> Result<()> {
     tar::Archive::new(GzDecoder::new(file)).unpack(root).with_context(|| root.display().to_string())
 }
 
-/// Runs the pods on a node of its own, stops its agent, and packs what it has left for `release`. Returns the archive.
+/// Runs the pods on a separate node, stops its agent, and packs what it has left for `release`. Returns the archive.
 pub fn record(release: &str) -> Result<PathBuf> {
     let mut node = TestNode::boot(&NodeOptions { agent: false, ..NodeOptions::default() })?;
     node.agent.reconfigure(|settings| settings.node_name = NODE_NAME.to_owned())?;

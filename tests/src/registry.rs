@@ -1,4 +1,5 @@
-//! A real registry on a free loopback port: open, with a password or with TLS; and a way into it that can be cut.
+//! A real registry on a free loopback port: open, with a password or with TLS; and a connection to it that can be
+//! cut.
 
 mod proxy;
 
@@ -14,14 +15,14 @@ use crate::image::{Blob, Image};
 use crate::process::{self, Daemon};
 use crate::{tools, wait};
 
-/// The one user a closed registry knows.
+/// The only user that a closed registry knows.
 pub const USER: &str = "limpet";
 /// That user's password.
 pub const PASSWORD: &str = "barnacle";
-/// Both, as an htpasswd line (bcrypt, the one form the registry takes).
+/// Both, as an htpasswd line (bcrypt, the only form that the registry accepts).
 const HTPASSWD: &str = "limpet:$2y$04$CEOf/viZHd4WO.0b0lnO.eij51bRaybdQzvyeH1P8zwWAj2bgxWza\n";
 
-/// One of the functions that start a registry which keeps its things below a directory.
+/// A function that starts a registry with its files below a directory.
 pub type Start = fn(&Path) -> Result<Registry>;
 
 /// A running registry.
@@ -33,7 +34,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one without authentication; it keeps its files below `dir`.
+    /// Starts one without authentication, with its files below `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, None, "", "")
     }
@@ -88,7 +89,7 @@ impl Registry {
         certificate(&self.dir)
     }
 
-    /// Puts `image` into the registry's storage as `repository:tag`.
+    /// Writes `image` into the registry's storage as `repository:tag`.
     pub fn add(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
         store(&self.dir, image, repository, tag)
     }
@@ -101,7 +102,7 @@ impl Registry {
         store.tag(tag, &image.index())
     }
 
-    /// Puts a manifest and what it refers to there.
+    /// Writes a manifest and what it refers to into the storage.
     pub fn add_artifact(&self, manifest: &Blob, blobs: &[Blob], repository: &str, tag: &str) -> Result<()> {
         let store = Repository::new(&self.dir, repository);
         for blob in blobs {
@@ -110,13 +111,14 @@ impl Registry {
         store.tag(tag, manifest)
     }
 
-    /// Puts an index there. No client could: a registry refuses one whose manifests it lacks.
+    /// Writes an index into the storage. No client could, because a registry refuses an index whose manifests it
+    /// lacks.
     pub fn add_index(&self, index: &Blob, repository: &str, tag: &str) -> Result<()> {
         Repository::new(&self.dir, repository).tag(tag, index)
     }
 }
 
-/// Writes a certificate for 127.0.0.1, which vouches for itself, and its key.
+/// Writes a self-signed certificate for 127.0.0.1, and its key.
 pub fn self_signed(key: &Path, certificate: &Path) -> Result<()> {
     let mut command = Command::new("openssl");
     command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]);
@@ -128,7 +130,7 @@ fn certificate(dir: &Path) -> PathBuf {
     dir.join("cert.pem")
 }
 
-/// Puts `image` as `repository:tag` where a registry that keeps its things below `dir` will find it.
+/// Writes `image` as `repository:tag` where a registry with its files below `dir` finds it.
 pub fn store(dir: &Path, image: &Image, repository: &str, tag: &str) -> Result<()> {
     let store = Repository::new(dir, repository);
     store.content(image)?;
@@ -186,7 +188,8 @@ fn put(path: &Path, content: &[u8]) -> Result<()> {
     fs::write(path, content).with_context(|| format!("{}", path.display()))
 }
 
-/// The port that the registry says in its log it listens on: any that was free, so no other process can take it before.
+/// The port on which the registry listens according to its log. It is any free port, so no other process can take it
+/// before.
 fn listens_on(log: &str) -> Option<u16> {
     let (_, rest) = log.split_once("listening on 127.0.0.1:")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit())?;

@@ -58,8 +58,8 @@ impl Signer {
         Ok(STANDARD.encode(fs::read(&signature).with_context(|| format!("{}", signature.display()))?))
     }
 
-    /// As cosign 2: a payload of simple signing. `claimed`: the digest that it says afterwards, other than what was
-    /// signed.
+    /// A signature as by cosign 2: a payload of simple signing. `claimed` is the digest that it contains afterwards,
+    /// instead of the signed one.
     pub fn payload(&self, image: &Image, claimed: Option<&Image>) -> Result<SignatureArtifact> {
         let payload = |image: &Image| {
             json!({
@@ -78,7 +78,7 @@ impl Signer {
         Ok(artifact(&layer, blob, &Value::Null))
     }
 
-    /// As cosign 3: a sigstore bundle that refers to the image.
+    /// A signature as by cosign 3: a sigstore bundle that refers to the image.
     pub fn bundle(&self, image: &Image) -> Result<SignatureArtifact> {
         let statement = json!({
             "_type": "https://in-toto.io/Statement/v1",

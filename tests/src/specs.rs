@@ -1,5 +1,5 @@
 //! Kubernetes' own specs, unchanged: the images that they run, made here of busybox and of Kubernetes' agnhost under
-//! the names they require, and ginkgo, which runs them. Its reports go to `target/conformance`.
+//! the names they require, and ginkgo, which runs them. Its reports are written to `target/conformance`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use crate::{agent, tools};
 const FOCUS_VARIABLE: &str = "LIMPET_CONFORMANCE_FOCUS";
 /// Names the specs that are left out, by a regular expression.
 const SKIP_VARIABLE: &str = "LIMPET_CONFORMANCE_SKIP";
-/// After that long what is left of the specs is not run: `4h`.
+/// After this time the rest of the specs is not run: `4h`.
 const LIMIT_VARIABLE: &str = "LIMPET_CONFORMANCE_LIMIT";
 /// The longest that all specs together may take.
 pub const SUITE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
-/// What asks containerd's CRI.
+/// The reason for specs that ask containerd's CRI.
 const ASKS_CRI: &str = "asks the CRI of the runtime, which has only kubelet's pods";
 /// The specs of a node that cannot run here, by a part of their names, and why. All are labelled `Serial`.
 pub const CANNOT_RUN: &[(&str, &str)] = &[
@@ -36,9 +36,9 @@ pub const CANNOT_RUN: &[(&str, &str)] = &[
         "needs images of other registries",
     ),
 ];
-/// Most of its time a spec waits.
+/// Specs spend most of their time waiting.
 const PROCESSES: &str = "--procs=8";
-/// What the specs use of an applet that Debian's busybox lacks: the time of the day with milliseconds.
+/// A replacement for an applet that Debian's busybox lacks and the specs use: the time of day with milliseconds.
 const NMETER: &str = r#"#!/bin/sh
 set -- $(adjtimex | sed -n 's/.*tv_u*sec: *//p')
 printf '%s.%03d\n' "$(date -u -d "@$1" +%T)" "$(($2 / 1000))"
@@ -70,14 +70,14 @@ pub fn serve(images: &[Image], registry: &Registry, certs_d: &Path) -> Result<()
     allow_plain_http(certs_d, "registry.k8s.io", registry.address())
 }
 
-/// Where specs run that a node with the directory `dir` is for: what they write without a path is there.
+/// The working directory of the specs for a node with the directory `dir`; what they write without a path is there.
 pub fn directory(dir: &Path) -> PathBuf {
     dir.join("suite")
 }
 
 impl Specs<'_> {
-    /// Runs them by ginkgo, whose path and arguments `starter` gets, in [`directory`] below `dir`, and has `wait` wait for
-    /// its end. Fails when a spec does.
+    /// Runs them with ginkgo, whose path and arguments `starter` gets, in [`directory`] below `dir`, and has `wait`
+    /// wait for its end. Fails if a spec does.
     pub fn run(&self, mut starter: Command, dir: &Path, wait: impl FnOnce(&mut Daemon) -> Result<()>) -> Result<()> {
         let program = tools::kubernetes(self.program).with_context(|| missing(self.program))?;
         let ginkgo = tools::kubernetes("ginkgo").with_context(|| missing("ginkgo"))?;
@@ -106,10 +106,11 @@ impl Specs<'_> {
         let mut suite = Daemon::start(&mut starter, &log)?;
         let ended = wait(&mut suite);
         if ended.is_err() {
-            // ginkgo's own child would go on, and disturb the next run.
+            // ginkgo's own child would continue, and disturb the next run.
             suite.kill_group();
         }
-        // Kept even if the specs were cut short, whose error says more than that of a report that they did not complete.
+        // It is kept even if the specs were cut short, because their error says more than that of a report that they
+        // did not complete.
         let kept = keep_report(&dir.join(&report), &reports.join(&report));
         let found = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
         let states = found[0]["SpecReports"].as_array().into_iter().flatten().filter_map(|spec| spec["State"].as_str());

@@ -1,5 +1,5 @@
-//! How a file of end-to-end tests runs: each case on a node of its own, with evidence when it fails, and counted
-//! as ignored, with the reason, when the machine lacks what it needs. Under `cargo xtask test` such a case fails.
+//! How a file of end-to-end tests runs: each case on its own node, with evidence if it fails. It counts as ignored,
+//! with the reason, if the machine lacks what it needs; under `cargo xtask test` such a case fails.
 
 use std::process::ExitCode;
 
@@ -42,7 +42,8 @@ impl Case {
         let mut node = TestNode::boot(&self.options).context("boot a node")?;
         let result = (self.test)(&mut node);
         if let Err(error) = result {
-            // What went wrong comes last: it is what is looked for, and what remains of a long output that is cut.
+            // The error comes last, because it is what people look for, and what remains of a long output that is
+            // cut.
             return Err(anyhow!("{}\n{}", node.evidence(), chain(&error)));
         }
         node.finish()
@@ -57,7 +58,7 @@ impl Case {
     }
 }
 
-/// A test that the machine lacks something for: ignored with the reason printed, or failed where that has to be there.
+/// A test for which the machine lacks something: ignored with the reason printed, or failed if that is required.
 pub fn lacking(name: &str, reason: &str) -> Trial {
     if need::is_required() {
         let reason = Failed::from(reason.to_owned());
@@ -67,7 +68,7 @@ pub fn lacking(name: &str, reason: &str) -> Trial {
     Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
-/// The error and its causes, one a line and without a stack: the evidence says more.
+/// The error and its causes, one per line and without a stack, because the evidence says more.
 fn chain(error: &anyhow::Error) -> String {
     let causes: Vec<_> = error.chain().map(ToString::to_string).collect();
     causes.join("\nbecause: ")
@@ -81,7 +82,7 @@ macro_rules! case {
     };
 }
 
-/// Cases at once for each CPU: most of their time they wait for graces, pauses and probes.
+/// How many cases run at the same time for each CPU. They mostly wait for grace periods, pauses and probes.
 const CASES_PER_CPU: usize = 2;
 
 /// Runs the cases as `cargo test` runs tests, with its arguments and its output.

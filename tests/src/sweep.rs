@@ -1,4 +1,4 @@
-//! What runs that were killed have left on the machine, removed: everything is named after the process that made it.
+//! Removes what killed runs have left on the machine. Everything is named after the process that made it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,8 @@ impl Machines {
     }
 }
 
-/// Removes what processes that are no more have left: nodes, machines under emulation, what was unfinished in the
-/// cache, bridges and cgroups. What a living process has is left alone.
+/// Removes what processes that no longer exist have left: nodes, machines under emulation, unfinished files in the
+/// cache, bridges and cgroups. What belongs to a living process is not touched.
 pub fn sweep() {
     node::sweep();
     for machines in [Machines::Vm, Machines::Kernels, Machines::Bench] {

@@ -1,5 +1,5 @@
-//! The agent as the systemd unit that Kubernetes' own specs stop and restart by `sudo systemctl`: two scripts on their search path
-//! replace both programs, because the machine of the tests need not have systemd.
+//! The agent as the systemd unit that Kubernetes' own specs stop and restart by `sudo systemctl`. Two scripts on
+//! their search path replace both programs, because the machine of the tests need not have systemd.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -22,7 +22,7 @@ pub enum Request {
     Kill,
 }
 
-/// The scripts, and the pipe by which they request. Each makes a pipe for its answer, which it names in the request.
+/// The scripts, and the pipe for their requests. Each makes a pipe for its answer, and names it in the request.
 #[derive(Debug)]
 pub struct SystemdUnit {
     dir: PathBuf,
@@ -57,7 +57,7 @@ impl SystemdUnit {
         std::env::join_paths(dirs).context("PATH")
     }
 
-    /// Waits until `specs` has ended, at most so long, and meanwhile carries out each request.
+    /// Waits until `specs` has ended, for at most this long, and carries out each request meanwhile.
     pub fn serve(
         &self,
         specs: &mut Daemon,
@@ -71,7 +71,7 @@ impl SystemdUnit {
                 ended
             });
             let mut carried_out = Ok(());
-            // What is written stays until a script that is late reads it.
+            // What was written stays until a late script reads it.
             let mut answers = Vec::new();
             for request in BufReader::new(&self.requests).lines() {
                 let request = request.unwrap_or_default();
@@ -88,7 +88,7 @@ impl SystemdUnit {
                 carried_out = carried_out.and(done).and(answered.map(|pipe| answers.push(pipe)));
             }
             let ended = ended.join().unwrap_or_else(|_| bail!("the wait for the specs panicked"));
-            // The specs fail, too, where a request does.
+            // The specs also fail if a request does.
             carried_out.and(ended.map(drop))
         })
     }

@@ -1,4 +1,4 @@
-//! A person at a terminal: a command with its input held open, and what it shows.
+//! Stands for a person at a terminal: runs a command with its input held open, and reads what it shows.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ pub use vt100::{Cell, Color, Screen};
 
 use crate::wait;
 
-/// A command that runs, whose input is typed. Dropping it kills it.
+/// A running command whose input is typed. Dropping it kills it.
 #[derive(Debug)]
 pub struct Terminal {
     child: Child,
@@ -115,7 +115,7 @@ fn sized(number: u16) -> NonZero<u16> {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to kill.
+        // It may have ended, in which case there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Where the programs are that a node is made of: the machine's own, else those that `cargo xtask setup` has
-//! unpacked beside them.
+//! Where the programs of a node are: those of the machine, or else those that `cargo xtask setup` has unpacked beside
+//! them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use crate::process;
 /// Chooses the containerd of tests and demo: `1`, `2`, or a directory that holds its programs.
 pub const CONTAINERD_VARIABLE: &str = "LIMPET_TEST_CONTAINERD";
 
-/// Where setup keeps what it has fetched, outside any clone: `$XDG_CACHE_HOME/limpet` or `~/.cache/limpet`.
+/// The directory in which setup stores what it has fetched, outside any clone: `$XDG_CACHE_HOME/limpet` or
+/// `~/.cache/limpet`.
 pub fn cache_dir() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -54,7 +55,7 @@ fn in_package(package: &str, relative: &str) -> Option<PathBuf> {
 
 /// The statically linked busybox that images are built from.
 pub fn busybox() -> Option<PathBuf> {
-    // A dynamic busybox of the machine's would not run in an image that holds nothing else.
+    // The machine's own busybox may be dynamic, and would not run in an image that contains nothing else.
     in_package("busybox-static", "usr/bin/busybox")
         .or_else(|| in_package("busybox-static", "bin/busybox"))
         .or_else(|| on_path("busybox").filter(|path| is_static(path)))
@@ -205,7 +206,8 @@ impl ContainerdPrograms {
         Self::all().into_iter().find(|programs| programs.version.0 == major)
     }
 
-    /// The one to use: `choice`, or what [`CONTAINERD_VARIABLE`] says (`1`, `2`, or a directory of programs); else 1.x, which most nodes run; else any.
+    /// The containerd to use: `choice`, or what [`CONTAINERD_VARIABLE`] says (`1`, `2`, or a directory of programs);
+    /// otherwise 1.x, which most nodes run; otherwise any.
     pub fn chosen(choice: Option<&str>) -> Result<Self> {
         let wish = choice.map(str::to_owned).or_else(|| env::var(CONTAINERD_VARIABLE).ok()).unwrap_or_default();
         let found = match wish.as_str() {

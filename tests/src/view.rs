@@ -1,9 +1,10 @@
-//! What a container finds and what a pod's status says, side by side for limpet and a real kubelet.
+//! What a container sees and what a pod's status shows, side by side for limpet and a real kubelet.
 //!
-//! `tests/views/FAMILY.yaml` holds pods; [`manifests`] reads them. Their containers run [`SCRIPT`], which prints what it finds
-//! by sections; [`observe`] runs them all under one node agent and collects that, with the pods' statuses and cgroups;
-//! [`normal`] puts names in the place of what no two runs share. `tests/views/kubelet.jsonl` is what a real kubelet gave,
-//! each container as its difference from the first: [`record`].
+//!
+//! `tests/views/FAMILY.yaml` has pods, which [`manifests`] reads. Their containers run [`SCRIPT`], which prints what
+//! it sees in sections. [`observe`] runs all of them under one node agent and collects that, with the pods' statuses
+//! and cgroups. [`normal`] replaces what differs between any two runs by names. `tests/views/kubelet.jsonl` has the
+//! results of a real kubelet, each container as its difference from the first: [`record`].
 
 pub mod manifests;
 pub mod normal;
@@ -20,12 +21,12 @@ use crate::image::{Image, ImageBuilder};
 
 /// The image of the containers.
 pub const IMAGE: &str = "registry.test/limpet/view:v1";
-/// The same with a user, a directory, variables and a command of its own.
+/// The same with its own user, directory, variables and command.
 pub const IMAGE_WITH_USER: &str = "registry.test/limpet/view-user:v1";
 /// What prints a view.
 pub const SCRIPT: &str = include_str!("view/script.sh");
 
-/// By section, the lines of each in order of their text.
+/// The lines of each section, sorted.
 pub type View = BTreeMap<String, Vec<String>>;
 /// Views of containers by `pod/container`, those of pods (status, cgroup) by `pod`.
 pub type Views = BTreeMap<String, View>;

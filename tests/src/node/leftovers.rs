@@ -1,4 +1,4 @@
-//! What pods have left on a node, wherever it can be. A listing that cannot be made is an error and never an empty one.
+//! What pods have left on a node, anywhere. A listing that fails is an error, and never an empty list.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,8 +16,8 @@ impl TestNode {
         wait::until_none(wait::SOON, "anything of a pod on the node", || self.leftovers())
     }
 
-    /// What is there of any pod: tasks, containers, leases, snapshots but those of images, mounts, files, cgroups and
-    /// addresses.
+    /// What exists of any pod: tasks, containers, leases, snapshots except those of images, mounts, files, cgroups
+    /// and addresses.
     pub fn leftovers(&self) -> Result<Vec<String>> {
         let mut left = Vec::new();
         for kind in ["tasks", "containers", "leases"] {
@@ -38,8 +38,8 @@ impl TestNode {
         Ok(left)
     }
 
-    /// What is mounted below the node's directory. Two mounts are the node's own and not a pod's: the directory of
-    /// sandboxes, and a small disk in the place of the agent's root directory.
+    /// The mounts below the node's directory. Two mounts belong to the node and not to a pod: the directory of
+    /// sandboxes, and a small disk in place of the agent's root directory.
     fn mounts(&self) -> Result<Vec<PathBuf>> {
         let own = self.agent.settings();
         let of_node = [own.run().join("sandboxes"), own.root()];

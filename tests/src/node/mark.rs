@@ -1,4 +1,4 @@
-//! What the agent says after a moment. A word that was in its log or its events before an action proves nothing of it.
+//! What the agent reports after a moment. What was in its log or its events before an action proves nothing about it.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub struct Mark {
     events: BTreeMap<String, Occurrence>,
 }
 
-/// How often an event has happened, and when last: repeats of an event are counted with it.
+/// How often an event has happened, and when last, because repetitions of an event are counted with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Occurrence {
     count: u64,
@@ -23,12 +23,13 @@ struct Occurrence {
 }
 
 impl TestNode {
-    /// This moment, taken before an action: the `…_since` methods see what comes after it. The agent has to run.
+    /// The current moment, taken before an action. The `…_since` methods see what comes after it. The agent has to
+    /// run.
     pub fn mark(&self) -> Result<Mark> {
         Ok(Mark { log_size: self.agent.log_size(), events: self.occurrences()? })
     }
 
-    /// Waits until one line of the agent's log holds all of `words`, and returns the line.
+    /// Waits until one line of the agent's log contains all of `words`, and returns the line.
     pub fn wait_log_since(&self, mark: &Mark, words: &[&str]) -> Result<String> {
         let lines = || self.agent.log_from(mark.log_size);
         wait::until(wait::SOON, &format!("a line with {words:?} in the agent's log"), || {
@@ -42,7 +43,7 @@ impl TestNode {
         Ok(news(&mark.events, self.occurrences()?))
     }
 
-    /// Waits until one event holds all of `words`, and returns it.
+    /// Waits until one event contains all of `words`, and returns it.
     pub fn wait_event_since(&self, mark: &Mark, words: &[&str]) -> Result<String> {
         wait::until(wait::SOON, &format!("an event with {words:?}"), || {
             self.events_since(mark).ok()?.into_iter().find(|event| holds(event, words))
@@ -74,7 +75,7 @@ fn occurrence(event: &Value) -> (String, Occurrence) {
     (said, Occurrence { count: event["count"].as_u64().unwrap_or(1), last: text(&event["lastTimestamp"]) })
 }
 
-/// What is in `after` and not as it was `before`.
+/// What is in `after` and differs from `before`.
 fn news(before: &BTreeMap<String, Occurrence>, after: BTreeMap<String, Occurrence>) -> Vec<String> {
     let is_new = |said: &String, now: &Occurrence| before.get(said) != Some(now);
     after.into_iter().filter(|(said, now)| is_new(said, now)).map(|(said, _)| said).collect()

@@ -1,5 +1,5 @@
-//! Takes a node down without its agent's help: processes, mounts, cgroups, links and files, each found by the
-//! node's unique name, so that what a killed run left can be removed by the next one.
+//! Removes a node without its agent's help: processes, mounts, cgroups, links and files. Each is found by the node's
+//! unique name, so that the next run can remove what a killed run left.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use super::{NodeLocation, PARENT};
 use crate::containerd::NAMESPACE;
 use crate::{cni, process, wait};
 
-/// How long the kernel gets to end processes and to release what they held.
+/// How long the kernel may take to end processes and to release what they held.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ends and removes everything of the node; returns what would not go.
+/// Ends and removes everything of the node. Returns what could not be removed.
 pub(super) fn take_down(place: &NodeLocation) -> Vec<String> {
     let mut left = Vec::new();
     left.extend(end_processes(place));
@@ -30,7 +30,7 @@ pub(super) fn take_down(place: &NodeLocation) -> Vec<String> {
     left
 }
 
-/// Takes down the nodes of runs that were killed.
+/// Removes the nodes of runs that were killed.
 pub(crate) fn sweep() {
     let entries = fs::read_dir(PARENT).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
@@ -41,10 +41,11 @@ pub(crate) fn sweep() {
     }
 }
 
-/// What a node runs outside its cgroups: daemons, shims, loggers and what they call. Somebody's pager is not among it.
+/// The programs that a node runs outside its cgroups: daemons, shims, loggers and what they call. A user's pager is
+/// not one of them.
 const PROGRAMS: [&str; 6] = ["containerd", "ctr", "docker-registry", "limpet", "peer-kubelet", "runc"];
 
-/// The node's processes are those in its cgroups and those of its programs that name its directory.
+/// Ends the node's processes: those in its cgroups, and those of its programs that name its directory.
 fn end_processes(place: &NodeLocation) -> Option<String> {
     let find = || {
         let in_cgroups = cgroups_below(&place.name).into_iter().flat_map(|dir| {
@@ -68,8 +69,9 @@ fn end_processes(place: &NodeLocation) -> Option<String> {
     if gone.is_ok() { None } else { Some(format!("processes {:?}", find())) }
 }
 
-/// What runc and the shims keep where all containerds of a machine keep it: runc's state of each container, under the
-/// container's bare id, and the shims' sockets. Left behind, a container of the same id could not be created again.
+/// Removes what runc and the shims store in directories that all containerds of a machine share: runc's state of each
+/// container, under the container's bare id, and the shims' sockets. Otherwise a container of the same id could not
+/// be created again.
 fn remove_shared_state(dir: &Path) {
     let bundles = dir.join("ctd/state/io.containerd.runtime.v2.task").join(NAMESPACE);
     for bundle in fs::read_dir(bundles).into_iter().flatten().flatten() {
@@ -138,7 +140,7 @@ pub fn cgroups_below(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The network is found by its name alone, so that it can be removed after its maker has died.
+/// Removes the network, which is found by its name alone, so that it can be removed after its creator has died.
 fn remove_network(place: &NodeLocation) -> Option<String> {
     cni::remove_bridge(&place.bridge());
     cni::remove_cached_answers(&place.bridge());

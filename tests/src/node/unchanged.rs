@@ -1,4 +1,4 @@
-//! That a pod was left alone.
+//! Checks that a pod was left alone.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;

@@ -1,4 +1,5 @@
-//! A TCP line to a registry that can be cut in mid-download, holds back requests, and remembers those it carried.
+//! A TCP connection to a registry that can be cut during a download, holds back requests, and records those it
+//! carried.
 
 use std::io::{ErrorKind, Read, Write};
 use std::iter::Peekable;
@@ -10,29 +11,29 @@ use anyhow::{Result, ensure};
 
 use crate::wait;
 
-/// The line; its threads end with the process, since they hold nothing but the port.
+/// The proxy. Its threads end with the process, because they hold nothing but the port.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     address: SocketAddr,
     passage: Arc<Passage>,
 }
 
-/// What passes, and what is to become of it.
+/// The state of what passes.
 #[derive(Debug)]
 struct Passage {
     target: SocketAddr,
     state: Mutex<State>,
-    /// The line was cut, a request came, or one is no longer held back.
+    /// Notified when the connection was cut, a request came, or one is no longer held back.
     changed: Condvar,
 }
 
-/// After how many bytes of replies connections are cut, one after the other.
+/// After how many bytes of replies each connection is cut, one after the other.
 type Limits = Peekable<Box<dyn Iterator<Item = u64> + Send>>;
 
 struct State {
     limits: Limits,
     cuts: usize,
-    /// Bytes of replies.
+    /// Bytes of replies so far.
     said: u64,
     heads: Vec<String>,
     /// Requests whose head contains it are not passed on.
@@ -47,7 +48,7 @@ impl std::fmt::Debug for State {
 }
 
 impl Proxy {
-    /// Listens on a free loopback port. The line stays whole until [`Self::cut_after`].
+    /// Listens on a free loopback port. Nothing is cut until [`Self::cut_after`].
     pub fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -68,8 +69,8 @@ impl Proxy {
         self.address
     }
 
-    /// From now on cuts a connection once the registry has said more than the first of these numbers of bytes in it, then
-    /// one for the second, and so on.
+    /// Cuts the first connection from now on when the registry has sent more than the first of these numbers of bytes
+    /// in it, then another for the second, and so on.
     pub fn cut_after(&self, limits: impl IntoIterator<Item = u64, IntoIter: Send + 'static>) {
         self.passage.state().limits = (Box::new(limits.into_iter()) as Box<dyn Iterator<Item = u64> + Send>).peekable();
     }
@@ -84,7 +85,7 @@ impl Proxy {
         self.passage.state().heads.clone()
     }
 
-    /// Where each request for the blob `digest` wanted it to begin.
+    /// The offsets at which the requests for the blob `digest` begin.
     pub fn offsets(&self, digest: &str) -> Vec<u64> {
         let wanted = format!("/blobs/{digest}");
         let offset = |head: &str| {
@@ -95,7 +96,7 @@ impl Proxy {
         self.requests().iter().filter(|head| head.contains(&wanted)).map(|head| offset(head)).collect()
     }
 
-    /// How many bytes the registry has said so far.
+    /// How many bytes the registry has sent so far.
     pub fn bytes(&self) -> u64 {
         self.passage.state().said
     }
@@ -105,12 +106,12 @@ impl Proxy {
         self.passage.state().cuts > 0
     }
 
-    /// From now on a request whose head contains `part` is not passed on until [`Self::release`].
+    /// Holds back requests from now on whose head contains `part`, until [`Self::release`].
     pub fn hold(&self, part: &str) {
         self.passage.state().held = Some(part.to_owned());
     }
 
-    /// Passes on what was held back, and all that comes.
+    /// Passes on what was held back, and all that follows.
     pub fn release(&self) {
         self.passage.state().held = None;
         self.passage.changed.notify_all();
@@ -139,14 +140,14 @@ impl Passage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a state, and returns whether it came.
+    /// Waits for a state. Returns whether it was reached.
     fn wait(&self, is_so: impl Fn(&State) -> bool) -> bool {
         let waited = self.changed.wait_timeout_while(self.state(), wait::soon(), |state| !is_so(state));
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         is_so(&state)
     }
 
-    /// Remembers a request, and returns when it may pass.
+    /// Records a request, and returns when it may pass.
     fn take_down(&self, head: String) {
         let mut state = self.state();
         state.heads.push(head.clone());

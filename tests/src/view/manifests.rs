@@ -1,4 +1,4 @@
-//! The pods of the corpus: short in their files, filled in here.
+//! The pods of the corpus: short in their files, and completed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,18 +17,18 @@ pub struct Case {
     pub family: String,
     /// What the manifest calls the pod.
     pub name: String,
-    /// The manifest, with names for what is the run's own: `NODE_DIR` for the node's directory, `MOST_MEMORY` for more than half
-    /// of its memory, `LOOPBACK` for an address of its loopback device.
+    /// The manifest, with names for what differs between runs: `NODE_DIR` for the node's directory, `MOST_MEMORY` for
+    /// more than half of its memory, `LOOPBACK` for an address of its loopback device.
     pub manifest: Value,
-    /// The pod that has to run before this one is there.
+    /// The pod that has to run before this one is created.
     pub after: Option<String>,
-    /// What is done to it in the cluster once it is there.
+    /// What is done to it in the cluster once it exists.
     pub then: Option<Then>,
-    /// Lines its status has once there is something to be compared.
+    /// Lines that its status must have before the pod is compared.
     pub until: Vec<String>,
     /// The same under a kubelet.
     pub until_of_kubelet: Vec<String>,
-    /// Whether it is there for its status alone: its containers may never run.
+    /// Whether only its status is compared, because its containers may never run.
     pub status_alone: bool,
 }
 
@@ -69,7 +69,7 @@ struct Entry {
     then: Option<Then>,
     #[serde(default)]
     until: Vec<String>,
-    /// Given where a kubelet's pod comes to another end.
+    /// Given if a kubelet's pod ends in another way.
     #[serde(default)]
     kubelet: Vec<String>,
 }
@@ -107,7 +107,7 @@ fn family(path: &Path) -> Result<Vec<Case>> {
     Ok(entries.into_iter().map(|entry| filled(family, entry)).collect())
 }
 
-/// The whole manifest: what every pod would say is not in the files.
+/// The whole manifest. What every pod would say is not in the files.
 fn filled(family: &str, entry: Entry) -> Case {
     let Entry { name, metadata, mut spec, after, then, until, kubelet } = entry;
     for (list, own_name) in [("initContainers", "init"), ("containers", "main")] {
@@ -134,7 +134,7 @@ fn fill(container: &mut Value, name: &str, ends: bool) {
     let Some(keys) = container.as_object_mut() else { return };
     keys.entry("name").or_insert_with(|| json!(name));
     keys.entry("image").or_insert_with(|| json!(IMAGE));
-    // An init container has to end, or the others never start.
+    // An init container has to end, or the others would never start.
     if ends && !keys.contains_key("restartPolicy") && !keys.contains_key("command") {
         keys.insert("command".to_owned(), json!(["/bin/view", "once"]));
     }

@@ -1,10 +1,11 @@
-//! Names in the place of what no two runs share: UIDs, addresses, ids, directories, the machine's own figures. Pure.
+//! Replaces what differs between any two runs by names: UIDs, addresses, ids, directories, the machine's own figures.
+//! Pure.
 
 use std::collections::BTreeMap;
 
 use super::View;
 
-/// What this run has for what, the longest texts first.
+/// The texts of this run with their names, the longest texts first.
 #[derive(Debug, Clone, Default)]
 pub struct Names(Vec<(String, &'static str)>);
 
@@ -41,7 +42,7 @@ fn replaced(line: &str, text: &str, name: &str) -> String {
     done + rest
 }
 
-/// What of the machine is in views.
+/// The facts of the machine that occur in views.
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
     /// `net` → `net:[4026531840]`.
@@ -54,8 +55,8 @@ pub struct Machine {
     pub address: String,
 }
 
-/// The sections of what the script has printed, the lines normal and in order. Namespaces come later: they are compared
-/// with those of the pod's other containers.
+/// The sections of what the script has printed, with normalised and sorted lines. Namespaces come later, because they
+/// are compared with those of the pod's other containers.
 pub fn view(printed: &str, names: &Names, machine: &Machine) -> View {
     let mut view = View::new();
     let mut section = String::new();
@@ -76,7 +77,7 @@ pub fn view(printed: &str, names: &Names, machine: &Machine) -> View {
     }
     for (section, lines) in &mut view {
         match section.as_str() {
-            // The order is part of it.
+            // The order matters.
             "hosts" | "resolv.conf" | "command" | "hostname" => *lines = vec![lines.join("\\n")],
             _ => lines.sort(),
         }
@@ -108,7 +109,7 @@ fn mount(line: &str) -> Option<String> {
     let propagation: String = fields.map(|field| format!(" {}", field.split(':').next().unwrap_or_default())).collect();
     let mut fields = file_system.split(' ');
     let (kind, _source, details) = (fields.next()?, fields.next()?, fields.next().unwrap_or_default());
-    // Of a disk's own options a pod has no choice.
+    // A pod cannot choose a disk's own options.
     match kind {
         "tmpfs" | "proc" | "sysfs" | "devpts" | "mqueue" | "cgroup" | "cgroup2" => {
             Some(format!("{path} {kind} {options} {details}{propagation}"))
@@ -157,7 +158,7 @@ pub fn name_namespaces(of_pod: &mut [(&mut View, bool)], machine: &Machine) {
             let Some((kind, id)) = line.split_once(' ') else { continue };
             let whose = match (machine.namespaces.get(kind.trim_end_matches("_for_children")), seen.get(line)) {
                 (Some(own), _) if own == id => "the node's",
-                // The number of one that has gone with its container may be another's by now.
+                // The number of a namespace that is gone with its container may belong to another one by now.
                 (_, Some(2..)) if *runs => "shared in the pod",
                 _ => "own",
             };

@@ -18,7 +18,7 @@ use crate::kubelet::Kubelet;
 use crate::node::TestNode;
 use crate::wait;
 
-/// What is read of the agent, and where it stores what pods write.
+/// What is read from the agent, and where it stores what pods write.
 #[derive(Debug)]
 pub struct Stage {
     /// The node's own directory.
@@ -33,7 +33,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// That of the node's own agent.
+    /// The stage of the node's own agent.
     pub fn of_limpet(node: &TestNode) -> Self {
         let settings = node.agent.settings();
         Self {
@@ -56,7 +56,7 @@ impl Stage {
         }
     }
 
-    /// A pod's manifest with what is the run's own.
+    /// A pod's manifest, with the values of this run.
     pub fn manifest(&self, case: &Case, machine: &Machine) -> Result<Value> {
         let dir = self.dir.display().to_string();
         let of_run = [("NODE_DIR", dir), ("MOST_MEMORY", most(machine.memory)), ("LOOPBACK", loopback())];
@@ -75,7 +75,7 @@ impl Stage {
     }
 }
 
-/// More than half of so many bytes, as a quantity that nothing writes in another way.
+/// More than half of so many bytes, as a quantity with only one spelling.
 pub fn most(memory: u64) -> String {
     format!("{}Mi", most_mebibytes(memory))
 }
@@ -90,7 +90,7 @@ fn loopback() -> String {
     format!("127.{}.{third}.{last}", second | 64)
 }
 
-/// What of the pods' cgroups is checked, from outside.
+/// The files of the pods' cgroups that are checked from outside.
 const POD_CGROUP: [&str; 5] = [
     "memory/memory.limit_in_bytes",
     "cpu/cpu.shares",
@@ -103,7 +103,7 @@ const POD_CGROUP: [&str; 5] = [
 const PROFILE: &str =
     r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["chroot"],"action":"SCMP_ACT_ERRNO"}]}"#;
 
-/// What the agents are configured with for these pods.
+/// The configuration of the agents for these pods.
 pub fn settings() -> [(&'static str, Value); 5] {
     [
         ("maxPods", json!(400)),
@@ -135,11 +135,12 @@ pub fn prepare(node: &TestNode, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs all `cases` side by side until each is what is to be compared, and returns their views, and who was not in time.
+/// Runs all `cases` at the same time until each has what is to be compared. Returns their views, and which were not
+/// in time.
 pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Duration) -> Result<(Views, Vec<String>)> {
     let machine = machine()?;
     let (mut later, mut at_once): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.after.is_some());
-    // The time of these runs from here on, not from their turn to start.
+    // Their time runs from here on, and not from when it is their turn to start.
     at_once.sort_by_key(|case| case.manifest["spec"]["activeDeadlineSeconds"].is_null());
     at_once.into_iter().try_for_each(|case| stage.apply(case, agent, &machine))?;
     let mut views = Views::new();

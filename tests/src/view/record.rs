@@ -1,5 +1,5 @@
-//! Views on disk: the first as it is, each other as its difference from the first. Pure, but for reading and writing
-//! the file.
+//! Views on disk: the first in full, each other as its difference from the first. Pure, except for reading and
+//! writing the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{View, Views};
 
-/// What one has and the other has not, line by line.
+/// The differences of two views, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// Only the first has them.
@@ -84,16 +84,16 @@ fn is_of_pod(name: &str) -> bool {
     !name.contains('/')
 }
 
-/// A difference on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part
-/// of the line, and why.
+/// An intended difference: the prefix of the view's name (of a pod `pod`, of a container `pod/container`), section,
+/// part of the line, and why.
 pub type Known = (&'static str, &'static str, &'static str, &'static str);
 
-/// What differs from kubelet's views and not on purpose.
+/// What differs from kubelet's views without being intended.
 pub fn differing(kubelet: &Views, limpet: &Views, on_purpose: &[Known]) -> Vec<String> {
     let mut findings = Vec::new();
     for (name, view) in limpet {
         let none = View::new();
-        // Of a pod that is there for its status alone nothing else is checked.
+        // If only its status matters, nothing else of a pod is checked.
         let compared = |(section, _): &(String, Difference)| view.contains_key(section);
         for (section, Difference { missing, added }) in
             differences(kubelet.get(name).unwrap_or(&none), view).into_iter().filter(compared)
