@@ -1,17 +1,13 @@
 //! `cargo xtask lint`: the automatic checks of the code. Every check runs, and any warning is an error.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
-use limpet_tests::{process, tools};
 
-use crate::{apt, cargo, crate_borders, cross, ebpf, module_cycles, page_links, setup};
-
-/// cargo's companions, and the version of each that decides.
-const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
-const MACHETE: (&str, &str) = ("cargo-machete", "0.9.2");
+use crate::cargo_programs::{DENY, MACHETE};
+use crate::{cargo, crate_borders, cross, ebpf, module_cycles, page_links, setup};
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -27,7 +23,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return module_cycles::check();
     }
     setup::default()?;
-    let (deny, machete) = (installed(DENY)?, installed(MACHETE)?);
+    let (deny, machete) = (DENY.installed()?, MACHETE.installed()?);
     let mut failed = Vec::new();
     let mut check = |name: &'static str, command: &mut Command| {
         eprintln!("lint: {name}");
@@ -118,30 +114,4 @@ fn advisories_at_hand(deny: &Path) -> Result<bool> {
         eprintln!("lint: advisories are not checked: their database cannot be fetched from here");
     }
     Ok(output.status.success())
-}
-
-/// One of cargo's companions: the machine's own if it is that version, else one built once into the cache.
-fn installed((name, version): (&str, &str)) -> Result<PathBuf> {
-    let root = tools::cache_dir().join("cargo-tools");
-    let own = root.join("bin").join(name);
-    let is_it = |path: &PathBuf| {
-        process::checked(Command::new(path).arg("--version")).is_ok_and(|output| output.contains(version))
-    };
-    if let Some(found) = [Some(own.clone()), tools::on_path(name)].into_iter().flatten().find(is_it) {
-        return Ok(found);
-    }
-    apt::say(&format!("building {name} into {}", root.display()), || {
-        // Built to be there soon: it runs for seconds.
-        let profile = [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("OPT_LEVEL", "1")];
-        let mut command = cargo::command(&["install", "--quiet", "--locked", "--force", "--no-default-features", name]);
-        command
-            .args(["--version", version, "--root"])
-            .arg(&root)
-            .envs(profile.map(|(key, value)| (format!("CARGO_PROFILE_RELEASE_{key}"), value)));
-        // Not into the workspace's target directory, whose settings differ.
-        command.env("CARGO_TARGET_DIR", root.join("build")).current_dir("/");
-        cargo::run(&mut command)
-    })?;
-    std::fs::remove_dir_all(root.join("build")).ok();
-    Ok(own)
 }

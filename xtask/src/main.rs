@@ -6,6 +6,7 @@ mod bench;
 mod bench_emulated;
 mod bench_pressure;
 mod cargo;
+mod cargo_programs;
 mod cluster;
 mod conformance;
 mod corpus;
@@ -26,6 +27,7 @@ mod record_ui;
 mod release;
 mod setup;
 mod simulate;
+mod site;
 mod suites;
 mod test;
 mod test_kernels;
@@ -66,6 +68,8 @@ enum Task {
     ///
     /// Compilers for the other architectures are installed by apt if they are missing. docs/release.md has the steps.
     Release(release::Arguments),
+    /// Make a site of the pages, with search, by mdBook; every link in it is checked. Prints the path of its first page.
+    Site(site::Arguments),
     /// Record the functions that an idle agent runs, which the linker puts side by side: xtask/src/idle_text.ld.
     ///
     /// Takes some 20 minutes. Useful before a release; without a new record the agent only takes some more memory.
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Task::RecordState => record_state::run(),
         Task::Dist(arguments) => dist::run(&arguments).map(print_path),
         Task::Release(arguments) => release::run(&arguments),
+        Task::Site(arguments) => site::run(&arguments).map(print_path),
         Task::IdleText => idle_text::run(),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),

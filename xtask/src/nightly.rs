@@ -59,6 +59,8 @@ enum Part {
     /// The packages of every architecture: what the distributions' checkers say, the executables under emulation, and that
     /// a build in another directory gives the same bytes.
     Release,
+    /// The pages as a site: every link in it leads somewhere.
+    Site,
     /// What the program cosign has signed runs, in both of its forms.
     Cosign,
     /// The attach/detach controller of a whole cluster, for a volume of a CSI driver.
@@ -91,6 +93,7 @@ impl Part {
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             Self::Release => &["release", "--check", "--reproduce"],
+            Self::Site => &["site"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
             Self::Cosign => &["test", "-p", "limpet-tests", "--test", "image_policy", "--", "what_cosign_has_signed"],
             // One after the other: what is measured is the agent's memory.

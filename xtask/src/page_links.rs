@@ -12,15 +12,20 @@ use limpet_tests::process;
 /// Checks every page that git knows.
 pub(crate) fn check() -> Result<()> {
     let root = workspace_dir();
-    let listed = process::checked(Command::new("git").arg("-C").arg(&root).args(["ls-files", "--", "*.md"]))?;
-    let mut pages = BTreeMap::new();
-    for name in listed.lines() {
-        let text = std::fs::read_to_string(root.join(name)).with_context(|| name.to_owned())?;
-        pages.insert(PathBuf::from(name), text);
-    }
-    let faults = faults(&pages, |path| root.join(path).exists());
+    let faults = faults(&pages()?, |path| root.join(path).exists());
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
     Ok(())
+}
+
+/// The text of every page that git knows, by its path in the repository.
+pub(crate) fn pages() -> Result<BTreeMap<PathBuf, String>> {
+    let root = workspace_dir();
+    let listed = process::checked(Command::new("git").arg("-C").arg(&root).args(["ls-files", "--", "*.md"]))?;
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(root.join(name)).with_context(|| name.to_owned())?;
+        Ok((PathBuf::from(name), text))
+    };
+    listed.lines().map(read).collect()
 }
 
 /// The links that lead nowhere. `exists`: whether there is a file of that path.
@@ -44,7 +49,7 @@ fn faults(pages: &BTreeMap<PathBuf, String>, exists: impl Fn(&Path) -> bool) -> 
 }
 
 /// `path` from the directory of `page`, without `..`.
-fn resolved(page: &Path, path: &str) -> PathBuf {
+pub(crate) fn resolved(page: &Path, path: &str) -> PathBuf {
     let mut to = page.parent().unwrap_or(Path::new("")).to_owned();
     for part in Path::new(path).components() {
         match part {
@@ -68,7 +73,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// The targets of links to files, with the numbers of their lines.
-fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
     prose(text).flat_map(|(number, line)| {
         let targets = line.split("](").skip(1).filter_map(move |rest| Some((number, rest.split_once(')')?.0)));
         targets.filter(|(_, target)| !target.contains(':') && !target.is_empty())
