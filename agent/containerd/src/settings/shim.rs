@@ -1,4 +1,4 @@
-//! `shim`: which of containerd's shims the pods have.
+//! `shim`: which shim pods use.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,21 @@ use crate::container::runtime::SHIM_PROGRAM;
 /// The shim of new containers. Running ones keep theirs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Shim {
-    /// `auto`: limpet's own where it is beside the agent's executable, else containerd's for runc.
+    /// `auto`: limpet's own if it is beside the agent's executable, else containerd's for runc.
     #[default]
     Auto,
     /// `runc-v2`: containerd's shim for runc, with a logger process for each container.
     RuncV2,
-    /// `limpet`: limpet's own, beside the agent's executable; or the path of one.
+    /// `limpet`: limpet's own, beside the agent's executable or at this path.
     Limpet(Option<PathBuf>),
 }
 
 impl Shim {
-    /// Parses the value of the key; the error is what is wrong with it.
+    /// Parses the key's value; the error says what is wrong with it.
     ///
     /// # Errors
-    /// Neither a name of one nor the absolute path of limpet's.
+    ///
+    /// The value is neither a name nor an absolute path.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
@@ -37,8 +38,8 @@ impl Shim {
         }
     }
 
-    /// limpet's shim beside the agent `executable`, or where the configuration says; `None`: containerd's is used. Looks
-    /// whether the file exists where that decides.
+    /// The path of limpet's shim, beside the agent's `executable` or as configured; `None` if containerd's is used.
+    /// Checks whether the file exists if that decides.
     pub fn program(&self, executable: &Path) -> Option<PathBuf> {
         match self {
             Self::Auto => Some(executable.with_file_name(SHIM_PROGRAM)).filter(|path| path.is_file()),
