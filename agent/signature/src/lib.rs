@@ -1,11 +1,15 @@
-//! Verifies that a file of a release was signed by the holder of a key: detached Ed25519 signatures in minisign's
-//! format, as `cargo xtask release --key` creates them. A file is read in pieces, so its size does not matter.
+//! Whether a release or a bundle was signed by the holder of a key, and signing: detached Ed25519 signatures in minisign's
+//! format, as `cargo xtask release --key` and `limpet bundle create` make them. What is signed is read in pieces, so its size
+//! does not matter.
+
+mod secret_key;
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use minisign_verify::{Error, PublicKey, Signature};
+pub use secret_key::SecretKey;
 
 /// The suffix of the signature file.
 const EXTENSION: &str = "minisig";
@@ -14,7 +18,7 @@ const MAX_TEXT_BYTES: u64 = 4 << 10;
 /// The size of a read in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Why a file is not accepted.
+/// Why a file is not accepted, or not signed.
 #[derive(Debug, thiserror::Error)]
 pub enum SignatureError {
     /// A file cannot be read.
@@ -34,6 +38,26 @@ pub enum SignatureError {
         /// The key file.
         key: PathBuf,
     },
+    /// The signature is of none of several keys.
+    #[error("{path} was signed with none of the keys {}", keys.join(", "))]
+    ForeignKey {
+        /// What was signed.
+        path: PathBuf,
+        /// The files of the keys.
+        keys: Vec<String>,
+    },
+    /// The file of the secret key has something else.
+    #[error("{path} has no secret key of minisign's: use the file that minisign -G calls minisign.key")]
+    NoSecretKey {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The secret key is encrypted.
+    #[error("{path} is protected by a password: remove it from a copy for this machine with minisign -C -W -s COPY")]
+    Protected {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file differs from what was signed.
     #[error("{path} is not what was signed: it was changed or is incomplete; do not install it")]
     Changed { path: PathBuf },
@@ -46,26 +70,94 @@ pub enum SignatureError {
 ///
 /// Why the file must not be used.
 pub fn verify(file: &Path, key: &Path) -> Result<String, SignatureError> {
-    let public = public_key(&text(key)?).ok_or_else(|| SignatureError::NoKey { path: key.to_owned() })?;
+    let public = public_key(key)?;
     let signature_path = signature_path(file);
     let no_signature = || SignatureError::NoSignature { path: signature_path.clone() };
     let signature = Signature::decode(&text(&signature_path)?).map_err(|_| no_signature())?;
-    let mut verifier = public.verify_stream(&signature).map_err(|error| match error {
-        Error::UnexpectedKeyId => SignatureError::OtherKey { path: file.to_owned(), key: key.to_owned() },
-        // The signature covers the file itself instead of its hash; minisign makes none since 2015.
-        _ => no_signature(),
-    })?;
     let unreadable = |source| SignatureError::Read { path: file.to_owned(), source };
-    let mut opened = File::open(file).map_err(unreadable)?;
+    match check(&public, &signature, || File::open(file)) {
+        Ok(Outcome::Signed) => Ok(signature.trusted_comment().to_owned()),
+        Ok(Outcome::OtherKey) => Err(SignatureError::OtherKey { path: file.to_owned(), key: key.to_owned() }),
+        Ok(Outcome::OtherForm) => Err(no_signature()),
+        Ok(Outcome::Changed) => Err(SignatureError::Changed { path: file.to_owned() }),
+        Err(error) => Err(unreadable(error)),
+    }
+}
+
+/// Public keys, any of which may have signed.
+pub struct PublicKeys(Vec<(PathBuf, PublicKey)>);
+
+impl std::fmt::Debug for PublicKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(path, _)| path)).finish()
+    }
+}
+
+impl PublicKeys {
+    /// Reads the files of keys.
+    ///
+    /// # Errors
+    /// One cannot be read or has no key.
+    pub fn read(paths: &[PathBuf]) -> Result<Self, SignatureError> {
+        paths.iter().map(|path| Ok((path.clone(), public_key(path)?))).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Checks the rest of `content` against a signature. `place` names it in errors. Returns the file of the key.
+    ///
+    /// # Errors
+    /// Why it is not to be used.
+    pub fn verify(&self, signature: &str, place: &Path, mut content: impl Read) -> Result<&Path, SignatureError> {
+        let path = || place.to_owned();
+        let signature = Signature::decode(signature).map_err(|_| SignatureError::NoSignature { path: path() })?;
+        for (key, public) in &self.0 {
+            match check(public, &signature, || Ok(&mut content)) {
+                Ok(Outcome::Signed) => return Ok(key),
+                Ok(Outcome::OtherKey) => {}
+                Ok(Outcome::OtherForm) => return Err(SignatureError::NoSignature { path: path() }),
+                Ok(Outcome::Changed) => return Err(SignatureError::Changed { path: path() }),
+                Err(source) => return Err(SignatureError::Read { path: path(), source }),
+            }
+        }
+        let keys = self.0.iter().map(|(key, _)| key.display().to_string()).collect();
+        Err(SignatureError::ForeignKey { path: path(), keys })
+    }
+}
+
+/// What a signature says of a content.
+enum Outcome {
+    Signed,
+    OtherKey,
+    /// One over the content itself, and not over its hash: minisign makes none since 2015.
+    OtherForm,
+    Changed,
+}
+
+/// Opens and reads the content only if the signature is of the key.
+fn check<R: Read>(
+    public: &PublicKey,
+    signature: &Signature,
+    open: impl FnOnce() -> io::Result<R>,
+) -> io::Result<Outcome> {
+    let mut verifier = match public.verify_stream(signature) {
+        Ok(verifier) => verifier,
+        Err(Error::UnexpectedKeyId) => return Ok(Outcome::OtherKey),
+        Err(_) => return Ok(Outcome::OtherForm),
+    };
+    in_pieces(open()?, |piece| verifier.update(piece))?;
+    Ok(verifier.finalize().map_or(Outcome::Changed, |()| Outcome::Signed))
+}
+
+/// Hands all of a content to `take`.
+fn in_pieces(mut content: impl Read, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
-        match opened.read(&mut piece).map_err(unreadable)? {
-            0 => break,
-            length => verifier.update(&piece[..length]),
+        match content.read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(length) => take(piece.get(..length).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
-    verifier.finalize().map_err(|_| SignatureError::Changed { path: file.to_owned() })?;
-    Ok(signature.trusted_comment().to_owned())
 }
 
 /// The path of the signature of `file`.
@@ -77,8 +169,10 @@ fn signature_path(file: &Path) -> PathBuf {
 }
 
 /// A key as in minisign's file, or its base64 alone.
-fn public_key(text: &str) -> Option<PublicKey> {
-    PublicKey::decode(text).or_else(|_| PublicKey::from_base64(text.trim())).ok()
+fn public_key(path: &Path) -> Result<PublicKey, SignatureError> {
+    let text = text(path)?;
+    let key = PublicKey::decode(&text).or_else(|_| PublicKey::from_base64(text.trim()));
+    key.map_err(|_| SignatureError::NoKey { path: path.to_owned() })
 }
 
 fn text(path: &Path) -> Result<String, SignatureError> {
