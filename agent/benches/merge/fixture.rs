@@ -1,4 +1,4 @@
-//! The pods of both benchmarks: read from manifests, spread over four sources, one of them in two versions.
+//! The pods of both benchmarks: read from manifests, spread over all sources, one of them in two versions.
 
 use limpet_model::manifest;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) fn record(number: usize, image: &str, source: SourceKind) -> Arc<PodR
 /// The pods of every source, in order of their keys.
 #[derive(Debug)]
 pub(crate) struct Pods {
-    pub(crate) by_source: [Vec<Arc<PodRecord>>; 4],
+    pub(crate) by_source: [Vec<Arc<PodRecord>>; SourceKind::ALL.len()],
     /// The source of the pod that changes, and its index there.
     pub(crate) changing: (SourceKind, usize),
     /// That pod, before and after an edit of its image.

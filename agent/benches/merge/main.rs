@@ -1,4 +1,4 @@
-//! The cost of the merge: a first full merge and one changed pod among 10 to 10,000 of four sources, with and without
+//! The cost of the merge: a first full merge and one changed pod among 10 to 10,000 of all sources, with and without
 //! concurrent readers; compared in the same run with a plain implementation. Then the whole path: from the rename of
 //! one manifest among 10,000 to the change received by the supervisor.
 #![allow(clippy::unwrap_used, missing_docs)]

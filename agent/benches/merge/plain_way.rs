@@ -29,7 +29,7 @@ enum Change {
 
 #[derive(Debug, Default)]
 struct Merge {
-    pods: Mutex<[BTreeMap<PodKey, Pod>; 4]>,
+    pods: Mutex<[BTreeMap<PodKey, Pod>; SourceKind::ALL.len()]>,
 }
 
 impl Merge {
@@ -77,7 +77,7 @@ fn differs(old: &Pod, new: &Pod) -> bool {
         || old.metadata.deletion_grace_period_seconds != new.metadata.deletion_grace_period_seconds
 }
 
-fn views(pods: &Pods) -> [View; 4] {
+fn views(pods: &Pods) -> [View; SourceKind::ALL.len()] {
     let view = |source: SourceKind| -> View {
         pods.by_source[source.index()].iter().map(|record| (record.key.clone(), record.pod.clone())).collect()
     };

@@ -42,7 +42,7 @@ macro_rules! line {
 
 pub(crate) fn print(rows: &[Row]) -> String {
     let mut text = String::new();
-    line!(text, "first full merge of four sources, us (p50)");
+    line!(text, "first full merge of all sources, us (p50)");
     line!(text, "{:>8} {:>12} {:>12} {:>8}", "pods", "limpet", "plain", "ratio");
     for row in rows {
         let (limpet, plain) = (row.limpet.first.permille(500), row.plain.first.permille(500));

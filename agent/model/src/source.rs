@@ -9,6 +9,8 @@ pub enum SourceKind {
     File,
     /// Pods pushed through the local socket.
     Push,
+    /// A signed bundle.
+    Bundle,
     /// A URL.
     Http,
     /// The apiserver.
@@ -51,8 +53,9 @@ const PUSHED: SourceTraits = SourceTraits {
     is_connection: false,
 };
 
-const OF_URL: SourceTraits = SourceTraits { is_static: true, ..PUSHED };
-const OF_FILE: SourceTraits = SourceTraits { tolerates_all: true, ..OF_URL };
+/// Static pods that come from elsewhere: by a URL or in a bundle.
+const DELIVERED: SourceTraits = SourceTraits { is_static: true, ..PUSHED };
+const OF_FILE: SourceTraits = SourceTraits { tolerates_all: true, ..DELIVERED };
 
 const OF_CLUSTER: SourceTraits = SourceTraits {
     is_stored: true,
@@ -71,19 +74,20 @@ impl SourceKind {
         match self {
             Self::File => &OF_FILE,
             Self::Push => &PUSHED,
-            Self::Http => &OF_URL,
+            Self::Bundle | Self::Http => &DELIVERED,
             Self::Api => &OF_CLUSTER,
         }
     }
 
     /// All kinds, in order of precedence.
-    pub const ALL: [Self; 4] = [Self::File, Self::Push, Self::Http, Self::Api];
+    pub const ALL: [Self; 5] = [Self::File, Self::Push, Self::Bundle, Self::Http, Self::Api];
 
-    /// The name kubelet gives the source in logs and in `kubernetes.io/config.source`.
+    /// The name of the source in logs and in `kubernetes.io/config.source`; kubelet's, where kubelet has the source.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
             Self::Push => "push",
+            Self::Bundle => "bundle",
             Self::Http => "http",
             Self::Api => "api",
         }

@@ -73,12 +73,12 @@ async fn a_burst_behind_a_busy_supervisor_is_merged_once_and_in_order() {
     let second = running.merged.recv().await.unwrap();
     assert_eq!(first.changes.len(), 1);
     let changes: Vec<_> = second.changes.iter().map(|change| (change.verb(), change.record().source)).collect();
-    use SourceKind::{Api, File, Http, Push};
-    assert_eq!(changes, [("ADD", Api), ("ADD", Http), ("ADD", Push), ("UPDATE", File)]);
-    assert_eq!(versions(&second.desired), [200; 4]);
-    assert_eq!(versions(&running.desired.load()), [200; 4]);
+    use SourceKind::{Api, Bundle, File, Http, Push};
+    assert_eq!(changes, [("ADD", Api), ("ADD", Bundle), ("ADD", Http), ("ADD", Push), ("UPDATE", File)]);
+    assert_eq!(versions(&second.desired), [200; SourceKind::ALL.len()]);
+    assert_eq!(versions(&running.desired.load()), [200; SourceKind::ALL.len()]);
     tokio::task::yield_now().await;
-    assert!(running.merged.try_recv().is_err(), "199 publications of four sources were one merge");
+    assert!(running.merged.try_recv().is_err(), "199 publications of five sources were one merge");
 }
 
 /// Each source runs on its own thread, and its last snapshot arrives.
@@ -102,8 +102,8 @@ async fn readiness_and_last_snapshots_of_racing_sources_arrive() {
                 assert!(before.is_none_or(|before| before < version), "a source's snapshots never arrive in reverse");
             }
             assert!(followed.values().copied().eq(versions(&merged.desired)));
-            if versions(&merged.desired) == [20; 4] {
-                assert_eq!(merged.desired.ready, [true; 4]);
+            if versions(&merged.desired) == [20; SourceKind::ALL.len()] {
+                assert_eq!(merged.desired.ready, [true; SourceKind::ALL.len()]);
                 break;
             }
         }
