@@ -63,6 +63,7 @@ use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_server::Sources;
 use limpet_server::agent_restart::AgentRestart;
+use limpet_server::bundle::BundlesState;
 use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
@@ -77,7 +78,7 @@ use observer::NodeObserver;
 use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
-use sources::start_sources;
+use sources::{SourceInputs, StartedSources, start_sources};
 use supervision::{CoreInputs, allocator, supervise};
 
 /// How long the tasks may take to finish what they are doing.
@@ -147,6 +148,8 @@ struct Core {
     observer: Arc<dyn WatchObserver>,
     sources: Arc<dyn Sources>,
     pusher: Pusher,
+    /// To the source of bundles, if there is one.
+    bundles: BundlesState,
     cluster: Option<Link>,
     /// The channel to the source of the apiserver's pods.
     api_updates: Option<mpsc::Sender<cluster_update::Update>>,
@@ -215,7 +218,8 @@ async fn start_core(
     shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
     let (pusher, pushed) = push::channel(&node_name, decoder(config));
     let (offer, feeds) = mpsc::channel(1);
-    let (sources, api_updates) = start_sources(shared, &node_name, &store, pushed, &observer, feeds);
+    let inputs = SourceInputs { pushed, observer: &observer, feeds, images: &executor.images };
+    let StartedSources { sources, api_updates, bundles } = start_sources(shared, &node_name, &store, inputs);
     let programs = matches!(config.sources.watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.sources.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
@@ -238,6 +242,7 @@ async fn start_core(
         observer,
         sources,
         pusher,
+        bundles,
         cluster,
         api_updates,
         images,

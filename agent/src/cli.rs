@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::CompleteEnv;
+use limpet_bundle::command::BundleArgs;
 use limpet_cli::error::CliError;
 use limpet_cli::screen::Screen;
 use limpet_cli::support_bundle::{self, NodeReport, SupportBundleArgs};
@@ -53,10 +54,13 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Write an archive that explains this node's state to those who support it
     #[command(display_order = 101)]
-    SupportBundle(BundleArgs),
+    SupportBundle(SupportArgs),
     /// Run another version of limpet; it is undone by itself if the node is not as before. No pod is touched
     #[command(display_order = 105)]
     Upgrade(UpgradeArgs),
+    /// Make, check and apply signed bundles of manifests and images
+    #[command(display_order = 106)]
+    Bundle(BundleArgs),
     /// Show or remove the manifest guard
     #[command(display_order = 104)]
     Guard(guard::GuardArgs),
@@ -65,7 +69,7 @@ enum Command {
 /// Arguments of `limpet support-bundle`. They include those of `limpet run`, because it checks what the agent would
 /// use.
 #[derive(Debug, clap::Args)]
-struct BundleArgs {
+struct SupportArgs {
     #[command(flatten)]
     bundle: SupportBundleArgs,
     #[command(flatten)]
@@ -104,8 +108,9 @@ pub fn main() -> ExitCode {
         Command::Run(flags) => return run::run(&RunFlags { socket, ..flags }),
         Command::Guard(args) => guard::run(&args, screen),
         Command::Upgrade(args) => block_on(limpet_upgrade::command::run(&client, args, screen)),
+        Command::Bundle(args) => block_on(limpet_bundle::command::run(&client, args, screen)),
         Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
-        Command::SupportBundle(BundleArgs { bundle, flags }) => {
+        Command::SupportBundle(SupportArgs { bundle, flags }) => {
             block_on(support_bundle::run(&client, bundle, node_report(&flags, socket), screen))
         }
         Command::Client(command) => block_on(limpet_cli::run(command, &client, screen)),

@@ -29,6 +29,7 @@ use crate::executor::settings::{ExecutorSettings, PullSettings, RestartSettings}
 use crate::source::settings::SourceSettings;
 use crate::store::KeyLocation;
 use limpet_bpf::GuardSettings;
+use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::settings::{ContainerSettings, ImageSettings, LogSettings, RuntimeSettings};
 use limpet_core::cpu_allocation::ReservedCpus;
@@ -91,6 +92,8 @@ pub struct Config {
     pub files: ConfigFiles,
     pub node: NodeSettings,
     pub sources: SourceSettings,
+    /// `bundle`; `None`: this node takes no bundles.
+    pub bundle: Option<BundleSettings>,
     pub workers: WorkerSettings,
     pub containers: ContainerSettings,
     pub restarts: RestartSettings,
@@ -125,6 +128,7 @@ impl Default for Config {
             files: ConfigFiles::default(),
             node: NodeSettings::default(),
             sources: SourceSettings::default(),
+            bundle: None,
             workers: WorkerSettings::default(),
             containers: ContainerSettings::default(),
             restarts: RestartSettings::default(),
@@ -172,6 +176,11 @@ impl Config {
     /// The path of the socket of the Pods API: kubelet's, below the root directory.
     pub fn pods_api_socket(&self) -> PathBuf {
         self.root_dir.join("pods-api/pods-api.sock")
+    }
+
+    /// Where bundles are copied to before they are verified.
+    pub fn bundle_dir(&self) -> PathBuf {
+        self.root_dir.join("bundle")
     }
 
     /// The database, see [`crate::store`].

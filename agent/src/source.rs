@@ -2,6 +2,7 @@
 //! consumer: the latest snapshot wins, bursts coalesce.
 
 pub mod api;
+pub mod bundle;
 pub mod file;
 pub mod http;
 mod persist;

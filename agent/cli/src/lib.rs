@@ -38,7 +38,7 @@ mod table;
 mod target;
 mod top;
 mod ui;
-mod validate;
+pub mod validate;
 mod version;
 
 use clap::Subcommand;

@@ -61,6 +61,7 @@ pub(super) fn state(source: &SourceDocument, now: Timestamp) -> (String, Tone) {
         "good" if source.detail.is_empty() => ("ready".to_owned(), Tone::Good),
         "good" if source.source == "api" => (format!("online ({})", source.detail), Tone::Good),
         "good" if source.source == "http" => (format!("good ({})", source.detail), Tone::Good),
+        "good" if source.source == "bundle" => (format!("has {}", source.detail), Tone::Good),
         "good" => (format!("watching ({})", source.detail), Tone::Good),
         "starting" => ("starting".to_owned(), Tone::Warn),
         "blind" => (source.detail.clone(), Tone::Warn),

@@ -14,7 +14,7 @@ use limpet_model::source::SourceKind;
 /// Lines shown before the one with the fault.
 const LINES_BEFORE: usize = 2;
 /// The limit of one file, as in kubelet and limpet.
-const MAX_BYTES: u64 = 10 << 20;
+pub const MAX_BYTES: u64 = 10 << 20;
 /// The limit of files in one directory.
 const MAX_FILES: usize = 10_000;
 
@@ -84,7 +84,7 @@ pub(super) fn files(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The path, or for a directory the files in it with kubectl's endings.
-pub(super) fn files_of_kubectl(path: &Path) -> Vec<PathBuf> {
+pub fn files_of_kubectl(path: &Path) -> Vec<PathBuf> {
     let endings = [".yaml", ".yml", ".json"];
     files_named(path, |name| {
         let name = name.to_string_lossy();
@@ -104,7 +104,10 @@ fn files_named(path: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> 
 }
 
 /// The content of a file, or of stdin for `-`; one byte more than the limit if it is larger.
-pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
         io::stdin().lock().take(MAX_BYTES + 1).read_to_end(&mut text)?;

@@ -21,6 +21,7 @@ use limpet_model::service_account::AccountOfPod;
 
 mod admission;
 mod archive;
+mod artifact;
 mod auth;
 mod certs;
 mod content;
@@ -35,6 +36,7 @@ mod import;
 mod inventory;
 mod local;
 mod login;
+mod missing_layers;
 mod platform;
 mod preload;
 mod progress;
@@ -46,6 +48,7 @@ mod token;
 mod unpack;
 
 pub use admission::ImageReport;
+pub use artifact::{Artifact, ArtifactContent};
 pub use credential_provider::{CredentialProvider, PullAccount, TokenAttributes, TokenCache};
 pub use error::{CallError, ImageError};
 pub use flight::{PullStep, PulledNow, RunningPull};

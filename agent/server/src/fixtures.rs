@@ -43,7 +43,7 @@ use crate::diff::DiffState;
 use crate::exec::{AttachState, ExecState};
 use crate::images::{ImageCollection, ImagesState};
 use crate::kubelet::{self, KubeletRoutes, StreamStates};
-use crate::local::{self, LocalRoutes};
+use crate::local::{self, LocalRoutes, LocalStates};
 use crate::logs::LogState;
 use crate::pod_orders::PodOrdersState;
 use crate::port_forward::PortForwardState;
@@ -212,12 +212,15 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         kubelet,
         local::routes(
             state.clone(),
-            diff,
-            images,
-            orders,
-            ClusterState { source: None },
-            shutdown,
-            AgentRestart::new(CancellationToken::new()),
+            LocalStates {
+                diff,
+                images,
+                orders,
+                cluster: ClusterState { source: None },
+                shutdown,
+                agent: AgentRestart::new(CancellationToken::new()),
+                bundles: None,
+            },
         ),
     )
 }

@@ -44,6 +44,7 @@ mod api;
 mod authentication;
 mod authorization;
 mod bodies;
+pub mod bundle;
 mod caller;
 mod channels;
 pub mod cluster;

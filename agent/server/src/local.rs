@@ -2,6 +2,7 @@
 //! network.
 
 use super::agent_restart::{self, AgentRestart};
+use super::bundle::{self, BundlesState};
 use super::cluster::{self, ClusterState};
 use super::debug_container;
 use super::diff::{self, DiffState};
@@ -15,15 +16,26 @@ use limpet_model::POD_API;
 
 pub struct LocalRoutes(pub(super) Routes);
 
-pub fn routes(
-    state: ServerState,
-    diff: DiffState,
-    images: ImagesState,
-    orders: PodOrdersState,
-    cluster: ClusterState,
-    shutdown: ShutdownState,
-    agent: AgentRestart,
-) -> LocalRoutes {
+/// What the routes need of the agent's parts.
+pub struct LocalStates {
+    /// Previews of changes.
+    pub diff: DiffState,
+    /// The node's images.
+    pub images: ImagesState,
+    /// What users ask of pods.
+    pub orders: PodOrdersState,
+    /// The connection to the cluster.
+    pub cluster: ClusterState,
+    /// The end of the pods before that of the machine.
+    pub shutdown: ShutdownState,
+    /// A new start of the agent.
+    pub agent: AgentRestart,
+    /// Signed bundles.
+    pub bundles: BundlesState,
+}
+
+pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
+    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles } = states;
     let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -43,7 +55,8 @@ pub fn routes(
             .merge(restart::routes(orders))
             .merge(cluster::routes(cluster))
             .merge(shutdown::routes(shutdown))
-            .merge(agent_restart::routes(agent)),
+            .merge(agent_restart::routes(agent))
+            .merge(bundle::routes(bundles)),
     )
 }
 

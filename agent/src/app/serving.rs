@@ -21,6 +21,7 @@ use limpet_server::diagnostics::DiagnosticsState;
 use limpet_server::diff::{DiffState, HasImage, ReadDirectory};
 use limpet_server::exec::{AttachState, ExecState};
 use limpet_server::kubelet::StreamStates;
+use limpet_server::local::LocalStates;
 use limpet_server::logs::LogState;
 use limpet_server::pod_orders::PodOrdersState;
 use limpet_server::port_forward::PortForwardState;
@@ -74,7 +75,9 @@ pub(super) fn start_serving(
     let diff = diff_state(shared, &core);
     let orders = PodOrdersState { orders: core.pod_orders };
     let cluster = ClusterState { source: core.api_updates };
-    let local = server::local::routes(state.clone(), diff, core.images, orders, cluster, core.shutdown, restart);
+    let (images, shutdown, bundles) = (core.images, core.shutdown, core.bundles);
+    let states = LocalStates { diff, images, orders, cluster, shutdown, agent: restart, bundles };
+    let local = server::local::routes(state.clone(), states);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = sockets.metrics {

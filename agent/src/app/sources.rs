@@ -11,21 +11,45 @@ use super::{SharedParts, decoder};
 use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::api::ApiSource;
+use crate::source::bundle::{self, BundleDirectory, BundleParts, BundleSource, RemoteBundles, RemoteParts};
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{PushContext, PushSource};
 use crate::store::Store;
+use limpet_bundle::settings::BundleSettings;
+use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
+use limpet_server::bundle::{Bundles, BundlesState};
 
-/// Starts the configured sources. Also returns the channel to that of the apiserver, if the node is in a cluster.
+/// What sources need beside what all parts share.
+pub(super) struct SourceInputs<'a> {
+    /// Pushed pods and objects.
+    pub(super) pushed: push::Inbox,
+    /// Who changes manifests.
+    pub(super) observer: &'a Arc<dyn WatchObserver>,
+    pub(super) feeds: mpsc::Receiver<Feed>,
+    /// Where the images of bundles go.
+    pub(super) images: &'a Images,
+}
+
+/// The sources, and the ways to those that are driven from elsewhere.
+pub(super) struct StartedSources {
+    /// In order of precedence.
+    pub(super) sources: Vec<Arc<Published>>,
+    /// To that of the apiserver, if the node is in a cluster.
+    pub(super) api_updates: Option<mpsc::Sender<cluster_update::Update>>,
+    /// To that of bundles, if they are configured.
+    pub(super) bundles: BundlesState,
+}
+
+/// Starts the configured sources.
 pub(super) fn start_sources(
     shared: &SharedParts,
     node_name: &str,
     store: &Arc<Store>,
-    pushed: push::Inbox,
-    observer: &Arc<dyn WatchObserver>,
-    feeds: mpsc::Receiver<Feed>,
-) -> (Vec<Arc<Published>>, Option<mpsc::Sender<cluster_update::Update>>) {
+    inputs: SourceInputs<'_>,
+) -> StartedSources {
+    let SourceInputs { pushed, observer, feeds, images } = inputs;
     let stop = &shared.stop;
     let mut all = Vec::new();
     let decoder = decoder(&shared.config);
@@ -46,6 +70,11 @@ pub(super) fn start_sources(
     shared.tasks.spawn(async move {
         source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
     });
+    let bundles = shared.config.bundle.as_ref().map(|settings| {
+        let (published, bundles) = start_bundles(shared, node_name, store, settings, images);
+        all.push(published);
+        bundles
+    });
     if let Some(settings) = &shared.config.sources.manifest_url {
         let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), decoder);
         let source = source.woken_by(shared.node_network.clone());
@@ -65,7 +94,55 @@ pub(super) fn start_sources(
         shared.tasks.spawn(async move { source.run(inbox, |snapshot| published.publish(snapshot), stop).await });
         updates
     });
-    (all, updates)
+    StartedSources { sources: all, api_updates: updates, bundles }
+}
+
+/// Starts the source of bundles.
+fn start_bundles(
+    shared: &SharedParts,
+    node_name: &str,
+    store: &Arc<Store>,
+    settings: &BundleSettings,
+    images: &Images,
+) -> (Arc<Published>, Arc<dyn Bundles>) {
+    let parts = BundleParts {
+        settings: settings.clone(),
+        directory: shared.config.bundle_dir(),
+        store: Arc::clone(store),
+        images: images.clone(),
+        events: shared.events.clone(),
+    };
+    let source = BundleSource::new(parts, node_name, decoder(&shared.config));
+    let place = bundle_place(shared, settings);
+    let published = published(shared, SourceKind::Bundle, &place, "", source.pulse());
+    let (intake, inbox) = bundle::intake();
+    if let Some(directory) = &settings.directory {
+        shared.tasks.spawn(BundleDirectory::new(directory, intake.clone()).run(shared.stop.clone()));
+    }
+    let remote = || RemoteParts {
+        directory: shared.config.bundle_dir(),
+        max_size: settings.max_size,
+        intake: intake.clone(),
+        network: shared.node_network.clone(),
+    };
+    if let Some(url) = &shared.config.sources.bundle_url {
+        shared.tasks.spawn(RemoteBundles::of_url(url.clone(), remote()).run(shared.stop.clone()));
+    }
+    if let Some(image) = &settings.image {
+        let bundles = RemoteBundles::of_registry(images.clone(), image, settings.interval, remote());
+        shared.tasks.spawn(bundles.run(shared.stop.clone()));
+    }
+    let (own, stop) = (Arc::clone(&published), shared.stop.clone());
+    shared.tasks.spawn(async move { source.run(inbox, |snapshot| own.publish(snapshot), stop).await });
+    (published, Arc::new(intake))
+}
+
+/// Where bundles come from, for people.
+fn bundle_place(shared: &SharedParts, settings: &BundleSettings) -> String {
+    let directory = settings.directory.as_ref().map(|directory| directory.display().to_string());
+    let url = shared.config.sources.bundle_url.as_ref().map(|url| url.address.to_string());
+    let places: Vec<String> = [directory, url, settings.image.clone()].into_iter().flatten().collect();
+    if places.is_empty() { "limpet bundle apply".to_owned() } else { places.join(", ") }
 }
 
 /// Connects a source to the merge.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
+use crate::source::http::HttpSettings;
+use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::image::WASM;
@@ -225,6 +227,7 @@ fn limpet_document(config: &Config) -> Value {
         "registryConfigDirectory": config.images.registry_config_dir,
         "containerdConfigFile": config.runtime.containerd_config,
         "imagePolicy": config.images.policy.as_ref().map(image_policy),
+        "bundle": config.bundle.as_ref().map(|settings| bundle(settings, config.sources.bundle_url.as_ref())),
         "cniConfigDirectory": config.network.config_dir,
         "cniBinaryDirectories": config.network.binary_dirs,
         "metricsAddress": config.local.metrics_address,
@@ -235,6 +238,13 @@ fn limpet_document(config: &Config) -> Value {
         "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
         "socketAllowedPods": config.local.allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
+}
+
+/// How bundles come.
+fn bundle(bundle: &BundleSettings, url: Option<&HttpSettings>) -> Value {
+    json!({ "keys": bundle.keys, "directory": bundle.directory, "image": bundle.image,
+        "url": url.map(|url| url.address.to_string()), "urlCAFile": url.and_then(|url| url.ca_file.as_ref()),
+        "interval": go_duration::show(bundle.interval), "maxSize": bundle.max_size.to_string() })
 }
 
 /// The rules, as they are written.

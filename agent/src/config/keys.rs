@@ -232,6 +232,16 @@ pub(super) const EARLIER_LIMPET_VERSIONS: &[&str] = &["limpet.dev/v1alpha1"];
 /// one.
 pub(super) const RENAMED_LIMPET_KEYS: &[(&str, &str)] = &[("containerdConfig", "containerdConfigFile")];
 
+const BUNDLE: &[Key] = &[
+    supported("keys", Texts),
+    supported("directory", Text),
+    supported("url", Text),
+    supported("urlCAFile", Text),
+    supported("image", Text),
+    supported("interval", Duration),
+    supported("maxSize", Text),
+];
+
 /// LimpetConfiguration: what kubelet has no key for.
 pub(super) const LIMPET: &[Key] = &[
     supported("apiVersion", Text),
@@ -249,6 +259,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("cniBinaryDirectories", Texts),
     supported("localImageWhenUnreachable", Bool),
     supported("imagePolicy", Map),
+    supported("bundle", Object(BUNDLE)),
     supported("probeTimerSlackPercent", Int),
     supported("podSecurity", Map),
     supported("fieldValidation", Map),

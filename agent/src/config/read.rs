@@ -1,5 +1,6 @@
 //! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
+mod bundle;
 mod cluster;
 mod credential_providers;
 mod devices;
@@ -66,7 +67,7 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
     judge.cluster_as_a_whole(&config.cluster);
     judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
-    if config.sources.manifest_path.is_none() && config.sources.manifest_url.is_none() {
+    if config.sources.manifest_path.is_none() && config.sources.manifest_url.is_none() && config.bundle.is_none() {
         judge.warn(None, "staticPodPath", "is not set, nor is staticPodURL: pods come only from limpet apply");
     }
     let (errors, warnings): (Vec<_>, Vec<_>) =

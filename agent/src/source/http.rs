@@ -7,9 +7,9 @@
 
 mod body;
 mod check;
-mod client;
-mod failure;
-mod fetch;
+pub(in crate::source) mod client;
+pub(in crate::source) mod failure;
+pub(in crate::source) mod fetch;
 mod settings;
 
 use std::hash::{BuildHasher, RandomState};

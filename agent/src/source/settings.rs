@@ -14,6 +14,8 @@ pub struct SourceSettings {
     pub manifest_path: Option<PathBuf>,
     /// `staticPodURL` / `--manifest-url` and the related settings; `None`: no URL source.
     pub manifest_url: Option<HttpSettings>,
+    /// `bundle.url`; `None`: bundles do not come from a URL.
+    pub bundle_url: Option<HttpSettings>,
     /// `manifestWatch`.
     pub watch: ManifestWatch,
     /// `podSecurity`: the Pod Security Standard of each source.
@@ -27,6 +29,7 @@ impl Default for SourceSettings {
         Self {
             manifest_path: None,
             manifest_url: None,
+            bundle_url: None,
             watch: ManifestWatch::default(),
             pod_security: SecurityLevels::PRIVILEGED,
             field_validation: FieldValidations::STRICT,

@@ -4,6 +4,7 @@
 //! Server and command line share this crate and do not depend on each other. Fields are only ever added to documents;
 //! readers ignore fields that they do not know.
 
+pub mod bundle;
 pub mod command;
 pub mod diff;
 pub mod idle;

@@ -355,6 +355,8 @@ impl ConfigDiagnostics {
         self.allowed_names(map, &mut config.server);
         self.runtime_classes(map, &mut config.runtime.classes);
         config.images.policy = self.image_policy(map);
+        config.bundle = self.bundle(map);
+        config.sources.bundle_url = self.bundle_url(map);
         self.devices(map, &mut config.plugins.devices);
         self.guard(map, &mut config.guard);
     }

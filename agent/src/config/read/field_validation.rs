@@ -9,8 +9,8 @@ use crate::source::settings::SourceSettings;
 
 const KEY: &str = "fieldValidation";
 /// The sources as the configuration names them. As in kubelet, the pods of an apiserver are never refused for that.
-const SOURCES: [(&str, SourceKind); 3] =
-    [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http)];
+const SOURCES: [(&str, SourceKind); 4] =
+    [("file", SourceKind::File), ("push", SourceKind::Push), ("bundle", SourceKind::Bundle), ("url", SourceKind::Http)];
 
 impl ConfigDiagnostics {
     pub(super) fn field_validation(&mut self, map: &Map<'_>, sources: &mut SourceSettings) {

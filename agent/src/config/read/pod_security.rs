@@ -9,8 +9,13 @@ use crate::source::settings::SourceSettings;
 
 const KEY: &str = "podSecurity";
 /// The sources as the configuration names them.
-const SOURCES: [(&str, SourceKind); 4] =
-    [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http), ("apiserver", SourceKind::Api)];
+const SOURCES: [(&str, SourceKind); 5] = [
+    ("file", SourceKind::File),
+    ("push", SourceKind::Push),
+    ("bundle", SourceKind::Bundle),
+    ("url", SourceKind::Http),
+    ("apiserver", SourceKind::Api),
+];
 
 impl ConfigDiagnostics {
     pub(super) fn pod_security(&mut self, map: &Map<'_>, sources: &mut SourceSettings) {

@@ -10,6 +10,7 @@ use crate::executor::settings::{PullSettings, RestartSettings};
 use crate::source::http::{Address, HttpSettings};
 use crate::source::settings::SourceSettings;
 use limpet_bpf::{GuardMode, GuardSettings};
+use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_containerd::settings::{ContainerSettings, ImageSettings, LogSettings, RuntimeSettings, Shim};
@@ -136,12 +137,26 @@ fn every_supported_key_has_an_effect() {
                 ca_file: Some("/ca.pem".into()),
                 client_files: Some(("/cert.pem".into(), "/key.pem".into())),
             }),
+            bundle_url: Some(HttpSettings {
+                address: Address::parse("https://fleet.example/plant.limpet").unwrap(),
+                headers: HeaderMap::new(),
+                frequency: std::time::Duration::from_secs(60),
+                ca_file: Some("/ca.pem".into()),
+                client_files: None,
+            }),
             watch: ManifestWatch::Inotify,
             pod_security: SecurityLevels::PRIVILEGED
                 .with(SourceKind::File, SecurityLevel::Baseline)
                 .with(SourceKind::Http, SecurityLevel::Restricted),
             field_validation: FieldValidations::STRICT.with(SourceKind::File, FieldValidation::Warn),
         },
+        bundle: Some(BundleSettings {
+            keys: vec!["/bundle.pub".into()],
+            directory: Some("/media/stick".into()),
+            image: Some("registry.example/plant/bundle:stable".to_owned()),
+            interval: std::time::Duration::from_secs(60),
+            max_size: 1 << 30,
+        }),
         workers: WorkerSettings { probe_timer_slack: 5, allowed_unsafe_sysctls: vec!["net.*".to_owned()] },
         containers: ContainerSettings {
             seccomp_default: true,

@@ -11,34 +11,34 @@ use limpet_core::source::http_schedule::ExchangeResult;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-pub(super) struct Failure {
+pub(in crate::source) struct Failure {
     /// For users; contains no secret.
-    pub(super) reason: String,
+    pub(in crate::source) reason: String,
     /// For the schedule.
-    pub(super) result: ExchangeResult,
+    pub(in crate::source) result: ExchangeResult,
     /// Whether certificates must be reread before the next attempt.
-    pub(super) tls: bool,
+    pub(in crate::source) tls: bool,
 }
 
 impl Failure {
     /// There was no complete response.
-    pub(super) fn unreachable(reason: impl Into<String>) -> Self {
+    pub(in crate::source) fn unreachable(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false }
     }
 
     /// An unusable response.
-    pub(super) fn bad_response(reason: impl Into<String>) -> Self {
+    pub(in crate::source) fn bad_response(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
     }
 
     /// With the delay that the server requested.
-    pub(super) fn after(mut self, retry_after: Option<Duration>) -> Self {
+    pub(in crate::source) fn after(mut self, retry_after: Option<Duration>) -> Self {
         self.result = ExchangeResult::BadResponse { retry_after };
         self
     }
 
     /// An error of the HTTP client. `now` is the node's clock, by which certificates are checked.
-    pub(super) fn of(error: reqwest::Error, now: Timestamp) -> Self {
+    pub(in crate::source) fn of(error: reqwest::Error, now: Timestamp) -> Self {
         let error = error.without_url();
         if let Some(tls) = tls_error(&error) {
             return Self { tls: true, ..Self::unreachable(tls_message(tls, now)) };
@@ -69,7 +69,7 @@ fn tls_message(error: &rustls::Error, now: Timestamp) -> String {
             format!("TLS: the server's certificate has expired, by this node's clock ({clock})")
         }
         InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "TLS: the server's certificate is of an authority that is not trusted here; see staticPodURLCAFile"
+            "TLS: the server's certificate is of an authority that is not trusted here; see staticPodURLCAFile, or for bundles bundle.urlCAFile"
                 .to_owned()
         }
         other => format!("TLS: {other}"),

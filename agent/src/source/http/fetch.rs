@@ -23,7 +23,7 @@ const MAX_VALIDATOR: usize = 1 << 10;
 
 /// What identifies a known response to the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Validators {
+pub(in crate::source) struct Validators {
     /// Digest of the URL that sent the response, because redirects may lead elsewhere the next time.
     url: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,7 +33,8 @@ pub(super) struct Validators {
 }
 
 impl Validators {
-    fn of(url: &Url, headers: &HeaderMap) -> Option<Self> {
+    /// Those of a response to that URL; `None`: it has none.
+    pub(in crate::source) fn of(url: &Url, headers: &HeaderMap) -> Option<Self> {
         let text = |name: HeaderName| {
             let value = headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
             value.filter(|value| value.len() <= MAX_VALIDATOR)
@@ -41,6 +42,29 @@ impl Validators {
         let found = Self { url: digest(url.as_str()), etag: text(ETAG), last_modified: text(LAST_MODIFIED) };
         (found.etag.is_some() || found.last_modified.is_some()).then_some(found)
     }
+
+    /// The strong `ETag`: the same bytes have it, and no others.
+    pub(in crate::source) fn etag(&self) -> Option<&str> {
+        self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
+    }
+}
+
+/// What is asked for.
+pub(in crate::source) struct Asked {
+    pub(in crate::source) accept: &'static str,
+    pub(in crate::source) encoding: &'static str,
+    /// Further headers, for the URL's own host and others.
+    pub(in crate::source) further: HeaderMap,
+    /// A part of the content is taken, too.
+    pub(in crate::source) takes_part: bool,
+}
+
+/// A response whose body was not read yet.
+pub(in crate::source) enum Opened {
+    /// The response is the known one.
+    NotModified,
+    /// That of the last URL.
+    Response(Url, Box<Response>),
 }
 
 /// A successful response.
@@ -55,14 +79,14 @@ pub(super) enum Fetched {
 }
 
 #[derive(Debug)]
-pub(super) struct Fetcher {
+pub(in crate::source) struct Fetcher {
     settings: Arc<HttpSettings>,
     timeouts: Timeouts,
     clients: Clients,
 }
 
 impl Fetcher {
-    pub(super) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
+    pub(in crate::source) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
         let clients = Clients::new(Arc::clone(&settings), timeouts);
         Self { settings, timeouts, clients }
     }
@@ -81,13 +105,39 @@ impl Fetcher {
     }
 
     async fn exchange(&mut self, known: Option<&Validators>) -> Result<Fetched, Failure> {
+        let accept = "application/yaml, application/json, */*;q=0.5";
+        let asked = Asked { accept, encoding: "gzip", further: HeaderMap::new(), takes_part: false };
+        match self.follow(known, &asked).await? {
+            Opened::NotModified => Ok(Fetched::NotModified),
+            Opened::Response(url, response) => read_response(&url, *response).await,
+        }
+    }
+
+    /// One exchange without the body, whose reading has no limit of time but that between two reads.
+    pub(in crate::source) async fn open(
+        &mut self,
+        known: Option<&Validators>,
+        asked: &Asked,
+    ) -> Result<Opened, Failure> {
+        let opened = self.follow(known, asked).await;
+        if opened.as_ref().is_err_and(|failure| failure.tls) {
+            self.clients.reload();
+        }
+        opened
+    }
+
+    /// Follows redirects.
+    async fn follow(&mut self, known: Option<&Validators>, asked: &Asked) -> Result<Opened, Failure> {
         let mut url = self.settings.address.url().clone();
         for _ in 0..=MAX_REDIRECTS {
-            let (response, conditional) = self.ask(&url, known).await?;
+            let (response, conditional) = self.ask(&url, known, asked).await?;
             let status = response.status();
             match status {
-                StatusCode::OK => return read_response(&url, response).await,
-                StatusCode::NOT_MODIFIED if conditional => return Ok(Fetched::NotModified),
+                StatusCode::OK => return Ok(Opened::Response(url, Box::new(response))),
+                StatusCode::PARTIAL_CONTENT if asked.takes_part => {
+                    return Ok(Opened::Response(url, Box::new(response)));
+                }
+                StatusCode::NOT_MODIFIED if conditional => return Ok(Opened::NotModified),
                 _ if is_redirect(status) => url = self.target(&url, &response)?,
                 _ => return Err(bad_status(&response)),
             }
@@ -96,11 +146,11 @@ impl Fetcher {
     }
 
     /// Sends one request. Returns whether it was a conditional one.
-    async fn ask(&mut self, url: &Url, known: Option<&Validators>) -> Result<(Response, bool), Failure> {
+    async fn ask(&mut self, url: &Url, known: Option<&Validators>, asked: &Asked) -> Result<(Response, bool), Failure> {
         let own = url.origin() == self.settings.address.url().origin();
         let client = if own { self.clients.own().await } else { self.clients.foreign().await };
         let client = client.map_err(Failure::unreachable)?;
-        let mut headers = HeaderMap::new();
+        let mut headers = asked.further.clone();
         let known = known.filter(|known| known.url == digest(url.as_str()));
         let validators = known.map(|known| [(IF_NONE_MATCH, &known.etag), (IF_MODIFIED_SINCE, &known.last_modified)]);
         for (name, value) in validators.into_iter().flatten() {
@@ -115,8 +165,8 @@ impl Fetcher {
         }
         let request = client
             .get(url.clone())
-            .header(ACCEPT, "application/yaml, application/json, */*;q=0.5")
-            .header(ACCEPT_ENCODING, "gzip")
+            .header(ACCEPT, asked.accept)
+            .header(ACCEPT_ENCODING, asked.encoding)
             .headers(headers);
         let response = request.send().await.map_err(|error| Failure::of(error, Timestamp::now()))?;
         Ok((response, known.is_some()))

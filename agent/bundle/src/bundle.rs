@@ -1,0 +1,118 @@
+//! A bundle whose signature was checked, as it is read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use limpet_signature::PublicKeys;
+use oci_spec::image::{Descriptor, ImageManifest};
+
+use crate::decision::AppliedBundle;
+use crate::document::{ARTIFACT_TYPE, BundleConfig, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE};
+use crate::envelope;
+use crate::error::BundleError;
+use crate::layout::{ImageParts, Layout};
+
+/// A bundle in a file.
+#[derive(Debug)]
+pub struct Bundle {
+    /// What it is.
+    pub config: BundleConfig,
+    /// What a node that has it keeps.
+    pub identity: AppliedBundle,
+    /// A `List` of Kubernetes, in JSON.
+    pub manifests: Vec<u8>,
+    /// The file of the key that signed it; `None`: it was not checked.
+    pub key: Option<PathBuf>,
+    layout: Layout,
+    images: Vec<(String, Descriptor)>,
+}
+
+/// An image of a bundle.
+#[derive(Debug)]
+pub struct ImageInBundle {
+    /// The name under which containerd will have it, with its digest.
+    pub name: String,
+    /// Of its manifest or index.
+    pub digest: String,
+    /// Digests of the layers of all platforms, with their sizes.
+    pub layers: Vec<(String, u64)>,
+    /// Its documents, by digest.
+    pub documents: BTreeMap<String, Vec<u8>>,
+}
+
+impl Bundle {
+    /// Opens a bundle of at most `limit` bytes that one of `keys` has signed. Errors call it `shown`.
+    ///
+    /// # Errors
+    /// It is not to be used.
+    pub fn open(path: &Path, shown: &Path, keys: &PublicKeys, limit: u64) -> Result<Self, BundleError> {
+        let mut file = File::open(path).map_err(BundleError::io("read", path))?;
+        let key = envelope::verify(&mut file, shown, keys, limit)?;
+        Ok(Self { key: Some(key), ..Self::parse(file, shown)? })
+    }
+
+    /// Opens a bundle without a check of its signature: to look into it, and not to use it.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn open_unchecked(path: &Path) -> Result<Self, BundleError> {
+        let mut file = File::open(path).map_err(BundleError::io("read", path))?;
+        envelope::read_signature(&mut file, path, u64::MAX)?;
+        Self::parse(file, path)
+    }
+
+    fn parse(file: File, path: &Path) -> Result<Self, BundleError> {
+        let layout = Layout::open(file, path, false)?;
+        let missing = |what: &str| BundleError::content(path, format!("it has no {what}"));
+        let index = layout.index()?.ok_or_else(|| missing("index.json"))?;
+        let is_own = |entry: &&Descriptor| {
+            entry.artifact_type().as_ref().is_some_and(|artifact| artifact.to_string() == ARTIFACT_TYPE)
+        };
+        let own = index.manifests().iter().find(is_own);
+        let own = own.ok_or_else(|| {
+            BundleError::content(path, "it is of a later version of limpet, or of another program: upgrade limpet")
+        })?;
+        let digest = own.digest().to_string();
+        let document = |digest: &str, what: &str| layout.document(digest)?.ok_or_else(|| missing(what));
+        let unreadable = |error: serde_json::Error| BundleError::content(path, error.to_string());
+        let manifest: ImageManifest =
+            serde_json::from_slice(&document(&digest, "manifest of its own")?).map_err(unreadable)?;
+        let config = manifest.config();
+        if config.media_type().to_string() != CONFIG_TYPE {
+            return Err(missing("configuration that this version of limpet reads: upgrade limpet"));
+        }
+        let config: BundleConfig =
+            serde_json::from_slice(&document(config.digest().as_ref(), "configuration")?).map_err(unreadable)?;
+        let listed = manifest.layers().iter().find(|layer| layer.media_type().to_string() == MANIFESTS_TYPE);
+        let listed = listed.ok_or_else(|| missing("manifests"))?;
+        let manifests = document(listed.digest().as_ref(), "manifests")?;
+        let name = |entry: &Descriptor| entry.annotations().as_ref()?.get(IMAGE_NAME).cloned();
+        let images = index.manifests().iter().filter_map(|entry| Some((name(entry)?, entry.clone()))).collect();
+        let identity = AppliedBundle::of(&config, &digest);
+        Ok(Self { config, identity, manifests, key: None, layout, images })
+    }
+
+    /// Its images, with the layers that each needs.
+    ///
+    /// # Errors
+    /// A document of an image is missing or broken.
+    pub fn images(&self) -> Result<Vec<ImageInBundle>, BundleError> {
+        let image = |(name, target): &(String, Descriptor)| {
+            let ImageParts { documents, layers } = self.layout.image(target)?;
+            let layers = layers.into_iter().collect();
+            Ok(ImageInBundle { name: name.clone(), digest: target.digest().to_string(), layers, documents })
+        };
+        self.images.iter().map(image).collect()
+    }
+
+    /// The digests of everything in the file.
+    pub fn blobs(&self) -> BTreeSet<String> {
+        self.layout.blobs.keys().cloned().collect()
+    }
+
+    /// Whether the layer is in the file.
+    pub fn contains(&self, digest: &str) -> bool {
+        self.layout.blobs.contains_key(digest)
+    }
+}

@@ -1,0 +1,270 @@
+//! Makes a bundle: documents first, then layers, then the signature over all.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use limpet_model::pod::Fault;
+use limpet_signature::SecretKey;
+use oci_spec::image::{Descriptor, ImageIndexBuilder, ImageManifestBuilder, MediaType, SCHEMA_VERSION};
+
+use crate::bundle::Bundle;
+use crate::content::Content;
+use crate::document::{
+    ARTIFACT_TYPE, BundleConfig, BundledImage, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, descriptor, digest,
+};
+use crate::envelope::{self, SIGNED_FROM};
+use crate::error::BundleError;
+use crate::image_archive::ImageSet;
+use crate::layout::{INDEX, LAYOUT, blob_name};
+
+/// The longest name and version: they are part of the signature's comment.
+const MAX_NAME: usize = 128;
+
+/// What a bundle is made of.
+#[derive(Debug)]
+pub struct Recipe<'a> {
+    /// What it is for.
+    pub name: &'a str,
+    /// Its version, for people.
+    pub version: &'a str,
+    /// Higher than that of every bundle before.
+    pub serial: u64,
+    /// Files and their texts.
+    pub manifests: Vec<(PathBuf, Vec<u8>)>,
+    /// Archives of images.
+    pub images: &'a [PathBuf],
+    /// A bundle that the nodes have: its layers are left out.
+    pub from: Option<&'a Path>,
+    /// Signs it.
+    pub key: &'a SecretKey,
+}
+
+/// A bundle that was made.
+#[derive(Debug)]
+pub struct Created {
+    /// What it is.
+    pub config: BundleConfig,
+    /// How many documents it has.
+    pub documents: usize,
+    /// Layers in it, with their sizes.
+    pub layers: BTreeMap<String, u64>,
+    /// Layers that the nodes have to have.
+    pub left_out: BTreeMap<String, u64>,
+    /// Bytes of the file.
+    pub size: u64,
+    /// About the manifests.
+    pub warnings: Vec<Fault>,
+    /// Images that no pod uses.
+    pub unused: Vec<String>,
+}
+
+/// Writes a bundle beside `out` and renames it: a file of that name is always a whole one.
+///
+/// # Errors
+/// Something of the recipe cannot be used. No file is left.
+pub fn create(recipe: &Recipe<'_>, out: &Path) -> Result<Created, BundleError> {
+    demand_text("--name", recipe.name, out)?;
+    demand_text("--bundle-version", recipe.version, out)?;
+    let images = ImageSet::open(recipe.images)?;
+    let mut content = Content::default();
+    for (path, text) in &recipe.manifests {
+        content.add(text, path)?;
+    }
+    content.fix_images(&images.digests())?;
+    let had = recipe.from.map(layers_of).transpose()?.unwrap_or_default();
+    let mut created = summary(recipe, &images, &content, &had);
+    let documents = documents(&created.config, content, &images, out)?;
+    demand_layers(&images, &created.layers)?;
+    let part = part(out);
+    let written = write(recipe, &created, &documents, &images, &part).and_then(|size| {
+        std::fs::rename(&part, out).map_err(BundleError::io("write", out))?;
+        Ok(size)
+    });
+    match written {
+        Ok(size) => created.size = size,
+        Err(error) => {
+            let _ = std::fs::remove_file(&part);
+            return Err(error);
+        }
+    }
+    Ok(created)
+}
+
+fn demand_text(flag: &str, text: &str, out: &Path) -> Result<(), BundleError> {
+    let is_text = !text.is_empty() && text.len() <= MAX_NAME && !text.chars().any(char::is_control);
+    let cause = || format!("{flag} must have 1 to {MAX_NAME} characters, and none of control");
+    if is_text { Ok(()) } else { Err(BundleError::content(out, cause())) }
+}
+
+/// Every layer that a bundle has, or that it takes for granted.
+fn layers_of(path: &Path) -> Result<BTreeSet<String>, BundleError> {
+    let images = Bundle::open_unchecked(path)?.images()?;
+    Ok(images.into_iter().flat_map(|image| image.layers).map(|(digest, _)| digest).collect())
+}
+
+fn summary(recipe: &Recipe<'_>, images: &ImageSet, content: &Content, had: &BTreeSet<String>) -> Created {
+    let all: BTreeMap<String, u64> = images.images().flat_map(|image| image.parts.layers.clone()).collect();
+    let (left_out, layers) = all.into_iter().partition(|(digest, _)| had.contains(digest));
+    let bundled = |(name, digest): (String, String)| BundledImage { name, digest };
+    let is_unused = |image: &BundledImage| !content.used.contains(&image.name) && !content.used.contains(&image.digest);
+    let mut bundled: Vec<BundledImage> = images.digests().into_iter().map(bundled).collect();
+    bundled.sort();
+    Created {
+        unused: bundled.iter().filter(|image| is_unused(image)).map(|image| image.name.clone()).collect(),
+        config: BundleConfig {
+            name: recipe.name.to_owned(),
+            version: recipe.version.to_owned(),
+            serial: recipe.serial,
+            images: bundled,
+        },
+        documents: content.len(),
+        layers,
+        left_out,
+        size: 0,
+        warnings: content.warnings.clone(),
+    }
+}
+
+/// Every document of the layout: `index.json`, and blobs by digest.
+struct Documents {
+    index: Vec<u8>,
+    blobs: BTreeMap<String, Vec<u8>>,
+}
+
+fn documents(config: &BundleConfig, content: Content, images: &ImageSet, out: &Path) -> Result<Documents, BundleError> {
+    let broken = |error: String| BundleError::content(out, error);
+    let json = |error: serde_json::Error| BundleError::content(out, error.to_string());
+    let oci = |error: oci_spec::OciSpecError| BundleError::content(out, error.to_string());
+    let mut blobs = BTreeMap::new();
+    let mut store = |media_type: &str, bytes: Vec<u8>| {
+        let descriptor = descriptor(media_type, &bytes)?;
+        blobs.insert(digest(&bytes), bytes);
+        Ok(descriptor)
+    };
+    let config = store(CONFIG_TYPE, serde_json::to_vec(config).map_err(json)?).map_err(broken)?;
+    let manifests = store(MANIFESTS_TYPE, content.list()).map_err(broken)?;
+    let manifest = ImageManifestBuilder::default()
+        .schema_version(SCHEMA_VERSION)
+        .media_type(MediaType::ImageManifest)
+        .artifact_type(MediaType::from(ARTIFACT_TYPE))
+        .config(config)
+        .layers(vec![manifests])
+        .build()
+        .map_err(oci)?;
+    let mut own =
+        store(MediaType::ImageManifest.as_ref(), serde_json::to_vec(&manifest).map_err(json)?).map_err(broken)?;
+    own.set_artifact_type(Some(MediaType::from(ARTIFACT_TYPE)));
+    let mut entries = vec![own];
+    for image in images.images() {
+        blobs.extend(image.parts.documents.clone());
+        entries.push(named(&image.target, &image.pinned));
+    }
+    let index = ImageIndexBuilder::default()
+        .schema_version(SCHEMA_VERSION)
+        .media_type(MediaType::ImageIndex)
+        .manifests(entries)
+        .build()
+        .map_err(oci)?;
+    Ok(Documents { index: serde_json::to_vec(&index).map_err(json)?, blobs })
+}
+
+fn named(target: &Descriptor, name: &str) -> Descriptor {
+    let mut target = target.clone();
+    target.set_annotations(Some(HashMap::from([(IMAGE_NAME.to_owned(), name.to_owned())])));
+    target
+}
+
+/// Checks that the archives have every layer that is to be in the bundle.
+fn demand_layers(images: &ImageSet, layers: &BTreeMap<String, u64>) -> Result<(), BundleError> {
+    for digest in layers.keys() {
+        let holders = images.archives.iter();
+        let mut lacking = holders
+            .clone()
+            .filter(|archive| archive.images.iter().any(|image| image.parts.layers.contains_key(digest)));
+        let is_here = images.archives.iter().any(|archive| archive.layout.blobs.contains_key(digest));
+        if let (false, Some(archive)) = (is_here, lacking.next()) {
+            let cause = format!("the layer {digest} is not in it: save the image again, with all of its platforms");
+            return Err(archive.layout.broken(cause));
+        }
+    }
+    Ok(())
+}
+
+fn part(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// Returns the size of the file.
+fn write(
+    recipe: &Recipe<'_>,
+    created: &Created,
+    documents: &Documents,
+    images: &ImageSet,
+    path: &Path,
+) -> Result<u64, BundleError> {
+    let failed = |source| BundleError::io("write", path)(source);
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).map_err(failed)?;
+    file.seek(SeekFrom::Start(SIGNED_FROM)).map_err(failed)?;
+    let mut tar = TarWriter { file: BufWriter::with_capacity(256 << 10, file), path };
+    tar.entry(LAYOUT.0, LAYOUT.1)?;
+    tar.entry(INDEX, &documents.index)?;
+    for (digest, bytes) in &documents.blobs {
+        tar.entry(&blob_name(digest), bytes)?;
+    }
+    for digest in created.layers.keys() {
+        let holder = images.archives.iter().find_map(|archive| Some((archive, archive.layout.blobs.get(digest)?)));
+        // Every layer was seen to be in an archive.
+        let Some((archive, extent)) = holder else { continue };
+        tar.header(&blob_name(digest), extent.size)?;
+        archive.layout.copy(digest, *extent, &mut tar.file)?;
+        tar.pad(extent.size)?;
+    }
+    let mut file = tar.finish()?;
+    let comment = format!("limpet bundle {} {} serial {}", recipe.name, recipe.version, recipe.serial);
+    envelope::sign(&mut file, path, recipe.key, &comment)?;
+    file.sync_all().map_err(failed)?;
+    Ok(file.metadata().map_err(failed)?.len())
+}
+
+/// The bytes of a tar with nothing but plain files, the same for the same content.
+struct TarWriter<'a> {
+    file: BufWriter<File>,
+    path: &'a Path,
+}
+
+impl TarWriter<'_> {
+    fn entry(&mut self, name: &str, content: &[u8]) -> Result<(), BundleError> {
+        self.header(name, content.len() as u64)?;
+        self.file.write_all(content).map_err(BundleError::io("write", self.path))?;
+        self.pad(content.len() as u64)
+    }
+
+    fn header(&mut self, name: &str, size: u64) -> Result<(), BundleError> {
+        let mut header = tar::Header::new_ustar();
+        header.set_path(name).map_err(BundleError::io("write", self.path))?;
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(size);
+        header.set_cksum();
+        self.file.write_all(header.as_bytes()).map_err(BundleError::io("write", self.path))
+    }
+
+    /// Fills up the last block of a content.
+    fn pad(&mut self, size: u64) -> Result<(), BundleError> {
+        let rest = usize::try_from(size.next_multiple_of(512) - size).unwrap_or(0);
+        self.file.write_all(&[0; 512][..rest]).map_err(BundleError::io("write", self.path))
+    }
+
+    fn finish(mut self) -> Result<File, BundleError> {
+        let failed = |source| BundleError::io("write", self.path)(source);
+        self.file.write_all(&[0; 1024]).map_err(failed)?;
+        self.file.into_inner().map_err(|error| failed(error.into_error()))
+    }
+}

@@ -1,0 +1,65 @@
+//! Why a bundle is not made, or not taken. Nothing was changed then.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use limpet_model::pod::Fault;
+use limpet_signature::SignatureError;
+
+/// Why a bundle is not made, or not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    /// A file cannot be read or written.
+    #[error("cannot {verb} {path}: {source}")]
+    Io {
+        /// What was tried.
+        verb: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It is none, or only its beginning.
+    #[error("{path} is not a bundle of limpet: {cause}")]
+    NotABundle {
+        /// The file.
+        path: PathBuf,
+        /// What is missing.
+        cause: String,
+    },
+    /// It is larger than the node takes.
+    #[error("{path} has {size} bytes, and at most {limit} are taken: raise bundle.maxSize in the LimpetConfiguration")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        size: u64,
+        /// The most bytes.
+        limit: u64,
+    },
+    /// It is not signed, or by another key.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
+    /// Manifests that no node would take.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: "))]
+    Manifests(Vec<Fault>),
+    /// It is signed, and its content is not what a bundle has.
+    #[error("{path}: {cause}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+}
+
+impl BundleError {
+    pub(crate) fn io(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { verb, path, source }
+    }
+
+    pub(crate) fn content(path: &Path, cause: impl Into<String>) -> Self {
+        Self::Content { path: path.to_owned(), cause: cause.into() }
+    }
+}

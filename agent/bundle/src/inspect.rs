@@ -1,0 +1,93 @@
+//! What `limpet bundle inspect` shows. A Secret's values are not among it.
+
+use limpet_cli::screen::printable;
+use limpet_core::byte_size;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::bundle::Bundle;
+use crate::document::{BundleConfig, BundledImage};
+use crate::error::BundleError;
+
+/// What a bundle contains.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    name: String,
+    version: String,
+    serial: u64,
+    digest: String,
+    /// The file of the key; missing: the signature was not checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed_with: Option<String>,
+    /// `kind namespace/name`.
+    objects: Vec<String>,
+    images: Vec<BundledImage>,
+    layers: Vec<LayerReport>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LayerReport {
+    digest: String,
+    size: u64,
+    /// Whether it is in the bundle; otherwise the node has to have it.
+    included: bool,
+}
+
+/// What is shown of it.
+///
+/// # Errors
+/// A document of an image is missing or broken.
+pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
+    let BundleConfig { name, version, serial, images } = bundle.config.clone();
+    let mut layers: Vec<LayerReport> = Vec::new();
+    for (digest, size) in bundle.images()?.into_iter().flat_map(|image| image.layers) {
+        if layers.iter().all(|known| known.digest != digest) {
+            layers.push(LayerReport { included: bundle.contains(&digest), digest, size });
+        }
+    }
+    let list: Value = serde_json::from_slice(&bundle.manifests).unwrap_or_default();
+    let items = list.pointer("/items").and_then(Value::as_array);
+    Ok(Report {
+        name,
+        version,
+        serial,
+        digest: bundle.identity.digest.clone(),
+        signed_with: bundle.key.as_ref().map(|key| key.display().to_string()),
+        objects: items.into_iter().flatten().map(object).collect(),
+        images,
+        layers,
+    })
+}
+
+fn object(item: &Value) -> String {
+    let text = |pointer: &str| item.pointer(pointer).and_then(Value::as_str);
+    let (kind, name) = (text("/kind").unwrap_or_default(), text("/metadata/name").unwrap_or_default());
+    format!("{kind} {}/{name}", text("/metadata/namespace").unwrap_or("default"))
+}
+
+/// The report for people.
+pub(crate) fn page(report: &Report) -> String {
+    let Report { name, version, serial, digest, signed_with, objects, images, layers } = report;
+    let signed = signed_with.as_deref().map_or("not checked: use --key", |key| key);
+    let lines = |title: &str, entries: &mut dyn Iterator<Item = String>| {
+        let entries: String = entries.map(|entry| format!("  {}\n", printable(&entry))).collect();
+        if entries.is_empty() { String::new() } else { format!("{title}:\n{entries}") }
+    };
+    let head = [
+        ("Name", printable(name)),
+        ("Version", printable(version)),
+        ("Serial", serial.to_string()),
+        ("Digest", printable(digest)),
+        ("Signed with", printable(signed)),
+    ];
+    let mut page: String = head.iter().map(|(title, value)| format!("{:<13}{value}\n", format!("{title}:"))).collect();
+    page += &lines("Objects", &mut objects.iter().cloned());
+    page += &lines("Images", &mut images.iter().map(|image| format!("{}@{}", image.name, image.digest)));
+    let layer = |layer: &LayerReport| {
+        let place = if layer.included { "" } else { ", left out: the node must have it" };
+        format!("{} {}{place}", layer.digest, byte_size::text(layer.size))
+    };
+    page + &lines("Layers", &mut layers.iter().map(layer))
+}

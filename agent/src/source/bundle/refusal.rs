@@ -1,0 +1,83 @@
+//! Why a bundle does not take effect. Nothing has changed then.
+
+use std::path::PathBuf;
+
+use limpet_bundle::BundleError;
+use limpet_containerd::image::ImageError;
+use limpet_model::pod::Fault;
+use limpet_server::bundle::BundleRefusal;
+
+/// The most layers and faults that a message names.
+const MAX_NAMED: usize = 10;
+
+/// Why a bundle does not take effect.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// It is not to be used.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// It cannot be copied.
+    #[error("cannot copy {path}: {source}")]
+    Copy { path: PathBuf, source: std::io::Error },
+    /// It is not newer than what the node has.
+    #[error("{} is not newer: {message}", path.display())]
+    Replayed { path: PathBuf, message: String },
+    /// A manifest cannot run on this node.
+    #[error("{}", first(.0))]
+    Manifests(Vec<Fault>),
+    /// It is made for nodes that have another bundle.
+    #[error(
+        "bundle {bundle} leaves out layers that this node lacks: {}; apply the bundle that it was made from, or one made \
+             without --from",
+        first(missing)
+    )]
+    Incomplete { bundle: String, missing: Vec<String> },
+    /// Its images cannot be imported.
+    #[error(transparent)]
+    Images(#[from] ImageError),
+    /// It cannot be written to the database.
+    #[error("cannot save the bundle: {0}")]
+    Unsaved(String),
+    /// There is no serial to reset.
+    #[error("this node has no bundle")]
+    NoBundle,
+    /// The agent is about to end.
+    #[error("limpet is stopping")]
+    Stopping,
+    /// A task of the agent failed.
+    #[error("the bundle cannot be read: {0}")]
+    Internal(String),
+}
+
+fn first(all: &[impl ToString]) -> String {
+    let mut named: Vec<String> = all.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    if all.len() > MAX_NAMED {
+        named.push(format!("and {} more", all.len() - MAX_NAMED));
+    }
+    named.join("; ")
+}
+
+impl Refusal {
+    /// Whether the same bundle may be accepted later.
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Self::Images(error) => error.is_transient(),
+            Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
+            Self::Copy { .. } => true,
+            Self::Bundle(_) | Self::Replayed { .. } | Self::Manifests(_) | Self::Incomplete { .. } | Self::NoBundle => {
+                false
+            }
+        }
+    }
+}
+
+impl From<Refusal> for BundleRefusal {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        match refusal {
+            refusal if refusal.is_transient() => Self::Unavailable(message),
+            Refusal::NoBundle => Self::Missing(message),
+            _ => Self::Refused(message),
+        }
+    }
+}

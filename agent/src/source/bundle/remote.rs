@@ -1,0 +1,182 @@
+//! Bundles from elsewhere: a URL, or an artifact of a registry, asked at an interval.
+//!
+//! A bundle is downloaded once, goes on after a break, and is handed to the source as a file. Nothing of it is read here.
+
+mod part;
+mod registry;
+mod url;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use limpet_containerd::image::Images;
+use limpet_core::node_state::NodeNetwork;
+use limpet_core::source::http_schedule::{self, ExchangeResult};
+use limpet_model::error_chain::error_chain;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::intake::{BundleIntake, Way};
+use super::refusal::Refusal;
+use crate::source::http::HttpSettings;
+use crate::source::http::failure::Failure;
+use part::Part;
+use registry::RegistryOrigin;
+use url::UrlOrigin;
+
+/// Where bundles are asked for.
+#[derive(Debug)]
+enum Origin {
+    Url(UrlOrigin),
+    Registry(RegistryOrigin),
+}
+
+/// What an exchange brought.
+#[derive(Debug)]
+enum Fetched {
+    /// What was handed over before.
+    Known,
+    /// The whole file.
+    Whole(Whole),
+}
+
+/// A file that was downloaded.
+#[derive(Debug, Clone)]
+struct Whole {
+    /// What the server calls it.
+    of: Option<String>,
+    /// It is of several answers.
+    resumed: bool,
+}
+
+/// Asks one place at an interval.
+#[derive(Debug)]
+pub struct RemoteBundles {
+    origin: Origin,
+    /// For people, without secrets.
+    shown: String,
+    way: Way,
+    interval: Duration,
+    directory: PathBuf,
+    max_size: u64,
+    intake: BundleIntake,
+    network: watch::Receiver<NodeNetwork>,
+    /// It is downloaded, and could not be taken yet.
+    pending: Option<Whole>,
+}
+
+impl RemoteBundles {
+    /// Those of a URL. Nothing is requested yet.
+    pub fn of_url(settings: HttpSettings, parts: RemoteParts) -> Self {
+        let (shown, interval) = (settings.address.to_string(), settings.frequency);
+        Self::new(Origin::Url(UrlOrigin::new(settings)), Way::Url, shown, interval, parts)
+    }
+
+    /// Those of an artifact in a registry, by tag or digest.
+    pub fn of_registry(images: Images, reference: &str, interval: Duration, parts: RemoteParts) -> Self {
+        let origin = Origin::Registry(RegistryOrigin::new(images, reference));
+        Self::new(origin, Way::Registry, reference.to_owned(), interval, parts)
+    }
+
+    fn new(origin: Origin, way: Way, shown: String, interval: Duration, parts: RemoteParts) -> Self {
+        let RemoteParts { directory, max_size, intake, network } = parts;
+        Self { origin, shown, way, interval, directory, max_size, intake, network, pending: None }
+    }
+
+    /// Asks until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.follow() => {}
+        }
+    }
+
+    async fn follow(mut self) {
+        let name = if self.way == Way::Url { "url" } else { "registry" };
+        let mut part = Part::open(&self.directory, name, self.max_size).await;
+        let mut failures = 0;
+        loop {
+            let result = match self.exchange(&mut part).await {
+                Ok(()) => {
+                    failures = 0;
+                    ExchangeResult::Success
+                }
+                Err(failure) => {
+                    failures = u32::saturating_add(failures, 1);
+                    debug!(from = self.shown, reason = failure.reason, "no bundle");
+                    self.unreachable(&failure, failures).await;
+                    failure.result
+                }
+            };
+            let pause = self.pause(result, failures);
+            tokio::select! {
+                () = sleep_until(Instant::now() + pause) => {}
+                // What failed before says nothing of the network as it is now.
+                Ok(()) = self.network.changed(), if result == ExchangeResult::Unreachable => failures = 0,
+            }
+        }
+    }
+
+    /// One exchange, and what follows from it.
+    async fn exchange(&mut self, part: &mut Part) -> Result<(), Failure> {
+        let fetched = match (self.pending.take(), &mut self.origin) {
+            (Some(pending), _) => Fetched::Whole(pending),
+            (None, Origin::Url(url)) => url.fetch(part).await?,
+            (None, Origin::Registry(registry)) => registry.fetch(part).await?,
+        };
+        self.intake.reached(self.way).await;
+        let Fetched::Whole(whole) = fetched else { return Ok(()) };
+        let Whole { of, resumed } = whole.clone();
+        let offered = self.intake.offer(part.path().to_owned(), self.way).await;
+        let (of, refused) = match offered {
+            Ok(document) => {
+                info!(from = self.shown, version = document.version, serial = document.serial, "bundle downloaded");
+                (of, None)
+            }
+            Err(Refusal::Replayed { message, .. }) => {
+                warn!(from = self.shown, message, "the server has an older bundle");
+                (of, None)
+            }
+            Err(refusal) if refusal.is_transient() => {
+                self.pending = Some(whole);
+                return Err(Failure::unreachable(refusal.to_string()));
+            }
+            // Of answers that do not belong together nothing is kept: the next one is downloaded as a whole.
+            Err(refusal) => (of.filter(|_| !resumed), Some(refusal.to_string())),
+        };
+        let refused = refused.map(|message| (PathBuf::from(&self.shown), message));
+        self.intake.report(self.way, refused.into_iter().collect()).await;
+        part.done(of).await.map_err(|error| unwritable(&error))
+    }
+
+    async fn unreachable(&self, failure: &Failure, failures: u32) {
+        let pause = self.pause(failure.result, failures);
+        let retry = SignedDuration::try_from(pause).ok().and_then(|pause| Timestamp::now().checked_add(pause).ok());
+        let reason = format!("{}: {}", self.shown, failure.reason);
+        self.intake.unreachable(self.way, reason, retry.unwrap_or(Timestamp::MAX)).await;
+    }
+
+    fn pause(&self, result: ExchangeResult, failures: u32) -> Duration {
+        http_schedule::pause(result, failures, self.interval, RandomState::new().hash_one(failures))
+    }
+}
+
+/// What every place needs.
+#[derive(Debug, Clone)]
+pub struct RemoteParts {
+    /// `<root-dir>/bundle`.
+    pub directory: PathBuf,
+    /// The most bytes of a bundle.
+    pub max_size: u64,
+    pub intake: BundleIntake,
+    /// Its changes end the back-off after an unreachable server.
+    pub network: watch::Receiver<NodeNetwork>,
+}
+
+fn unwritable(error: &std::io::Error) -> Failure {
+    Failure::unreachable(format!("cannot keep what is downloaded: {}", error_chain(error)))
+}

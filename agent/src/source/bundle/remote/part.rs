@@ -1,0 +1,172 @@
+//! The file of a bundle that is downloaded: it grows across breaks of the connection and starts of the agent, and what it is
+//! of is noted beside it before its first byte.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use limpet_host::blocking::{self, DEADLINE};
+use serde::{Deserialize, Serialize};
+
+/// Bytes that are written at once.
+const PIECE: usize = 1 << 20;
+/// The limit of the note.
+const MAX_NOTE: u64 = 16 << 10;
+
+/// What was downloaded, by what the server calls it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// The last one that was downloaded whole and handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    complete: Option<String>,
+    /// What the file is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    partial: Option<String>,
+}
+
+/// A download of one place.
+#[derive(Debug)]
+pub(super) struct Part {
+    file: PathBuf,
+    note: PathBuf,
+    noted: Note,
+    limit: u64,
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(super) struct Writer {
+    path: PathBuf,
+    file: File,
+    size: u64,
+    limit: u64,
+    piece: Vec<u8>,
+}
+
+impl Part {
+    /// The download `name` in a directory that need not exist; what is not readable there counts as absent.
+    pub(super) async fn open(directory: &Path, name: &str, limit: u64) -> Self {
+        let (file, note) = (directory.join(format!("{name}.part")), directory.join(format!("{name}.json")));
+        let path = note.clone();
+        let read = blocking::run(note.clone(), DEADLINE, move |_| match path.metadata() {
+            Ok(metadata) if metadata.len() <= MAX_NOTE => fs::read(path),
+            Ok(_) => Err(io::Error::other("too large")),
+            Err(error) => Err(error),
+        });
+        let noted = read.await.flatten().ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        Self { file, note, noted, limit }
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// What was downloaded whole and need not be requested again.
+    pub(super) fn complete(&self) -> Option<&str> {
+        self.noted.complete.as_deref()
+    }
+
+    /// What the file is of, and how many bytes it has; `None`: there is nothing to go on with.
+    pub(super) async fn partial(&self) -> Option<(String, u64)> {
+        let (of, path) = (self.noted.partial.clone()?, self.file.clone());
+        let size = blocking::run(self.file.clone(), DEADLINE, move |_| path.metadata().map(|file| file.len()));
+        size.await.flatten().ok().filter(|size| *size > 0).map(|size| (of, size))
+    }
+
+    /// Begins at `offset`, or goes on there. `of` is what the server calls it; without a name it is not gone on with later.
+    pub(super) async fn write_from(&mut self, of: Option<String>, offset: u64) -> io::Result<Writer> {
+        self.noted.partial = of;
+        self.save().await?;
+        let path = self.file.clone();
+        let opened = blocking::run(self.file.clone(), DEADLINE, move |_| {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            file.set_len(offset)?;
+            file.seek(SeekFrom::Start(offset))?;
+            Ok::<_, io::Error>(file)
+        });
+        let file = opened.await??;
+        Ok(Writer { path: self.file.clone(), file, size: offset, limit: self.limit, piece: Vec::new() })
+    }
+
+    /// The file was handed over and is not needed any more. `of`: it need not be requested again.
+    pub(super) async fn done(&mut self, of: Option<String>) -> io::Result<()> {
+        self.noted = Note { complete: of, partial: None };
+        self.save().await?;
+        let path = self.file.clone();
+        match blocking::run(self.file.clone(), DEADLINE, move |_| fs::remove_file(path)).await? {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn save(&self) -> io::Result<()> {
+        let (path, bytes) = (self.note.clone(), serde_json::to_vec(&self.noted)?);
+        blocking::run(self.note.clone(), DEADLINE, move |_| {
+            if let Some(directory) = path.parent() {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+            }
+            let beside = path.with_extension("new");
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(beside, path)
+        })
+        .await?
+    }
+}
+
+impl Writer {
+    /// Appends bytes; they are on disk after [`Self::finish`].
+    pub(super) async fn write(mut self, bytes: &[u8]) -> io::Result<Self> {
+        self.size += bytes.len() as u64;
+        if self.size > self.limit {
+            let limit = self.limit;
+            return Err(io::Error::other(format!("it is larger than {limit} bytes: raise bundle.maxSize")));
+        }
+        self.piece.extend_from_slice(bytes);
+        if self.piece.len() >= PIECE { self.flush().await } else { Ok(self) }
+    }
+
+    /// Writes what is left.
+    pub(super) async fn finish(self) -> io::Result<()> {
+        self.flush().await.map(drop)
+    }
+
+    async fn flush(mut self) -> io::Result<Self> {
+        blocking::run(self.path.clone(), DEADLINE, move |_| {
+            let written = self.file.write_all(&self.piece);
+            self.piece.clear();
+            written.map(|()| self)
+        })
+        .await?
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_download_goes_on_where_it_stopped_and_a_whole_one_is_not_requested_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("bundle");
+        let mut part = Part::open(&directory, "url", 10).await;
+        assert_eq!((part.complete(), part.partial().await), (None, None));
+        let writer = part.write_from(Some("a".to_owned()), 0).await.unwrap();
+        writer.write(b"1234").await.unwrap().finish().await.unwrap();
+        let mut part = Part::open(&directory, "url", 10).await;
+        assert_eq!(part.partial().await, Some(("a".to_owned(), 4)));
+        let writer = part.write_from(Some("a".to_owned()), 3).await.unwrap();
+        writer.write(b"xyz").await.unwrap().finish().await.unwrap();
+        assert_eq!(fs::read(part.path()).unwrap(), b"123xyz");
+        let writer = part.write_from(Some("b".to_owned()), 0).await.unwrap();
+        assert!(writer.write(&[0; 11]).await.unwrap_err().to_string().contains("bundle.maxSize"));
+        part.done(Some("b".to_owned())).await.unwrap();
+        let part = Part::open(&directory, "url", 10).await;
+        assert_eq!((part.complete(), part.partial().await), (Some("b"), None));
+        assert!(!part.path().exists());
+    }
+}

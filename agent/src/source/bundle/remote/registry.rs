@@ -1,0 +1,56 @@
+//! A bundle as an artifact of a registry: its manifest is asked for, and its one layer is the file.
+
+use limpet_bundle::{ARTIFACT_TYPE, LAYER_TYPE};
+use limpet_containerd::image::{ImageError, Images};
+
+use super::part::Part;
+use super::{Fetched, Whole, unwritable};
+use crate::source::http::failure::Failure;
+
+#[derive(Debug)]
+pub(super) struct RegistryOrigin {
+    images: Images,
+    reference: String,
+}
+
+impl RegistryOrigin {
+    pub(super) fn new(images: Images, reference: &str) -> Self {
+        Self { images, reference: reference.to_owned() }
+    }
+
+    /// One exchange. What was received of a layer that breaks off is kept.
+    pub(super) async fn fetch(&self, part: &mut Part) -> Result<Fetched, Failure> {
+        let artifact = self.images.artifact(&self.reference, LAYER_TYPE).await.map_err(|error| failure(&error))?;
+        if part.complete() == Some(artifact.layer()) {
+            return Ok(Fetched::Known);
+        }
+        let begun = part.partial().await.filter(|(of, size)| of == artifact.layer() && *size < artifact.size());
+        let offset = begun.map_or(0, |(_, size)| size);
+        let of = artifact.layer().to_owned();
+        let mut layer = artifact.read(offset).await.map_err(|error| failure(&error))?;
+        let mut writer = part.write_from(Some(of.clone()), layer.offset()).await.map_err(|error| unwritable(&error))?;
+        loop {
+            match layer.chunk().await {
+                Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
+                Ok(None) => {
+                    writer.finish().await.map_err(|error| unwritable(&error))?;
+                    return Ok(Fetched::Whole(Whole { of: Some(of), resumed: layer.offset() > 0 }));
+                }
+                Err(cause) => {
+                    writer.finish().await.map_err(|error| unwritable(&error))?;
+                    return Err(Failure::unreachable(cause));
+                }
+            }
+        }
+    }
+}
+
+fn failure(error: &ImageError) -> Failure {
+    match error {
+        ImageError::Content { .. } => Failure::bad_response(format!(
+            "{error}: push the bundle with oras push --artifact-type {ARTIFACT_TYPE} REFERENCE FILE:{LAYER_TYPE}"
+        )),
+        error if error.is_transient() => Failure::unreachable(error.to_string()),
+        error => Failure::bad_response(error.to_string()),
+    }
+}

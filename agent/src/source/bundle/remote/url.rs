@@ -1,0 +1,90 @@
+//! A bundle at a URL: a conditional GET, which goes on with `Range` and `If-Range` where an earlier answer broke off.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, IF_RANGE, RANGE};
+use reqwest::{Response, StatusCode};
+
+use super::part::Part;
+use super::{Fetched, Whole, unwritable};
+use crate::source::http::HttpSettings;
+use crate::source::http::client::Timeouts;
+use crate::source::http::failure::Failure;
+use crate::source::http::fetch::{Asked, Fetcher, Opened, Validators};
+
+/// A file of bytes, as they are.
+const ACCEPT: &str = "application/vnd.limpet.bundle.v1+tar, application/octet-stream, */*;q=0.5";
+
+#[derive(Debug)]
+pub(super) struct UrlOrigin {
+    fetcher: Fetcher,
+}
+
+impl UrlOrigin {
+    pub(super) fn new(settings: HttpSettings) -> Self {
+        Self { fetcher: Fetcher::new(Arc::new(settings), Timeouts::default()) }
+    }
+
+    /// One exchange. What was received of an answer that breaks off is kept.
+    pub(super) async fn fetch(&mut self, part: &mut Part) -> Result<Fetched, Failure> {
+        let begun = part.partial().await.and_then(|(of, size)| Some((serde_json::from_str(&of).ok()?, size)));
+        let resumed: Option<(Validators, u64)> = begun.filter(|(of, _): &(Validators, u64)| of.etag().is_some());
+        let known: Option<Validators> = part.complete().and_then(|of| serde_json::from_str(of).ok());
+        let (known, further) = match &resumed {
+            Some((of, size)) => (None, range(of, *size)),
+            None => (known.as_ref(), HeaderMap::new()),
+        };
+        let asked = Asked { accept: ACCEPT, encoding: "identity", further, takes_part: resumed.is_some() };
+        match self.fetcher.open(known, &asked).await {
+            Ok(Opened::NotModified) => Ok(Fetched::Known),
+            Ok(Opened::Response(url, response)) => {
+                let of = Validators::of(&url, response.headers());
+                let offset = resumed.map(|(_, size)| size).filter(|size| goes_on(&response, *size));
+                let of = of.and_then(|of| serde_json::to_string(&of).ok());
+                receive(*response, part, of.clone(), offset.unwrap_or(0)).await?;
+                Ok(Fetched::Whole(Whole { of, resumed: offset.is_some() }))
+            }
+            Err(failure) => {
+                // The server has no such range: what is there is of no use.
+                if resumed.is_some()
+                    && !matches!(failure.result, limpet_core::source::http_schedule::ExchangeResult::Unreachable)
+                {
+                    let complete = part.complete().map(str::to_owned);
+                    part.done(complete).await.map_err(|error| unwritable(&error))?;
+                }
+                Err(failure)
+            }
+        }
+    }
+}
+
+fn range(of: &Validators, size: u64) -> HeaderMap {
+    let fields = [(RANGE, Some(format!("bytes={size}-"))), (IF_RANGE, of.etag().map(str::to_owned))];
+    let fields = fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::from_str(&value?).ok()?)));
+    fields.collect()
+}
+
+/// Whether the answer goes on at `size`.
+fn goes_on(response: &Response, size: u64) -> bool {
+    let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+    let begins = range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok());
+    response.status() == StatusCode::PARTIAL_CONTENT && begins == Some(size)
+}
+
+async fn receive(mut response: Response, part: &mut Part, of: Option<String>, offset: u64) -> Result<(), Failure> {
+    if offset == 0 && response.status() == StatusCode::PARTIAL_CONTENT {
+        return Err(Failure::bad_response("answered with another part than was asked for"));
+    }
+    let mut writer = part.write_from(of, offset).await.map_err(|error| unwritable(&error))?;
+    loop {
+        match response.chunk().await {
+            Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
+            Ok(None) => return writer.finish().await.map_err(|error| unwritable(&error)),
+            Err(error) => {
+                writer.finish().await.map_err(|error| unwritable(&error))?;
+                return Err(Failure::of(error, Timestamp::now()));
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A server of one file with an `ETag` and ranges, which can break off.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use anyhow::Result;
+
+/// What is served, and what was asked for.
+#[derive(Debug, Default)]
+struct Shared {
+    content: Vec<u8>,
+    version: u32,
+    /// The next answer ends after so many bytes.
+    cut: Option<usize>,
+    /// The ranges and validators of the requests, and the status of each answer.
+    requests: Vec<String>,
+}
+
+/// The server; it ends with the test's process.
+#[derive(Debug)]
+pub(crate) struct FileServer {
+    address: SocketAddr,
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl FileServer {
+    /// On a free port of loopback; nothing is there yet.
+    pub(crate) fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let (address, shared) = (listener.local_addr()?, Arc::<Mutex<Shared>>::default());
+        let served = Arc::clone(&shared);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that is gone is no fault of the server.
+                let _ = answer(stream, &served);
+            }
+        });
+        Ok(Self { address, shared })
+    }
+
+    /// The URL of the file.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/plant.limpet", self.address)
+    }
+
+    /// Serves another content; the next answer ends after `cut` bytes.
+    pub(crate) fn serve(&self, content: Vec<u8>, cut: Option<usize>) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        (shared.content, shared.cut) = (content, cut);
+        shared.version += 1;
+    }
+
+    /// `RANGE STATUS` of every request.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).requests.clone()
+    }
+}
+
+fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
+    let mut head = Vec::new();
+    for line in BufReader::new(stream.try_clone()?).lines() {
+        let line = line?;
+        if line.is_empty() {
+            break;
+        }
+        head.push(line.to_ascii_lowercase());
+    }
+    let header = |name: &str| head.iter().find_map(|line| line.strip_prefix(name).map(str::trim));
+    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let etag = format!("\"v{}\"", shared.version);
+    let range = header("range:").filter(|_| header("if-range:") == Some(&etag));
+    let from = range.and_then(|range| range.strip_prefix("bytes=")?.trim_end_matches('-').parse().ok()).unwrap_or(0);
+    let size = shared.content.len();
+    let (status, fields) = if shared.content.is_empty() {
+        ("404 Not Found", String::new())
+    } else if header("if-none-match:") == Some(&etag) {
+        ("304 Not Modified", String::new())
+    } else if from > 0 {
+        ("206 Partial Content", format!("Content-Range: bytes {from}-{}/{size}\r\n", size - 1))
+    } else {
+        ("200 OK", String::new())
+    };
+    let body = if status.starts_with('2') { shared.content[from..].to_vec() } else { Vec::new() };
+    let length = body.len();
+    let sent = shared.cut.take().map_or(length, |cut| cut.min(length));
+    shared.requests.push(format!("{from} {}", &status[..3]));
+    drop(shared);
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nETag: {etag}\r\nContent-Length: {length}\r\nConnection: close\r\n{fields}\r\n"
+    )?;
+    stream.write_all(&body[..sent])?;
+    Ok(())
+}
