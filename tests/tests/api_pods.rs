@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use admission::{
     a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place,
     a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room, a_pod_that_does_not_tolerate_the_node_is_refused,
-    a_resize_that_does_not_fit_is_deferred_until_there_is_room,
+    a_resize_of_a_guaranteed_pods_cpu_is_infeasible, a_resize_that_does_not_fit_is_deferred_until_there_is_room,
 };
 use anyhow::{Context as _, Result, ensure};
 use claims::{
@@ -100,6 +100,10 @@ fn main() -> ExitCode {
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
         joining(case!(a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place)),
         joining(case!(a_resize_that_does_not_fit_is_deferred_until_there_is_room)),
+        joining(case!(a_resize_of_a_guaranteed_pods_cpu_is_infeasible)).on(|node| {
+            let lines = ["cpuManagerPolicy: static".to_owned(), "reservedSystemCPUs: '0'".to_owned()];
+            node.kubelet.extend(lines);
+        }),
         joining(case!(a_pod_that_does_not_tolerate_the_node_is_refused)),
         joining(case!(a_pod_beyond_its_limit_has_failed_for_good))
             .on(|node| node.kubelet.push("volumeStatsAggPeriod: 1s".to_owned())),

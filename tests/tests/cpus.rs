@@ -5,8 +5,9 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cgroup::{main_limits, pod_limits};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
-use limpet_tests::node::NodeOptions;
+use limpet_tests::node::{NodeOptions, container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
 
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     suite::run([
         case!(exclusive_processors_are_one_containers_alone).on(fixed),
         case!(exclusive_processors_survive_the_agent).on(fixed),
+        case!(an_edit_of_exclusive_processors_makes_the_pod_anew).on(fixed),
         case!(reserved_processors_are_no_pods_if_strict).on(|node| {
             fixed(node);
             node.kubelet.push("cpuManagerPolicyOptions: {strict-cpu-reservation: 'true'}".to_owned());
@@ -78,6 +80,12 @@ fn wait_allowed(node: &TestNode, pod: &str, cpus: &str) -> Result<()> {
     wait::until_true(wait::SOON, &format!("{pod} on {cpus}"), || allowed(node, pod).is_ok_and(|found| found == cpus))
 }
 
+/// Whether the pod's cgroup, and that of its container, have a quota.
+fn quotas(node: &TestNode, pod: &Value) -> Result<[bool; 2]> {
+    let is_quota = |(_, quota): (String, String)| quota != "max" && quota != "-1";
+    Ok([is_quota(pod_limits(node, pod)?), is_quota(main_limits(node, pod)?)])
+}
+
 fn state(node: &TestNode) -> Result<Value> {
     let text = fs::read(node.agent.settings().root().join(STATE)).context("no file")?;
     Ok(serde_json::from_slice(&text)?)
@@ -95,6 +103,7 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     let uid = pinned["metadata"]["uid"].as_str().context("no UID")?;
     ensure!(kept["policyName"] == "static" && kept["defaultCpuSet"] == reserved(), "{kept}");
     ensure!(kept["entries"][uid]["main"] == exclusive(), "{kept}");
+    ensure!(quotas(node, &pinned)? == [false; 2], "a quota");
 
     // So is every container that starts now.
     node.apply(&plain("later"))?;
@@ -113,8 +122,9 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
     // A part of a processor is shared.
     node.apply(&guaranteed("part", "500m"))?;
-    node.wait_running("part")?;
+    let part = node.wait_running("part")?;
     ensure!(allowed(node, "part")? == all(), "{}", allowed(node, "part")?);
+    ensure!(quotas(node, &part)? == [true; 2], "no quota");
     node.ensure_unchanged("shared", &shared)
 }
 
@@ -140,6 +150,32 @@ fn exclusive_processors_survive_the_agent(node: &mut TestNode) -> Result<()> {
     wait_allowed(node, "shared", &all())?;
     ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
     node.ensure_unchanged("shared", &shared)
+}
+
+/// A container that runs keeps the processors that it has.
+fn an_edit_of_exclusive_processors_makes_the_pod_anew(node: &mut TestNode) -> Result<()> {
+    node.apply(&guaranteed("web", "1"))?;
+    let first = node.wait_running("web")?;
+    ensure!(allowed(node, "web")? == exclusive(), "{}", allowed(node, "web")?);
+    let id = container_id(&first, "main")?;
+    let anew = |found: &Value, before: &str| {
+        let is_other = container_id(found, "main").is_ok_and(|found| found != before);
+        is_other && found["metadata"]["uid"] == first["metadata"]["uid"] && found["status"]["phase"] == "Running"
+    };
+    node.apply(&guaranteed("web", "500m"))?;
+    let part = node.wait_pod("web", "made anew with a part", |found| anew(found, &id))?;
+    ensure!(allowed(node, "web")? == all(), "{}", allowed(node, "web")?);
+    ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
+    // What is shared changes in place.
+    node.apply(&guaranteed("web", "600m"))?;
+    let resized = |found: &Value| container(found, "main")["resources"]["requests"]["cpu"] == "600m";
+    let resized = node.wait_pod("web", "resized", resized)?;
+    let id = container_id(&part, "main")?;
+    ensure!(container_id(&resized, "main")? == id, "{resized}");
+    node.apply(&guaranteed("web", "1"))?;
+    node.wait_pod("web", "made anew with a whole one", |found| anew(found, &id))?;
+    ensure!(allowed(node, "web")? == exclusive(), "{}", allowed(node, "web")?);
+    Ok(())
 }
 
 fn reserved_processors_are_no_pods_if_strict(node: &mut TestNode) -> Result<()> {

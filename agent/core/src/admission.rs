@@ -144,8 +144,8 @@ impl PendingResize {
     }
 }
 
-/// kubelet's message about a resize for which the node has no room (`PodResizePendingMsg`).
-pub fn deferred_message(desired: &PodRecord, refusal: &Refusal) -> String {
+/// kubelet's message of a resize that is refused (`PodResizePendingMsg`).
+pub fn pending_message(desired: &PodRecord, refusal: &Refusal) -> String {
     let spec = desired.spec();
     let list = |containers: &[Container]| -> Vec<Value> {
         let document = |container: &Container| json!({ "name": container.name, "resources": container.resources.clone().unwrap_or_default() });

@@ -24,7 +24,7 @@ use crate::admission::{self, Refusal, Selectable};
 use crate::device_plugins::Inventory;
 use assignment::{Assignment, Check, Exclusive};
 pub use pod::{PodAllocation, uses_node};
-pub use resizes::NoRoom;
+pub use resizes::NotResized;
 use resizes::Resizes;
 use room::{Purpose, Reservations, Room, one_slot};
 pub use slots::Entry;

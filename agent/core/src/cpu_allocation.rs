@@ -339,6 +339,33 @@ pub fn exclusive_count(spec: &PodSpec, container: &Container) -> usize {
     }
 }
 
+/// Whether another number of processors is exclusive in `new`: a running container keeps those that it has.
+pub fn changes_exclusive(old: &PodSpec, new: &PodSpec) -> bool {
+    resizable(new).any(|container| {
+        let before = resizable(old).find(|before| before.name == container.name);
+        before.is_some_and(|before| exclusive_count(old, before) != exclusive_count(new, container))
+    })
+}
+
+/// Why a pod of the apiserver that runs as `old` never gets the resources of `new`, in kubelet's words: kubelet changes no
+/// cpu of a guaranteed pod, exclusive or not (`guaranteedPodResourceResizeRequired`).
+pub fn infeasible(old: &PodSpec, new: &PodSpec) -> Option<&'static str> {
+    let requested =
+        |container: &Container| container.resources.as_ref().map(|own| request(own, CPU)).unwrap_or_default();
+    let changes = |container: &Container| {
+        let before = resizable(old).find(|before| before.name == container.name);
+        before.is_some_and(|before| requested(before) != requested(container))
+    };
+    (qos_class(new) == QosClass::Guaranteed && resizable(new).any(changes))
+        .then_some("Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"")
+}
+
+/// The containers whose resources may change while they run.
+fn resizable(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
+    sidecars.chain(&spec.containers)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -150,6 +150,7 @@ pub fn observed(manifest: Value) -> Arc<ObservedPod> {
         status: record.pod.status.clone().unwrap_or_default(),
         record,
         allocated: None,
+        static_cpus: false,
         note: None,
         terminating_since: None,
         containers: BTreeMap::new(),

@@ -130,7 +130,7 @@ fn change(observed: &ObservedPod, new: &Arc<PodRecord>, now: Instant) -> Effect 
         true => reasons(old, new),
         false => match replacement(observed, Arc::clone(new), now) {
             Ok(replacement) => return Effect::InPlace(replacement),
-            Err(over) => vec![over.to_string()],
+            Err(cause) => vec![cause.to_string()],
         },
     };
     Effect::Recreates { why, grace: grace(old) }
@@ -225,6 +225,7 @@ fn running(record: &Arc<PodRecord>) -> ObservedPod {
     ObservedPod {
         record: Arc::clone(record),
         allocated: None,
+        static_cpus: false,
         status,
         note: None,
         terminating_since: None,

@@ -35,7 +35,7 @@ use limpet_model::pod::images::images;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::verdict::PodVerdict;
-pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};
+pub use resize::{MAX_RESIZE_BACKOFF, RefusedResize, Resize, ResizeRefusal};
 pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use retry::{Changes, RetryState};
 pub use slot::{ContainerSlot, ImageState, Instance, Life, OngoingAction};
@@ -121,8 +121,10 @@ pub struct PodState {
     /// A seed that makes the ids of its containers differ from those of all other incarnations, on this node or
     /// another one.
     pub id_seed: u64,
-    /// A newer version whose resources wait for room.
-    pub deferred: Option<Box<Deferred>>,
+    /// Whether the node's policy of processors is `static`: a container that runs keeps those that it has.
+    pub static_cpus: bool,
+    /// The resources of a newer version, which it does not have.
+    pub refused_resize: Option<Box<RefusedResize>>,
     /// When limpet first saw it, or when its first container started.
     pub start_time: Timestamp,
     /// Its start on the monotonic clock, from which its deadline counts. Set when its worker begins.
@@ -183,7 +185,8 @@ impl PodState {
             storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,
             id_seed: 0,
-            deferred: None,
+            static_cpus: false,
+            refused_resize: None,
             start_time: now,
             active_since: None,
             sandbox: SandboxState::Absent { dirty: false },

@@ -13,13 +13,13 @@ use tokio::sync::watch;
 use crate::event::{EventType, Events};
 use crate::health::Health;
 use crate::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{Refusal, deferred_message};
+use limpet_core::admission::{Refusal, pending_message};
 use limpet_core::eviction::admission;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
 use limpet_core::plan::{self, KillCause};
-use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, RefusedResize, ResizeRefusal};
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::{Observed, ObservedContainer, ObservedPod};
 use limpet_core::status::retired::DroppedStatus;
@@ -65,8 +65,9 @@ impl Reporter {
         };
         self.devices.show_health(&pod.record, &mut status);
         let observed = ObservedPod {
-            record: Arc::clone(pod.deferred.as_ref().map_or(&pod.record, |deferred| &deferred.desired)),
-            allocated: pod.deferred.is_some().then(|| Arc::clone(&pod.record)),
+            record: Arc::clone(pod.refused_resize.as_ref().map_or(&pod.record, |refused| &refused.desired)),
+            allocated: pod.refused_resize.is_some().then(|| Arc::clone(&pod.record)),
+            static_cpus: pod.static_cpus,
             status,
             note: note(pod),
             terminating_since: pod.ending.map(|ending| ending.since),
@@ -181,6 +182,7 @@ impl Reporter {
             status: record.pod.status.clone().unwrap_or_default(),
             record: Arc::clone(record),
             allocated: None,
+            static_cpus: false,
             note: None,
             terminating_since: None,
             containers: BTreeMap::new(),
@@ -215,11 +217,14 @@ impl Reporter {
         self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
-    /// Reports that the node has no room for the resources of a newer version: kubelet's event.
-    pub fn report_deferred(&self, pod: &PodState, desired: &PodRecord, refusal: &Refusal) {
-        tracing::warn!(pod = %pod.record.key, reason = refusal.reason, message = refusal.message, "resize deferred");
-        let message = deferred_message(desired, refusal);
-        self.event(pod, None, EventType::Warning, "ResizeDeferred", message);
+    /// The pod does not get the resources of a newer version: kubelet's events.
+    pub fn report_refused_resize(&self, pod: &PodState, desired: &PodRecord, refusal: ResizeRefusal, cause: &Refusal) {
+        let (what, event) = match refusal {
+            ResizeRefusal::Deferred => ("resize deferred", "ResizeDeferred"),
+            ResizeRefusal::Infeasible => ("resize infeasible", "ResizeInfeasible"),
+        };
+        tracing::warn!(pod = %pod.record.key, reason = cause.reason, message = cause.message, "{what}");
+        self.event(pod, None, EventType::Warning, event, pending_message(desired, cause));
     }
 
     /// Reports that the pod waits for a CNI configuration.
@@ -443,8 +448,11 @@ fn note(pod: &PodState) -> Option<String> {
         (None, ImageState::Failed(retry)) => Some(retry.message.clone()),
         _ => None,
     });
-    let deferred = || pod.deferred.as_ref().map(|deferred| format!("resize deferred: {}", deferred.message));
-    failing.or_else(deferred).or_else(|| debugged_by(pod))
+    let refused = || {
+        let RefusedResize { refusal, message, .. } = &**pod.refused_resize.as_ref()?;
+        Some(format!("resize {}: {message}", refusal.reason().to_lowercase()))
+    };
+    failing.or_else(refused).or_else(|| debugged_by(pod))
 }
 
 /// The ephemeral containers that run in the pod, which no other column shows.

@@ -66,6 +66,7 @@ async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], no
         let now = executor.now();
         let mut pod = PodState::new(record, now.wall);
         pod.id_seed = executor.id_seed();
+        pod.static_cpus = executor.has_static_cpus();
         apply(&mut pod, Outcome::SandboxExamined(sandbox), now);
         // Containers that never ran are found again, and removed, when the worker reads its inbox.
         take_over(&**executor, &mut pod, containers, now);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use limpet_core::admission::{Refusal, Selectable};
-use limpet_core::allocation::{Allocations, NoRoom, NodeOffer, PodAllocation, Refused};
+use limpet_core::allocation::{Allocations, NodeOffer, NotResized, PodAllocation, Refused};
 use limpet_core::device_plugins::Inventory;
 use limpet_core::node_state::NodeState;
 use limpet_core::state::PodState;
@@ -146,8 +146,8 @@ impl AllocationGuard {
     ///
     /// # Errors
     ///
-    /// They do not fit.
-    pub fn resize(&mut self, pod: &PodState, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
+    /// They do not fit, or a pod that runs never gets them.
+    pub fn resize(&mut self, pod: &PodState, desired: &Arc<PodRecord>) -> Result<(), NotResized> {
         self.waiting(|allocation, allocations, plugins| allocation.resize(allocations, plugins, pod, desired))
     }
 

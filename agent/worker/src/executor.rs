@@ -35,6 +35,9 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// The seed for container ids of one incarnation of a pod: it differs with each call, and on each node.
     fn id_seed(&self) -> u64;
 
+    /// Whether the node's policy of processors is `static`: a container that runs keeps those that it has.
+    fn has_static_cpus(&self) -> bool;
+
     /// Performs `action`, which was planned from `pod`.
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome>;
 

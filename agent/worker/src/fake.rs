@@ -286,6 +286,10 @@ impl Executor for FakeExecutor {
         self.world().next_id_seed()
     }
 
+    fn has_static_cpus(&self) -> bool {
+        false
+    }
+
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
         async move { self.perform_action(pod, action).await }.boxed()
     }

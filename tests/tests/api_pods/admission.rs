@@ -86,6 +86,40 @@ pub(super) fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &
     Ok(())
 }
 
+/// On a node whose policy of processors is `static`, for cpu that is not exclusive, too, as with kubelet.
+pub(super) fn a_resize_of_a_guaranteed_pods_cpu_is_infeasible(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    let limits = |cpu: &str, memory: &str| json!({ "resources": { "limits": { "cpu": cpu, "memory": memory } } });
+    let web = pod("web", json!({ "containers": [with(shell("main", IDLE), limits("300m", "32Mi"))] }));
+    create(node, &cluster, &web)?;
+    let id = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    let resize = |cpu: &str, memory: &str| {
+        let own = json!({ "cpu": cpu, "memory": memory });
+        let main = json!({ "name": "main", "resources": { "requests": own, "limits": own } });
+        let edit = json!({ "spec": { "containers": [main] } });
+        cluster.patch_items(&format!("{}/resize", path(node, "web")), &edit)
+    };
+    let mark = node.mark()?;
+    resize("400m", "64Mi")?;
+    let pending = |found: &Value| cluster::condition(found, "PodResizePending").clone();
+    let found = wait_at(&cluster, &path(node, "web"), "infeasible", |found| pending(found)["reason"] == "Infeasible")?;
+    let message = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+    ensure!(pending(&found)["message"] == message, "{found}");
+    let allocated = &found["status"]["containerStatuses"][0]["allocatedResources"];
+    ensure!(allocated["cpu"] == "300m" && allocated["memory"] == "32Mi", "{found}");
+    node.wait_event_since(&mark, &["web", "ResizeInfeasible"])?;
+    // Memory alone changes.
+    resize("300m", "64Mi")?;
+    let resized = wait_at(&cluster, &path(node, "web"), "resized", |found| {
+        let main = &found["status"]["containerStatuses"][0];
+        main["resources"]["limits"]["memory"] == "64Mi" && !found["status"].to_string().contains("PodResize")
+    })?;
+    ensure!(container_id(&resized, "main")? == id, "restarted");
+    Ok(())
+}
+
 pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;

@@ -181,12 +181,12 @@ fn resizes_that_wait_get_room_by_priority_class_and_age() {
 }
 
 #[test]
-fn a_deferred_resize_has_kubelets_message() {
+fn a_refused_resize_has_kubelets_message() {
     let resources = json!({ "requests": { "cpu": "5", "memory": "4500Mi" } });
     let desired = record("a", SourceKind::Api, json!({ "containers": [{ "name": "c1", "resources": resources }] }));
     let refusal = fits(&amounts("5", "4500Mi", "0"), &amounts("0", "0", "0"), &amounts("4", "5Gi", "0")).unwrap_err();
     assert_eq!(
-        deferred_message(&desired, &refusal),
+        pending_message(&desired, &refusal),
         "Pod resize OutOfcpu: {\"containers\":[{\"name\":\"c1\",\"resources\":{\"requests\":{\"cpu\":\"5\",\"memory\":\"4500Mi\"}}}],\
          \"generation\":0,\"error\":\"Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 4000\"}"
     );

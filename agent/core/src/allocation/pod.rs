@@ -6,8 +6,9 @@ use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::PodVerdict;
 
-use super::{Allocations, Assignment, Check, NoRoom, Purpose, Refused};
+use super::{Allocations, Assignment, Check, NotResized, Purpose, Refused};
 use crate::admission::{NODE_AFFINITY, OUT_OF, TAINT_TOLERATION, UNEXPECTED};
+use crate::cpu_allocation::infeasible;
 use crate::device_plugins::Inventory;
 use crate::eviction::admission::{refuse_start, waits};
 use crate::node_state::NodeState;
@@ -118,18 +119,24 @@ impl PodAllocation {
     /// waits for them. A pod that waits to begin waits with all it needs.
     ///
     /// # Errors
-    /// They do not fit.
+    /// They do not fit, or a pod that runs never gets them.
     pub fn resize(
         &mut self,
         node: &mut Allocations,
         plugins: &Inventory,
         pod: &PodState,
         desired: &Arc<PodRecord>,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), NotResized> {
         if !uses_node(pod) && self.settled.is_none() {
             return Ok(());
         }
         let key = &pod.record.key;
+        // A pod of the node's own is recreated for that.
+        let may_be_infeasible = pod.static_cpus && desired.source.traits().is_stored;
+        if may_be_infeasible && let Some(message) = infeasible(pod.record.spec(), desired.spec()) {
+            self.forget_resize(node, key);
+            return Err(NotResized::infeasible(message));
+        }
         let result = node.resize(key, desired, plugins);
         self.waits_to_grow = result.is_err();
         if result.is_ok() {

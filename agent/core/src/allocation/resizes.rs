@@ -10,14 +10,30 @@ use limpet_model::pod::{PodKey, PodRecord};
 use super::{Allocations, Assignment, Purpose};
 use crate::admission::{self, PendingResize, Refusal};
 use crate::device_plugins::Inventory;
+use crate::state::ResizeRefusal;
 
-/// A resize for which the node has no room now.
+/// A pod that runs does not get the resources of a newer version.
 #[derive(Debug)]
-pub struct NoRoom {
-    /// What is not there.
-    pub refusal: Refusal,
+pub struct NotResized {
+    /// Whether it may get them later.
+    pub refusal: ResizeRefusal,
+    /// What is in the way.
+    pub cause: Refusal,
     /// The pods that have to end now to make room for it.
     pub victims: Vec<Arc<PodRecord>>,
+}
+
+impl NotResized {
+    fn for_now(cause: Refusal, victims: Vec<Arc<PodRecord>>) -> Self {
+        Self { refusal: ResizeRefusal::Deferred, cause, victims }
+    }
+
+    /// Whatever becomes free on the node.
+    pub(super) fn infeasible(message: &str) -> Self {
+        let refusal = ResizeRefusal::Infeasible;
+        let cause = Refusal { reason: refusal.reason().to_owned(), message: message.to_owned() };
+        Self { refusal, cause, victims: Vec::new() }
+    }
 }
 
 /// The resizes that wait for room.
@@ -45,7 +61,12 @@ impl Allocations {
     }
 
     /// Gives the pod the requests of `desired`, if they fit beside those of the others and of the resizes before it.
-    pub(super) fn resize(&mut self, key: &PodKey, desired: &Arc<PodRecord>, plugins: &Inventory) -> Result<(), NoRoom> {
+    pub(super) fn resize(
+        &mut self,
+        key: &PodKey,
+        desired: &Arc<PodRecord>,
+        plugins: &Inventory,
+    ) -> Result<(), NotResized> {
         let wanted = Assignment::wanted(desired, &self.offer, plugins);
         let grows = self.assigned.get(key).is_none_or(|has| wanted.requests_more(has));
         if let Some(allocatable) = self.offer.allocatable.clone().filter(|_| grows) {
@@ -54,7 +75,7 @@ impl Allocations {
             let taken = assigned.chain(self.reservations.over(desired)).map(owned).collect();
             self.resizes.add(key, desired);
             admission::resize_fits(key, &self.resizes.pending, taken, &allocatable)
-                .map_err(|refusal| self.defer_resize(key, &wanted, &allocatable, refusal))?;
+                .map_err(|cause| self.defer_resize(key, &wanted, &allocatable, cause))?;
         }
         if let Some(has) = self.assigned.get_mut(key) {
             (has.requests, has.record) = (wanted.requests, wanted.record);
@@ -63,19 +84,25 @@ impl Allocations {
     }
 
     /// The resize waits. What others end for is kept for it: they would take it again at once.
-    fn defer_resize(&mut self, key: &PodKey, wanted: &Assignment, allocatable: &Requests, refusal: Refusal) -> NoRoom {
+    fn defer_resize(
+        &mut self,
+        key: &PodKey,
+        wanted: &Assignment,
+        allocatable: &Requests,
+        cause: Refusal,
+    ) -> NotResized {
         match self.victims(&wanted.record, &wanted.requests, self.used(key), allocatable) {
             Some(victims) => {
                 let had = self.assigned.get(key).map(|has| has.requests.clone()).unwrap_or_default();
                 self.order(&victims);
                 let added = wanted.requests.clone().without(&had);
                 self.freed |= self.reservations.reserve(&wanted.record, added, Purpose::Growth);
-                NoRoom { refusal, victims }
+                NotResized::for_now(cause, victims)
             }
             None => {
                 // It would not fit whichever pods end.
                 self.forget_reserved(key, Purpose::Growth);
-                NoRoom { refusal, victims: Vec::new() }
+                NotResized::for_now(cause, Vec::new())
             }
         }
     }

@@ -11,7 +11,7 @@ use super::*;
 use crate::device_plugins::PluginDevice;
 use crate::fixtures::{READY, amounts, now, record_of};
 use crate::node_state::NodeState;
-use crate::state::{PodState, SandboxState};
+use crate::state::{PodState, ResizeRefusal, SandboxState};
 use limpet_model::source::SourceKind::{self, Api, File, Http, Push};
 
 fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
@@ -122,7 +122,7 @@ impl Candidate<'_> {
         self.node.decide(|allocations, plugins| allocation.admit((allocations, plugins), pod, node, true))
     }
 
-    fn resize(&mut self, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
+    fn resize(&mut self, desired: &Arc<PodRecord>) -> Result<(), NotResized> {
         self.seen = self.node.changes.get();
         let (allocation, pod) = (&mut self.allocation, &self.pod);
         self.node.decide(|allocations, plugins| allocation.resize(allocations, plugins, pod, desired))
@@ -305,8 +305,8 @@ fn a_resize_that_does_not_fit_waits_for_room_and_takes_nobodys_place() {
     };
     assert!(resize(&mut one, Api, "1500m").is_ok() && one.settle().is_none());
     let refused = resize(&mut one, Api, "1600m").unwrap_err();
-    assert_eq!(refused.refusal.reason, "OutOfcpu");
-    assert!(refused.refusal.message.ends_with("cpu, requested: 1600, used: 500, capacity: 2000"), "{refused:?}");
+    assert_eq!(refused.cause.reason, "OutOfcpu");
+    assert!(refused.cause.message.ends_with("cpu, requested: 1600, used: 500, capacity: 2000"), "{refused:?}");
     assert!(refused.victims.is_empty(), "it is not critical");
     assert!(!one.is_woken() && one.settle().is_none(), "it runs on");
     // What is left goes to the longest waiting pod; one that requests less gets it at once.
@@ -323,6 +323,25 @@ fn a_resize_that_does_not_fit_waits_for_room_and_takes_nobodys_place() {
     let mut late = node.candidate(&pod("late", Push, cpu("1")));
     assert!(resize(&mut late, Push, "2").is_ok());
     assert_eq!(&*late.settle().unwrap().verdict.reason, "OutOfcpu");
+}
+
+#[test]
+fn a_resize_of_processors_that_stay_is_infeasible_and_waits_for_nothing() {
+    let node = two_cores(&[]);
+    let guaranteed =
+        |source, cpu: &str, memory: &str| pod("one", source, json!({ "limits": { "cpu": cpu, "memory": memory } }));
+    for (static_cpus, source, refused) in [(true, Api, true), (false, Api, false), (true, Push, false)] {
+        let mut one = node.candidate(&guaranteed(source, "1", "1Mi"));
+        assert!(one.settle().is_none());
+        one.pod.static_cpus = static_cpus;
+        let resized = one.resize(&guaranteed(source, "2", "1Mi"));
+        let infeasible =
+            |not: &NotResized| not.refusal == ResizeRefusal::Infeasible && not.cause.reason == "Infeasible";
+        assert_eq!(resized.is_err_and(|not| infeasible(&not)), refused, "{static_cpus} {source}");
+        assert!(!one.allocation.waits());
+        assert!(one.resize(&guaranteed(source, "1", "2Mi")).is_ok(), "memory alone");
+        one.release();
+    }
 }
 
 #[test]

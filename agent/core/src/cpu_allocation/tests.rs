@@ -224,3 +224,37 @@ fn whole_cores_alone_are_given_where_that_is_wanted() {
         "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 6, requested CPUs = 8, CPUs per core = 2"
     );
 }
+
+#[test]
+fn the_exclusive_processors_of_a_pod_that_runs_do_not_change() {
+    const MESSAGE: &str = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+    let spec = |cpu: &str, memory: &str, limit: &str| -> PodSpec {
+        let own = json!({ "requests": { "cpu": cpu, "memory": memory }, "limits": { "cpu": limit, "memory": memory } });
+        let container = |name: &str, policy: Value| json!({ "name": name, "restartPolicy": policy, "resources": own });
+        let inits = [container("once", Value::Null), container("sidecar", json!("Always"))];
+        serde_json::from_value(json!({ "initContainers": inits, "containers": [container("main", Value::Null)] }))
+            .unwrap()
+    };
+    // Before, after, whether kubelet refuses it, whether other processors are exclusive.
+    let table = [
+        (spec("1", "1Mi", "1"), spec("2", "1Mi", "2"), true, true),
+        (spec("2", "1Mi", "2"), spec("1", "2Mi", "1"), true, true),
+        (spec("1", "1Mi", "1"), spec("1500m", "1Mi", "1500m"), true, true),
+        (spec("500m", "1Mi", "500m"), spec("1", "1Mi", "1"), true, true),
+        (spec("500m", "1Mi", "500m"), spec("600m", "1Mi", "600m"), true, false),
+        (spec("1", "1Mi", "1"), spec("1", "2Mi", "1"), false, false),
+        (spec("1", "1Mi", "1"), spec("1000m", "1Mi", "1000m"), false, false),
+        (spec("1", "1Mi", "2"), spec("2", "1Mi", "3"), false, false),
+    ];
+    for (old, new, refused, exclusive) in table {
+        let case = format!("{:?} -> {:?}", old.containers[0].resources, new.containers[0].resources);
+        assert_eq!(infeasible(&old, &new), refused.then_some(MESSAGE), "{case}");
+        assert_eq!(changes_exclusive(&old, &new), exclusive, "{case}");
+    }
+    // An init container has ended before anything changes.
+    let (old, mut new) = (spec("1", "1Mi", "1"), spec("2", "1Mi", "2"));
+    new.containers.clone_from(&old.containers);
+    let before = old.init_containers.clone().unwrap();
+    new.init_containers.as_mut().unwrap()[1].clone_from(&before[1]);
+    assert_eq!((infeasible(&old, &new), changes_exclusive(&old, &new)), (None, false));
+}

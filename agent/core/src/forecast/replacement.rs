@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use std::time::Instant;
 
 use crate::plan;
-use crate::plan::recreate::{self, PodEnd};
+use crate::plan::recreate::{self, RecreationCause};
 use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
@@ -28,14 +28,13 @@ pub struct Replacement {
 
 /// What the worker of `observed` does with `new`, which by its manifest can be reached in place.
 ///
-///
 /// # Errors
 ///
-/// The pod has ended and is recreated.
-pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, PodEnd> {
+/// The pod is recreated: it has ended, or its exclusive processors change.
+pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, RecreationCause> {
     let mut pod = state(observed, now);
-    if let Some(over) = recreate::recreation_cause(&pod, &new) {
-        return Err(over);
+    if let Some(cause) = recreate::recreation_cause(&pod, &new) {
+        return Err(cause);
     }
     pod.update(new);
     let renewed = plan::renewed(&pod);
@@ -52,6 +51,7 @@ pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) ->
 fn state(observed: &ObservedPod, now: Instant) -> PodState {
     let mut pod =
         PodState::new(Arc::clone(observed.allocated.as_ref().unwrap_or(&observed.record)), Timestamp::UNIX_EPOCH);
+    pod.static_cpus = observed.static_cpus;
     if let (Some("Failed"), Some(reason)) = (observed.status.phase.as_deref(), &observed.status.reason) {
         let (reason, message) = (reason.clone().into(), observed.status.message.clone().unwrap_or_default());
         pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed, eviction: None });
@@ -133,6 +133,7 @@ mod tests {
         let mut observed = ObservedPod {
             record: record(policy, ["i:1", "a:1", "b:1"]),
             allocated: None,
+            static_cpus: false,
             status: Default::default(),
             note: None,
             terminating_since: None,
@@ -170,9 +171,10 @@ mod tests {
         let mut failed = observed("Always", ["0", "1", "1"]);
         (failed.status.phase, failed.status.reason) = (Some("Failed".into()), Some("DeadlineExceeded".into()));
         let finished = observed("Never", ["0", "0", "0"]);
-        for (policy, pod, over) in
-            [("Always", failed, PodEnd::Failed("DeadlineExceeded".into())), ("Never", finished, PodEnd::Finished)]
-        {
+        for (policy, pod, over) in [
+            ("Always", failed, RecreationCause::Failed("DeadlineExceeded".into())),
+            ("Never", finished, RecreationCause::Finished),
+        ] {
             let edited = record(policy, ["i:1", "a:1", "b:2"]);
             assert_eq!(replacement(&pod, edited, Instant::now()), Err(over));
             let same = record(policy, ["i:1", "a:1", "b:1"]);

@@ -1,29 +1,33 @@
-//! Edits of what has ended: the pod or the container has finished, or the node has ended it. What such an edit
-//! requires runs in a new pod.
+//! Edits that the manifests alone would let a pod take in place, and that are to run in a new pod: what they concern has ended,
+//! or has processors for itself.
 
 use std::fmt;
 
 use super::{is_finished, wants_restart};
+use crate::cpu_allocation::changes_exclusive;
 use crate::state::PodState;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
 
-/// Which part of a pod has ended.
+/// Why a pod is recreated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodEnd {
+pub enum RecreationCause {
     /// Its containers have finished.
     Finished,
     /// The node has ended it, for that reason.
     Failed(String),
     /// This container has finished.
     ContainerFinished(String),
+    /// Its containers are to have another number of exclusive processors.
+    ExclusiveCpus,
 }
 
-impl fmt::Display for PodEnd {
+impl fmt::Display for RecreationCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Finished => f.write_str("the pod has finished"),
             Self::Failed(reason) => write!(f, "the pod has failed: {reason}"),
             Self::ContainerFinished(name) => write!(f, "container {name} has finished"),
+            Self::ExclusiveCpus => f.write_str("exclusive processors cannot change in place"),
         }
     }
 }
@@ -33,24 +37,26 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
     pod.record.is_same_incarnation(next) && recreation_cause(pod, next).is_none()
 }
 
-/// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the
-/// container has finished for good.
-pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
+/// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the container has
+/// finished for good; or its exclusive processors differ, for which kubelet recreates a pod of the node's own, too.
+pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<RecreationCause> {
     // Pods of the apiserver are identified by their UID, so one that has ended stays ended, and ignores edits.
     if next.source.traits().is_stored {
         return None;
     }
     let over = match &pod.verdict {
-        Some(verdict) if pod.is_failed() => Some(PodEnd::Failed(verdict.reason.to_string())),
-        _ => is_finished(pod).then_some(PodEnd::Finished),
+        Some(verdict) if pod.is_failed() => Some(RecreationCause::Failed(verdict.reason.to_string())),
+        _ => is_finished(pod).then_some(RecreationCause::Finished),
     };
     let diff = PodDiff::between(&pod.record, next);
-    match over {
-        Some(over) => diff.touched().next().map(|_| over),
-        None => {
-            diff.touched().find(|name| has_finished(pod, name)).map(|name| PodEnd::ContainerFinished(name.to_owned()))
-        }
+    if let Some(over) = over {
+        return diff.touched().next().map(|_| over);
     }
+    let finished = diff.touched().find(|name| has_finished(pod, name));
+    let exclusive = pod.static_cpus && changes_exclusive(pod.record.spec(), next.spec());
+    finished
+        .map(|name| RecreationCause::ContainerFinished(name.to_owned()))
+        .or_else(|| exclusive.then_some(RecreationCause::ExclusiveCpus))
 }
 
 /// Whether a regular container has exited and is not restarted.
@@ -97,10 +103,10 @@ mod tests {
         let mut waiting = pod("Always", &[], &["a"]);
         waiting.verdict = Some(PodVerdict::waiting("OutOfpods", String::new()));
         let cases = [
-            ("failed", failed, Some(PodEnd::Failed("DeadlineExceeded".into()))),
+            ("failed", failed, Some(RecreationCause::Failed("DeadlineExceeded".into()))),
             ("waits", waiting, None),
             ("restarts", exited("Always", 0), None),
-            ("finished", exited("Never", 0), Some(PodEnd::Finished)),
+            ("finished", exited("Never", 0), Some(RecreationCause::Finished)),
             ("crashed", exited("OnFailure", 1), None),
         ];
         for (case, pod, over) in cases {
@@ -111,5 +117,24 @@ mod tests {
                 assert!(takes_in_place(&pod, &edited(&pod, field)), "{case}: {field}");
             }
         }
+    }
+
+    #[test]
+    fn other_exclusive_processors_recreate_a_pod_of_the_nodes_own() {
+        let mut pod = exited("Always", 0);
+        let with = |cpu: &str| {
+            let mut edited = pod.record.pod.clone();
+            let limits = serde_json::json!({ "cpu": cpu, "memory": "1Mi" });
+            let own = serde_json::json!({ "requests": limits, "limits": limits });
+            edited.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(own).unwrap());
+            version(edited)
+        };
+        let (one, two) = (with("1"), with("2"));
+        pod.record = one;
+        assert!(takes_in_place(&pod, &two), "processors are not exclusive here");
+        pod.static_cpus = true;
+        assert_eq!(recreation_cause(&pod, &two), Some(RecreationCause::ExclusiveCpus));
+        let of_api = PodRecord { source: SourceKind::Api, ..(*two).clone() };
+        assert_eq!(recreation_cause(&pod, &of_api), None);
     }
 }

@@ -25,11 +25,32 @@ pub struct Resize {
     pub retry: Option<RetryState>,
 }
 
-/// An edit whose resources the pod does not have yet, because they do not fit beside those of the others.
+/// Why a pod does not have the resources of a newer version: the reason of the condition `PodResizePending`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizeRefusal {
+    /// They do not fit beside those of the others now.
+    Deferred,
+    /// A pod that runs never gets them here.
+    Infeasible,
+}
+
+impl ResizeRefusal {
+    /// kubelet's reason.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Deferred => "Deferred",
+            Self::Infeasible => "Infeasible",
+        }
+    }
+}
+
+/// An edit whose resources the pod does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Deferred {
+pub struct RefusedResize {
     /// The version with those resources.
     pub desired: Arc<PodRecord>,
-    /// What is missing.
+    /// Whether it may get them later.
+    pub refusal: ResizeRefusal,
+    /// What is in the way.
     pub message: String,
 }

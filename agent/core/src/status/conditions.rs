@@ -48,7 +48,7 @@ pub(super) fn of_pod(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
-    .chain(deferred(pod).filter(|_| ended.is_none()).map(|state| ("PodResizePending", state)))
+    .chain(pending_resize(pod).filter(|_| ended.is_none()).map(|state| ("PodResizePending", state)))
     .chain(resizing(pod).filter(|_| ended.is_none()).map(|state| ("PodResizeInProgress", state)))
     .chain(restarting_all(pod, ended).map(|state| ("AllContainersRestarting", state)))
     .chain(disrupted(pod).map(|state| ("DisruptionTarget", state)))
@@ -121,10 +121,11 @@ fn disrupted(pod: &PodState) -> Option<ConditionState> {
     (pod.is_under_eviction() || verdict.is_preemption() || verdict.is_node_shutdown()).then_some(state)
 }
 
-/// The condition that resources of a newer version do not fit beside the other pods.
-fn deferred(pod: &PodState) -> Option<ConditionState> {
-    let message = pod.deferred.as_ref()?.message.clone();
-    Some(ConditionState { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
+/// That the pod does not have the resources of a newer version.
+fn pending_resize(pod: &PodState) -> Option<ConditionState> {
+    let refused = pod.refused_resize.as_ref()?;
+    let (reason, message) = (refused.refusal.reason().to_owned(), refused.message.clone());
+    Some(ConditionState { holds: true, reason: Some(reason), message: Some(message) })
 }
 
 /// The condition about resizes that are due or in progress; the first infeasible one takes precedence.

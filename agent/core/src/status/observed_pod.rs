@@ -28,8 +28,10 @@ pub struct ObservedContainer {
 pub struct ObservedPod {
     /// The newest accepted version.
     pub record: Arc<PodRecord>,
-    /// The version whose resources it has, while a resize waits for room.
+    /// The version whose resources it has, while a resize is refused.
     pub allocated: Option<Arc<PodRecord>>,
+    /// Whether the node's policy of processors is `static`.
+    pub static_cpus: bool,
     /// Phase, conditions and container statuses.
     pub status: PodStatus,
     /// A phrase for the NOTE column: `registry unreachable since 40s`.

@@ -27,6 +27,10 @@ impl Executor for ContainerdExecutor {
         RandomState::new().build_hasher().finish()
     }
 
+    fn has_static_cpus(&self) -> bool {
+        self.cpus.is_some()
+    }
+
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
         self.perform_action(pod, action)
     }

@@ -117,6 +117,7 @@ impl PodWorker {
     pub(super) fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
         let mut pod = PodState::new(record, now.wall);
         pod.id_seed = self.context.executor.id_seed();
+        pod.static_cpus = self.context.executor.has_static_cpus();
         pod.outlived_connection = self.reconnected;
         pod
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixtures::{READY, exit, instance, now, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
-use crate::plan::recreate::{PodEnd, recreation_cause};
+use crate::plan::recreate::{RecreationCause, recreation_cause};
 use crate::plan::{Action, KillCause, Step, plan};
 use crate::state::{Now, StopPhase};
 
@@ -213,7 +213,7 @@ fn what_has_finished_for_good_is_recreated_for_resources_and_what_runs_is_not() 
         ("Never", None, None),
         ("OnFailure", None, None),
         ("OnFailure", Some(1), None),
-        ("Never", Some(1), Some(PodEnd::ContainerFinished("a".into()))),
+        ("Never", Some(1), Some(RecreationCause::ContainerFinished("a".into()))),
     ] {
         let mut pod = running(pod_with(policy, "app:1", resources("1")));
         let other = {

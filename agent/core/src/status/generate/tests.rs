@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::fixtures::{self, READY, exit, now, on_network, sandbox};
-use crate::state::RetryState;
+use crate::state::{RefusedResize, ResizeRefusal, RetryState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::pod_limits;
 
@@ -360,7 +360,7 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
 }
 
 #[test]
-fn a_resize_that_waits_for_room_is_deferred() {
+fn a_resize_that_is_refused_is_pending() {
     let mut pod = fixtures::ready(fixtures::pod("Always", &[], &["a"]));
     pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
     let condition = |pod: &PodState| {
@@ -368,9 +368,11 @@ fn a_resize_that_waits_for_room_is_deferred() {
         pending.map(|one| (one.status, one.reason.unwrap(), one.message.unwrap()))
     };
     assert_eq!(condition(&pod), None);
-    pod.deferred =
-        Some(Box::new(crate::state::Deferred { desired: Arc::clone(&pod.record), message: "too much".into() }));
-    assert_eq!(condition(&pod), Some(("True".into(), "Deferred".into(), "too much".into())));
+    for (refusal, reason) in [(ResizeRefusal::Deferred, "Deferred"), (ResizeRefusal::Infeasible, "Infeasible")] {
+        let desired = Arc::clone(&pod.record);
+        pod.refused_resize = Some(Box::new(RefusedResize { desired, refusal, message: "too much".into() }));
+        assert_eq!(condition(&pod), Some(("True".into(), reason.into(), "too much".into())));
+    }
 }
 
 #[test]
