@@ -30,7 +30,8 @@ use crate::memory::{Memory, MemoryChange};
 use crate::notice::{Notice, Notices};
 use crate::pace::Pace;
 use crate::pods;
-use crate::replicated::{self, Situation};
+use crate::replicated;
+use crate::situation::Situation;
 use crate::stateful_set::{self, Member};
 
 /// The time zone of that name, or the node's own; `None` if the node does not have it.
@@ -330,7 +331,7 @@ impl Controllers {
         let at = match &workload.spec {
             WorkloadSpec::Replicated(spec) => {
                 let facts = observed.iter().map(|pod| (pod.record.key.name(), Facts::from_pod(pod))).collect();
-                let situation = Situation { node_name, key, spec, hash, facts: &facts, now };
+                let situation = Situation { node_name, key, spec, hash, observed: &facts, clock };
                 let next = replicated::step(memory, pace, &situation);
                 if next.overdue {
                     let message = format!("ReplicaSet \"{}-{hash}\" has timed out progressing.", key.name);
@@ -346,12 +347,12 @@ impl Controllers {
                     terminating: pod.terminating_since.is_some(),
                 };
                 let members = observed.iter().map(|pod| (pod.record.key.name(), member(pod))).collect();
-                let situation = stateful_set::Situation { key, spec, hash, members: &members, now };
+                let situation = Situation { node_name, key, spec, hash, observed: &members, clock };
                 stateful_set::step(memory, pace, &situation, &mut notices)
             }
             WorkloadSpec::Job(spec) => {
                 let seen = observed.iter().map(|pod| (pod.record.key.name(), Seen::from_pod(pod))).collect();
-                let situation = job::Situation { node_name, key, spec, hash, seen: &seen, clock };
+                let situation = Situation { node_name, key, spec: &**spec, hash, observed: &seen, clock };
                 let state = memory.job.get_or_insert_default();
                 job::step(state, &mut memory.pods, &situation, &mut notices).at
             }
@@ -362,8 +363,8 @@ impl Controllers {
                     seen.entry(job).or_default().insert(pod.record.key.name(), Seen::from_pod(pod));
                 }
                 let zone = (self.zones)(spec.time_zone.as_deref());
-                let situation = cron_job::Situation { node_name, key, spec, hash, seen: &seen, zone, clock };
-                cron_job::step(memory, pace, &situation, &mut notices)
+                let situation = Situation { node_name, key, spec: &**spec, hash, observed: &seen, clock };
+                cron_job::step(memory, pace, &situation, zone.as_ref(), &mut notices)
             }
         };
         let with_uid = |notice: Notice| {

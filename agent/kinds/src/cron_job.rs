@@ -18,35 +18,25 @@ use crate::job::{self, Seen};
 use crate::memory::{CronMemory, JobMemory, MadeJob, Memory, WantedPod};
 use crate::notice::Notices;
 use crate::pace::Pace;
+use crate::situation;
 use missed::{Missed, last_due};
 
-/// What a step's decision depends on.
-pub(crate) struct Situation<'a> {
-    /// The node, whose name is part of pods' names.
-    pub(crate) node_name: &'a str,
-    pub(crate) key: &'a ObjectKey,
-    /// What it is to be.
-    pub(crate) spec: &'a CronJob,
-    /// The hash of its pods' template.
-    pub(crate) hash: &'a str,
-    /// What is observed of the pods of each of its Jobs, by name.
-    pub(crate) seen: &'a BTreeMap<&'a str, BTreeMap<&'a str, Seen>>,
-    /// Its time zone; `None` if the node does not have it.
-    pub(crate) zone: Option<TimeZone>,
-    pub(crate) clock: Clock,
-}
+/// Of the pods of each of its Jobs.
+type Situation<'a> = situation::Situation<'a, CronJob, BTreeMap<&'a str, BTreeMap<&'a str, Seen>>>;
 
-/// Adjusts the Jobs to the situation. Returns when the next step is due, if nothing is observed before.
+/// Adjusts the Jobs to the situation. Returns when the next step is due, if nothing is observed before. `zone` is its time
+/// zone, or `None` if the node does not have it.
 pub(crate) fn step(
     memory: &mut Memory,
     pace: &mut Pace,
     situation: &Situation<'_>,
+    zone: Option<&TimeZone>,
     notices: &mut Notices,
 ) -> Option<Timestamp> {
     let mut cron = memory.cron.take().unwrap_or_default();
     let mut step = Step { memory, cron: &mut cron, situation, notices };
     let mut at = step.run_jobs();
-    let (next, begun) = step.schedule(pace);
+    let (next, begun) = step.schedule(pace, zone);
     if begun {
         at = earlier(at, step.run_jobs());
     }
@@ -66,7 +56,7 @@ struct Step<'a> {
 impl Step<'_> {
     /// Has each Job's controller decide. Returns when one of them is due.
     fn run_jobs(&mut self) -> Option<Timestamp> {
-        let Situation { node_name, key, seen, clock, .. } = *self.situation;
+        let Situation { node_name, key, observed: seen, clock, .. } = *self.situation;
         let none = BTreeMap::new();
         let (mut at, mut expired) = (None, BTreeSet::new());
         for made in &mut self.cron.jobs {
@@ -75,7 +65,7 @@ impl Step<'_> {
             let of_job = ObjectKey::new(ObjectKind::Job, key.namespace.clone(), made.name.as_str());
             let seen = seen.get(made.name.as_str()).unwrap_or(&none);
             let hash = made.hash.as_str();
-            let situation = job::Situation { node_name, key: &of_job, spec: &spec, hash, seen, clock };
+            let situation = situation::Situation { node_name, key: &of_job, spec: &spec, hash, observed: seen, clock };
             let (mut pods, others) = take_pods(&mut self.memory.pods, &made.name);
             let next = job::step(&mut made.state, &mut pods, &situation, self.notices);
             self.memory.pods = others;
@@ -96,14 +86,14 @@ impl Step<'_> {
     }
 
     /// Begins a Job if one is due. Returns when the next one is due, and whether one has begun.
-    fn schedule(&mut self, pace: &mut Pace) -> (Option<Timestamp>, bool) {
+    fn schedule(&mut self, pace: &mut Pace, zone: Option<&TimeZone>) -> (Option<Timestamp>, bool) {
         let Situation { key, spec, clock, .. } = *self.situation;
         if !clock.is_set() {
             // It is woken as soon as the clock is set.
             return (Some(clock.earliest), false);
         }
         let created = *self.cron.created.get_or_insert(clock.now);
-        let Some(zone) = &self.situation.zone else {
+        let Some(zone) = zone else {
             let zone = spec.time_zone.as_deref().unwrap_or_default();
             let message = format!("invalid timeZone: {zone:?}: the node has no such zone in /usr/share/zoneinfo");
             if pace.is_news(&message) {

@@ -10,7 +10,6 @@ mod seen;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use limpet_model::object::ObjectKey;
 use limpet_model::object::workload::job::Job;
 
 pub(crate) use seen::Seen;
@@ -20,26 +19,14 @@ use crate::facts::Facts;
 use crate::memory::{End, Failures, JobMemory, Task, Verdict, WantedPod};
 use crate::notice::Notices;
 use crate::pods::task_name;
+use crate::situation;
 use crate::victims::choose;
 use policy::Effect;
 
 /// How many ended pods of one Job are kept, with their logs. All are counted anyway.
 const MOST_ENDED: usize = 100;
 
-/// What a step's decision depends on.
-#[derive(Debug)]
-pub(crate) struct Situation<'a> {
-    /// The node, whose name is part of pods' names.
-    pub(crate) node_name: &'a str,
-    pub(crate) key: &'a ObjectKey,
-    /// What it is to be.
-    pub(crate) spec: &'a Job,
-    /// The hash of its template.
-    pub(crate) hash: &'a str,
-    /// What is observed of its pods, by name, including those that are no longer wanted and are not gone yet.
-    pub(crate) seen: &'a BTreeMap<&'a str, Seen>,
-    pub(crate) clock: Clock,
-}
+type Situation<'a> = situation::Situation<'a, Job, BTreeMap<&'a str, Seen>>;
 
 /// The result of a step, apart from the pods.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -89,7 +76,7 @@ struct Step<'a> {
 impl Step<'_> {
     /// Counts the pods that have ended since the last step, in the order of their ends.
     fn count_ended(&mut self) {
-        let Situation { spec, seen, clock, .. } = *self.situation;
+        let Situation { spec, observed: seen, clock, .. } = *self.situation;
         let mut ended: Vec<(Timestamp, usize, bool)> = Vec::new();
         for (at, pod) in self.pods.iter().enumerate().filter(|(_, pod)| !has_end(pod)) {
             let Some(seen) = seen.get(pod.name.as_str()) else { continue };
@@ -127,7 +114,7 @@ impl Step<'_> {
     }
 
     fn count_failure(&mut self, at: usize, index: Option<u32>, time: Timestamp) {
-        let Situation { spec, key, seen, .. } = *self.situation;
+        let Situation { spec, key, observed: seen, .. } = *self.situation;
         let name = self.pods[at].name.as_str();
         let effect = match seen.get(name) {
             Some(seen) if spec.has_failure_policy => policy::judge(&spec.failure_rules, &key.namespace, name, seen),
@@ -207,7 +194,7 @@ impl Step<'_> {
 
     /// Whether containers that are restarted in their pods have failed too often (`pastBackoffLimitOnFailure`).
     fn restarts_exceed(&self) -> bool {
-        let Situation { spec, seen, .. } = *self.situation;
+        let Situation { spec, observed: seen, .. } = *self.situation;
         let active = self.pods.iter().filter_map(|pod| seen.get(pod.name.as_str()));
         let restarts: u32 = active.filter(|seen| seen.succeeded.is_none()).map(|seen| seen.facts.restarts).sum();
         spec.restarts_in_place && restarts > 0 && restarts >= spec.backoff_limit
@@ -271,7 +258,7 @@ impl Step<'_> {
         };
         if active.len() > wanted {
             let facts: BTreeMap<&str, Facts> =
-                self.situation.seen.iter().map(|(name, seen)| (*name, seen.facts)).collect();
+                self.situation.observed.iter().map(|(name, seen)| (*name, seen.facts)).collect();
             let candidates = self.pods.iter().filter(|pod| active.contains(&pod.name));
             let surplus = choose(candidates, &facts, active.len() - wanted);
             return self.remove(&surplus.into_iter().collect());
@@ -323,7 +310,7 @@ impl Step<'_> {
     }
 
     fn make_one(&mut self, index: Option<u32>) {
-        let Situation { node_name, key, hash, seen, clock, .. } = *self.situation;
+        let Situation { node_name, key, hash, observed: seen, clock, .. } = *self.situation;
         let (name, serial) = loop {
             let serial = self.memory.next_serial;
             self.memory.next_serial += 1;
@@ -354,8 +341,9 @@ impl Step<'_> {
 
     /// The pods that run, or should.
     fn active(&self) -> BTreeSet<String> {
-        let is_active =
-            |pod: &&WantedPod| !has_end(pod) && self.situation.seen.get(pod.name.as_str()).is_none_or(Seen::is_active);
+        let is_active = |pod: &&WantedPod| {
+            !has_end(pod) && self.situation.observed.get(pod.name.as_str()).is_none_or(Seen::is_active)
+        };
         self.pods.iter().filter(is_active).map(|pod| pod.name.clone()).collect()
     }
 
@@ -364,7 +352,7 @@ impl Step<'_> {
         let is_wanted = |name: &str| self.pods.iter().any(|pod| pod.name == name);
         let seen = self
             .situation
-            .seen
+            .observed
             .iter()
             .filter(|(name, seen)| seen.succeeded.is_none() && (seen.terminating || !is_wanted(name)));
         seen.map(|(name, _)| (*name).to_owned()).collect()

@@ -24,6 +24,7 @@ mod notice;
 mod pace;
 mod pods;
 mod replicated;
+mod situation;
 mod stateful_set;
 mod victims;
 

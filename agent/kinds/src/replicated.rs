@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use limpet_model::object::ObjectKey;
 use limpet_model::object::workload::{Replicated, Update};
 
 use crate::clock::earlier;
@@ -16,24 +15,10 @@ use crate::facts::{Facts, Phase};
 use crate::memory::{Memory, WantedPod};
 use crate::pace::Pace;
 use crate::pods::replica_name;
+use crate::situation;
 use crate::victims::choose;
 
-/// What a step's decision depends on.
-#[derive(Debug)]
-pub(crate) struct Situation<'a> {
-    /// The node, whose name is part of pods' names.
-    pub(crate) node_name: &'a str,
-    /// The workload.
-    pub(crate) key: &'a ObjectKey,
-    /// What it is to be.
-    pub(crate) spec: &'a Replicated,
-    /// The hash of its template.
-    pub(crate) hash: &'a str,
-    /// What is observed of its pods, by name, those included that are not wanted any more and have not gone yet.
-    pub(crate) facts: &'a BTreeMap<&'a str, Facts>,
-    /// This moment.
-    pub(crate) now: Timestamp,
-}
+type Situation<'a> = situation::Situation<'a, Replicated, BTreeMap<&'a str, Facts>>;
 
 /// What follows from a step, apart from the pods.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,7 +40,7 @@ pub(crate) fn step(memory: &mut Memory, pace: &mut Pace, situation: &Situation<'
             break;
         }
     }
-    let (spec, now) = (situation.spec, situation.now);
+    let (spec, now) = (situation.spec, situation.clock.now);
     let available = step.count(|_, facts| facts.is_available(spec.min_ready_seconds, now));
     let (updated, all) = (step.size(situation.hash), step.memory.pods.len());
     let names: BTreeSet<&str> = step.memory.pods.iter().map(|pod| pod.name.as_str()).collect();
@@ -108,7 +93,7 @@ impl Step<'_> {
 
     /// One step of a rolling update: first new pods, then old ones.
     fn roll(&mut self, surge: usize, unavailable: usize) -> bool {
-        let Situation { spec, hash, now, .. } = *self.situation;
+        let Situation { spec, hash, clock, .. } = *self.situation;
         let (replicas, all, size) = (usize_of(spec.replicas), self.memory.pods.len(), self.size(hash));
         let room = (replicas + surge).saturating_sub(all).min(replicas - size);
         if room > 0 {
@@ -117,7 +102,7 @@ impl Step<'_> {
         if all == size {
             return false;
         }
-        let is_available = |facts: &Facts| facts.is_available(spec.min_ready_seconds, now);
+        let is_available = |facts: &Facts| facts.is_available(spec.min_ready_seconds, clock.now);
         let least = replicas.saturating_sub(unavailable);
         let new_available = self.count(|pod, facts| pod.hash == hash && is_available(facts));
         let spare = all.saturating_sub(least + (size - new_available));
@@ -184,8 +169,8 @@ impl Step<'_> {
         let ended = self.names(|_, facts| facts.phase == Phase::Ended);
         let mut next = None;
         for name in ended {
-            let at = pace.replace_at(&name, self.situation.now);
-            if at > self.situation.now {
+            let at = pace.replace_at(&name, self.situation.clock.now);
+            if at > self.situation.clock.now {
                 next = earlier(next, Some(at));
                 continue;
             }
@@ -206,7 +191,7 @@ impl Step<'_> {
 
     /// Adds pods of that revision, with the lowest numbers whose names are free: so names repeat where memory was lost.
     fn grow_except(&mut self, hash: &str, count: usize, except: Option<&str>) -> bool {
-        let Situation { node_name, key, facts, now, .. } = *self.situation;
+        let Situation { node_name, key, observed: facts, clock, .. } = *self.situation;
         let mut taken: BTreeSet<String> = self.memory.pods.iter().map(|pod| pod.name.clone()).collect();
         taken.extend(except.map(str::to_owned));
         let mut serial = 0;
@@ -219,13 +204,13 @@ impl Step<'_> {
                 serial += 1;
             };
             taken.insert(name.clone());
-            self.memory.pods.push(WantedPod { name, hash: hash.to_owned(), serial, made: now, task: None });
+            self.memory.pods.push(WantedPod { name, hash: hash.to_owned(), serial, made: clock.now, task: None });
         }
         count > 0
     }
 
     fn shrink(&mut self, of: impl Fn(&WantedPod) -> bool, count: usize) -> bool {
-        let victims = choose(self.memory.pods.iter().filter(|pod| of(pod)), self.situation.facts, count);
+        let victims = choose(self.memory.pods.iter().filter(|pod| of(pod)), self.situation.observed, count);
         self.memory.pods.retain(|pod| !victims.contains(&pod.name));
         !victims.is_empty()
     }
@@ -233,18 +218,18 @@ impl Step<'_> {
     /// Whether pods of other revisions have not gone yet.
     fn others_remain(&self) -> bool {
         let is_wanted = |name: &str| self.memory.pods.iter().any(|pod| pod.name == name);
-        self.situation.facts.iter().any(|(name, facts)| !is_wanted(name) && facts.phase != Phase::Ended)
+        self.situation.observed.iter().any(|(name, facts)| !is_wanted(name) && facts.phase != Phase::Ended)
     }
 
     /// When the next pod becomes available by the passing of time.
     fn next_available(&self) -> Option<Timestamp> {
-        let Situation { spec, now, .. } = *self.situation;
+        let Situation { spec, clock, .. } = *self.situation;
         let times = self.memory.pods.iter().filter_map(|pod| self.facts(pod).available_at(spec.min_ready_seconds));
-        times.filter(|at| *at > now && spec.min_ready_seconds > 0).min()
+        times.filter(|at| *at > clock.now && spec.min_ready_seconds > 0).min()
     }
 
     fn facts(&self, pod: &WantedPod) -> Facts {
-        self.situation.facts.get(pod.name.as_str()).copied().unwrap_or_default()
+        self.situation.observed.get(pod.name.as_str()).copied().unwrap_or_default()
     }
 
     fn count(&self, is_counted: impl Fn(&WantedPod, &Facts) -> bool) -> usize {

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use limpet_model::object::ObjectKey;
 use limpet_model::object::workload::stateful_set::{Rolling, StatefulSet};
 
 use crate::clock::earlier;
@@ -15,6 +14,7 @@ use crate::memory::{Memory, WantedPod};
 use crate::notice::Notices;
 use crate::pace::Pace;
 use crate::pods::{ordinal, set_pod_name};
+use crate::situation;
 
 /// What is known of the pod of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,18 +27,7 @@ pub(crate) struct Member {
     pub(crate) terminating: bool,
 }
 
-/// What a step decides on.
-#[derive(Debug)]
-pub(crate) struct Situation<'a> {
-    pub(crate) key: &'a ObjectKey,
-    /// What it is to be.
-    pub(crate) spec: &'a StatefulSet,
-    /// The hash of its template.
-    pub(crate) hash: &'a str,
-    /// What is observed of its pods, by name.
-    pub(crate) members: &'a BTreeMap<&'a str, Member>,
-    pub(crate) now: Timestamp,
-}
+type Situation<'a> = situation::Situation<'a, StatefulSet, BTreeMap<&'a str, Member>>;
 
 /// Brings `memory` in line with the situation, as far as it is time to. Returns when the next step is due.
 pub(crate) fn step(
@@ -77,7 +66,7 @@ impl Step<'_> {
             let is_settled = match self.memory.pods.iter().position(|pod| pod.name == name) {
                 Some(at) => self.renew(at, pace) && self.is_available(&self.memory.pods[at]),
                 // Another one of that name has not gone yet.
-                None if self.situation.members.contains_key(name.as_str()) => false,
+                None if self.situation.observed.contains_key(name.as_str()) => false,
                 None => {
                     self.make(ordinal, name);
                     false
@@ -99,7 +88,7 @@ impl Step<'_> {
         if !has_ended {
             return true;
         }
-        let (name, now) = (pod.name.clone(), self.situation.now);
+        let (name, now) = (pod.name.clone(), self.situation.clock.now);
         let due = pace.replace_at(&name, now);
         if due > now {
             self.at = earlier(self.at, Some(due));
@@ -114,19 +103,19 @@ impl Step<'_> {
     }
 
     fn make(&mut self, ordinal: u32, name: String) {
-        let Situation { key, spec, hash, now, .. } = *self.situation;
+        let Situation { key, spec, hash, clock, .. } = *self.situation;
         // Those below the partition have the template that was complete last.
         let keeps = spec.rolling.is_some_and(|rolling| ordinal - spec.start < rolling.partition);
         let current = self.memory.set.clone().filter(|current| keeps && self.memory.revision(current).is_some());
         let hash = current.unwrap_or_else(|| hash.to_owned());
         let message = format!("create Pod {name} in StatefulSet {} successful", key.name);
         self.notices.normal(key, "SuccessfulCreate", message);
-        self.memory.pods.push(WantedPod { name, hash, serial: 0, made: now, task: None });
+        self.memory.pods.push(WantedPod { name, hash, serial: 0, made: clock.now, task: None });
     }
 
     /// Ends pods beyond the replicas, the highest ordinal first. False: one of them has to go first.
     fn condemned(&mut self) -> bool {
-        let Situation { key, spec, members, .. } = *self.situation;
+        let Situation { key, spec, observed: members, .. } = *self.situation;
         let wanted = spec.start..spec.start.saturating_add(spec.replicas);
         let is_over = |name: &str| ordinal(key, name).is_some_and(|ordinal| !wanted.contains(&ordinal));
         let mut condemned: Vec<(u32, String)> = self
@@ -193,10 +182,10 @@ impl Step<'_> {
     }
 
     fn replace(&mut self, at: usize) {
-        let Situation { hash, now, .. } = *self.situation;
+        let Situation { hash, clock, .. } = *self.situation;
         let pod = &mut self.memory.pods[at];
         pod.serial = if pod.hash == hash { pod.serial + 1 } else { 0 };
-        (pod.hash, pod.made) = (hash.to_owned(), now);
+        (pod.hash, pod.made) = (hash.to_owned(), clock.now);
     }
 
     /// Notes that all pods have the new template, and are ready.
@@ -210,7 +199,7 @@ impl Step<'_> {
     }
 
     fn member(&self, name: &str) -> Option<Member> {
-        self.situation.members.get(name).copied()
+        self.situation.observed.get(name).copied()
     }
 
     fn is_available(&self, pod: &WantedPod) -> bool {
@@ -218,17 +207,20 @@ impl Step<'_> {
     }
 
     fn is_available_by_name(&self, name: &str) -> bool {
-        let Situation { spec, now, .. } = *self.situation;
+        let Situation { spec, clock, .. } = *self.situation;
         self.member(name).is_some_and(|member| {
-            member.is_wanted && !member.terminating && member.facts.is_available(spec.min_ready_seconds, now)
+            member.is_wanted && !member.terminating && member.facts.is_available(spec.min_ready_seconds, clock.now)
         })
     }
 
     /// When the next pod becomes available by the passing of time.
     fn next_available(&self) -> Option<Timestamp> {
-        let Situation { spec, now, .. } = *self.situation;
-        let members = self.situation.members.values().filter(|member| member.is_wanted && spec.min_ready_seconds > 0);
-        members.filter_map(|member| member.facts.available_at(spec.min_ready_seconds)).filter(|at| *at > now).min()
+        let Situation { spec, clock, .. } = *self.situation;
+        let members = self.situation.observed.values().filter(|member| member.is_wanted && spec.min_ready_seconds > 0);
+        members
+            .filter_map(|member| member.facts.available_at(spec.min_ready_seconds))
+            .filter(|at| *at > clock.now)
+            .min()
     }
 }
 

@@ -59,11 +59,11 @@ impl Scene {
         let clock = Clock { now: self.now, earliest: time("2026-11-01T00:00:00Z") };
         let hash = self.template.hash();
         let situation =
-            Situation { node_name: "edge1", key: &key, spec: &self.spec, hash: &hash, seen: &seen, zone, clock };
+            Situation { node_name: "edge1", key: &key, spec: &self.spec, hash: &hash, observed: &seen, clock };
         // What is remembered goes through the disk.
         self.memory = Memory::from_bytes(&self.memory.to_bytes()).unwrap();
         let mut notices = Notices::default();
-        let at = step(&mut self.memory, &mut self.pace, &situation, &mut notices);
+        let at = step(&mut self.memory, &mut self.pace, &situation, zone.as_ref(), &mut notices);
         let new = notices.0.into_iter().filter(|one| one.object.kind == ObjectKind::CronJob);
         self.said.extend(new.map(|one| one.reason.into_owned()));
         at

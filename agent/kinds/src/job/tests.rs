@@ -1,8 +1,8 @@
 //! Tables: what a Job's controller makes of a situation, step by step.
 
 use jiff::SignedDuration;
-use limpet_model::object::ObjectKind;
 use limpet_model::object::workload::WorkloadSpec;
+use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::source::SourceKind;
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ impl Scene {
             key: &self.key,
             spec: &self.spec,
             hash: "h",
-            seen: &seen,
+            observed: &seen,
             clock: Clock { now: self.now, earliest: at(1_000) },
         };
         // What is remembered goes through the disk.

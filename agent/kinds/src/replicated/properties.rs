@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use limpet_model::object::ObjectKind;
 use limpet_model::object::workload::PodTemplate;
+use limpet_model::object::{ObjectKey, ObjectKind};
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::clock::Clock;
 
 /// What happens between two steps.
 #[derive(Debug, Clone)]
@@ -67,8 +68,9 @@ impl World {
     fn step(&mut self) {
         let key = ObjectKey::new(ObjectKind::Deployment, "shop", "web");
         let facts = self.facts.iter().map(|(name, facts)| (name.as_str(), *facts)).collect();
-        let (spec, hash, now) = (&self.spec, self.hash.as_str(), self.now);
-        let situation = Situation { node_name: "edge1", key: &key, spec, hash, facts: &facts, now };
+        let (spec, hash) = (&self.spec, self.hash.as_str());
+        let clock = Clock { now: self.now, earliest: self.now };
+        let situation = Situation { node_name: "edge1", key: &key, spec, hash, observed: &facts, clock };
         step(&mut self.memory, &mut self.pace, &situation);
         for pod in &self.memory.pods {
             self.facts.entry(pod.name.clone()).or_default();

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use limpet_model::object::ObjectKind;
 use limpet_model::object::workload::PodTemplate;
+use limpet_model::object::{ObjectKey, ObjectKind};
 use serde_json::json;
 
 use super::*;
+use crate::clock::Clock;
 
 /// A Deployment and its pods, with a clock.
 struct Scene {
@@ -44,8 +45,8 @@ impl Scene {
             key: &key,
             spec: &self.spec,
             hash: &self.hash,
-            facts: &facts,
-            now: self.now,
+            observed: &facts,
+            clock: Clock { now: self.now, earliest: self.now },
         };
         step(&mut self.memory, &mut self.pace, &situation)
     }

@@ -1,11 +1,12 @@
 //! Tables: what a StatefulSet's controller makes of a situation, step by step.
 
 use jiff::SignedDuration;
-use limpet_model::object::ObjectKind;
 use limpet_model::object::workload::PodTemplate;
+use limpet_model::object::{ObjectKey, ObjectKind};
 use serde_json::json;
 
 use super::*;
+use crate::clock::Clock;
 
 /// A StatefulSet and its pods, with a clock.
 struct Scene {
@@ -46,7 +47,9 @@ impl Scene {
     fn step(&mut self) -> Option<Timestamp> {
         let key = ObjectKey::new(ObjectKind::StatefulSet, "shop", "db");
         let members = self.members.iter().map(|(name, member)| (name.as_str(), *member)).collect();
-        let situation = Situation { key: &key, spec: &self.spec, hash: &self.hash, members: &members, now: self.now };
+        let clock = Clock { now: self.now, earliest: self.now };
+        let (spec, hash) = (&self.spec, self.hash.as_str());
+        let situation = Situation { node_name: "edge1", key: &key, spec, hash, observed: &members, clock };
         self.memory = Memory::from_bytes(&self.memory.to_bytes()).unwrap();
         let before = self.memory.pods.clone();
         let at = step(&mut self.memory, &mut self.pace, &situation, &mut Notices::default());
