@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
     use crate::fake::{self, Asked};
-    use limpet_telemetry::event::EventType;
+    use limpet_telemetry::event::{EventType, InvolvedObject};
 
     #[tokio::test(start_paused = true)]
     async fn an_event_that_was_refused_is_sent_again_though_the_next_one_took_longer() {
@@ -178,8 +178,7 @@ mod tests {
     #[test]
     fn an_event_is_due_once_and_again_with_a_higher_count_and_never_when_old() {
         let event = |second, count| Event {
-            pod: None,
-            workload: None,
+            involved: InvolvedObject::Node,
             field_path: None,
             event_type: EventType::Normal,
             reason: "Started".into(),

@@ -145,9 +145,8 @@ mod tests {
         let path = dir.path().join("unsent-events.json");
         assert_eq!(read(&path).unwrap(), []);
         let key = PodKey::new("lab", "web");
-        let event = |pod, container: Option<&str>, event_type, count| Event {
-            pod,
-            workload: None,
+        let event = |pod: Option<_>, container: Option<&str>, event_type, count| Event {
+            involved: pod.into(),
             field_path: container.map(|name| limpet_model::pod::Role::Sidecar.field_path(name)),
             event_type,
             reason: "BackOff".into(),

@@ -17,7 +17,7 @@ use limpet_core::source::{Health as SourceHealth, Rejection, SourceSnapshot};
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
-use limpet_telemetry::event::{Event, EventType};
+use limpet_telemetry::event::{Event, EventType, InvolvedObject};
 use limpet_telemetry::health::Heartbeat;
 use limpet_wire::pods::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
@@ -99,8 +99,7 @@ fn rejecting(key: Option<&PodKey>) -> Arc<SourceSnapshot> {
 
 fn event(key: &PodKey, reason: &'static str) -> Event {
     Event {
-        pod: Some((key.clone(), limpet_model::pod::PodUid::new("u1"))),
-        workload: None,
+        involved: InvolvedObject::Pod(key.clone(), limpet_model::pod::PodUid::new("u1")),
         field_path: Some("spec.containers{web}".to_owned()),
         event_type: EventType::Normal,
         reason: reason.into(),

@@ -15,9 +15,8 @@ use serde::Serialize;
 
 use super::pod_changes::{ChangeKind, PodChanges, Remarks};
 use super::{ServerState, view};
-use limpet_model::object::ObjectKey;
 use limpet_model::pod::PodKey;
-use limpet_telemetry::event::Event;
+use limpet_telemetry::event::{Event, InvolvedObject};
 use limpet_wire::pods::PodChange;
 
 /// The lines of a stream.
@@ -88,7 +87,7 @@ pub(super) struct EventWatch {
 }
 
 /// An event's identity, without its count.
-type EventId = (Option<PodKey>, Option<ObjectKey>, Option<String>, Cow<'static, str>, String);
+type EventId = (InvolvedObject, Option<String>, Cow<'static, str>, String);
 
 impl EventWatch {
     pub(super) fn new(state: ServerState, about: Option<PodKey>) -> Self {
@@ -115,13 +114,7 @@ impl EventWatch {
 }
 
 fn id(event: &Event) -> EventId {
-    (
-        event.pod.as_ref().map(|(key, _)| key.clone()),
-        event.workload.as_ref().map(|(key, _)| key.clone()),
-        event.field_path.clone(),
-        event.reason.clone(),
-        event.message.clone(),
-    )
+    (event.involved.clone(), event.field_path.clone(), event.reason.clone(), event.message.clone())
 }
 
 impl Lines for EventWatch {

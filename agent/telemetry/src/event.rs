@@ -31,13 +31,28 @@ pub enum EventType {
     Warning,
 }
 
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum InvolvedObject {
+    /// The node itself.
+    Node,
+    Pod(PodKey, PodUid),
+    /// A workload, with its UID.
+    Workload(ObjectKey, String),
+}
+
+impl From<Option<(PodKey, PodUid)>> for InvolvedObject {
+    /// The pod, or the node if there is none.
+    fn from(pod: Option<(PodKey, PodUid)>) -> Self {
+        pod.map_or(Self::Node, |(key, uid)| Self::Pod(key, uid))
+    }
+}
+
 /// An event; repeats raise `count` and `last_seen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The pod that it is about; `None` for the node or a workload.
-    pub pod: Option<(PodKey, PodUid)>,
-    /// The workload that it is about, and its UID.
-    pub workload: Option<(ObjectKey, String)>,
+    /// What it is about.
+    pub involved: InvolvedObject,
     /// The path of the container in the Pod, if it is about one: `spec.containers{web}`
     /// ([`limpet_model::pod::Role::field_path`]).
     pub field_path: Option<String>,
@@ -54,20 +69,28 @@ pub struct Event {
 }
 
 impl Event {
+    /// The pod that it is about; `None` for the node or a workload.
+    pub fn pod(&self) -> Option<(&PodKey, &PodUid)> {
+        match &self.involved {
+            InvolvedObject::Pod(key, uid) => Some((key, uid)),
+            InvolvedObject::Node | InvolvedObject::Workload(..) => None,
+        }
+    }
+
     /// The event's object name on the node `node`.
     pub fn name(&self, node: &str) -> String {
-        let object = match (&self.pod, &self.workload) {
-            (Some((key, _)), _) => key.name(),
-            (None, Some((key, _))) => &*key.name,
-            (None, None) => node,
+        let object = match &self.involved {
+            InvolvedObject::Pod(key, _) => key.name(),
+            InvolvedObject::Workload(key, _) => &*key.name,
+            InvolvedObject::Node => node,
         };
         format!("{object}.{:x}", self.first_seen.as_nanosecond())
     }
 
     /// Converts it to Kubernetes' Event (core/v1).
     pub fn as_kubernetes(&self, node: &str) -> KubeEvent {
-        let (involved_object, namespace) = match (&self.pod, &self.workload) {
-            (Some((key, uid)), _) => {
+        let (involved_object, namespace) = match &self.involved {
+            InvolvedObject::Pod(key, uid) => {
                 let object = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Pod".to_owned()),
@@ -79,7 +102,7 @@ impl Event {
                 };
                 (object, key.namespace().to_owned())
             }
-            (None, Some((key, uid))) => {
+            InvolvedObject::Workload(key, uid) => {
                 let object = ObjectReference {
                     api_version: Some(key.kind.api_version().to_owned()),
                     kind: Some(key.kind.as_str().to_owned()),
@@ -90,7 +113,7 @@ impl Event {
                 };
                 (object, key.namespace.to_string())
             }
-            (None, None) => {
+            InvolvedObject::Node => {
                 let object = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Node".to_owned()),
@@ -129,31 +152,32 @@ impl Event {
 }
 
 impl Event {
-    /// An event of the node at the current time.
-    fn now(event_type: EventType, reason: Cow<'static, str>, message: String) -> Self {
+    /// An event of the whole object at the current time.
+    fn now(involved: InvolvedObject, event_type: EventType, reason: Cow<'static, str>, message: String) -> Self {
         let now = Timestamp::now();
-        let (pod, workload, field_path) = (None, None, None);
-        Self { pod, workload, field_path, event_type, reason, message, count: 1, first_seen: now, last_seen: now }
+        Self { involved, field_path: None, event_type, reason, message, count: 1, first_seen: now, last_seen: now }
     }
 
     /// Restores an event from [`Self::as_kubernetes`]; `None` for other events.
     pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
         let object = event.involved_object;
-        let (pod, workload) = match object.kind.as_deref()? {
+        let involved = match object.kind.as_deref()? {
             "Pod" => {
-                (Some((PodKey::parse(object.namespace?, object.name?).ok()?, PodUid::parse(object.uid?).ok()?)), None)
+                let key = PodKey::parse(object.namespace?, object.name?).ok()?;
+                InvolvedObject::Pod(key, PodUid::parse(object.uid?).ok()?)
             }
             kind => match ObjectKind::from_name(kind) {
-                Some(kind) => (None, Some((ObjectKey::new(kind, object.namespace?, object.name?), object.uid?))),
-                None => (None, None),
+                Some(kind) => {
+                    InvolvedObject::Workload(ObjectKey::new(kind, object.namespace?, object.name?), object.uid?)
+                }
+                None => InvolvedObject::Node,
             },
         };
         // The object's name contains the time to the nanosecond, which distinguishes events of the same second.
         let (_, time) = event.metadata.name.as_deref()?.rsplit_once('.')?;
         let first_seen = Timestamp::from_nanosecond(i128::from_str_radix(time, 16).ok()?).ok()?;
         Some(Self {
-            pod,
-            workload,
+            involved,
             field_path: object.field_path,
             event_type: if event.type_.as_deref() == Some("Warning") { EventType::Warning } else { EventType::Normal },
             reason: Cow::Owned(event.reason?),
@@ -183,18 +207,18 @@ impl Events {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) -> u32 {
-        self.record(Event { pod, field_path, ..Event::now(event_type, reason.into(), message) })
+        self.record(Event { field_path, ..Event::now(pod.into(), event_type, reason.into(), message) })
     }
 
     /// Records an event of the workload with this UID at the current time.
     pub fn emit_of_workload(
         &self,
-        workload: (ObjectKey, String),
+        (key, uid): (ObjectKey, String),
         event_type: EventType,
         reason: Cow<'static, str>,
         message: String,
     ) {
-        self.record(Event { workload: Some(workload), ..Event::now(event_type, reason, message) });
+        self.record(Event::now(InvolvedObject::Workload(key, uid), event_type, reason, message));
     }
 
     /// Records `event`, or adds its count to a stored event that is equal except for times. Returns the count.
@@ -208,26 +232,17 @@ impl Events {
     /// the common prefix of the messages.
     pub fn emit_progress(
         &self,
-        pod: &(PodKey, PodUid),
+        (key, uid): &(PodKey, PodUid),
         field_path: String,
         reason: &'static str,
         subject: &str,
         at: &str,
     ) {
-        let now = Timestamp::now();
         let mut message = format!("{subject}{at}");
         fault::cut(&mut message, MAX_MESSAGE);
-        let event = Event {
-            pod: Some(pod.clone()),
-            workload: None,
-            field_path: Some(field_path),
-            event_type: EventType::Normal,
-            reason: Cow::Borrowed(reason),
-            message,
-            count: 1,
-            first_seen: now,
-            last_seen: now,
-        };
+        let involved = InvolvedObject::Pod(key.clone(), uid.clone());
+        let event = Event::now(involved, EventType::Normal, Cow::Borrowed(reason), message);
+        let event = Event { field_path: Some(field_path), ..event };
         self.merge(event, |stored| stored.starts_with(subject));
     }
 
@@ -235,8 +250,7 @@ impl Events {
     fn merge(&self, event: Event, is_same: impl Fn(&String) -> bool) -> u32 {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
-            stored.pod == event.pod
-                && stored.workload == event.workload
+            stored.involved == event.involved
                 && stored.field_path == event.field_path
                 && stored.reason == event.reason
                 && is_same(&stored.message)
@@ -258,9 +272,9 @@ impl Events {
     }
 
     /// Whether an event of this pod with this message is stored.
-    pub fn has(&self, pod: Option<&(PodKey, PodUid)>, message: &str) -> bool {
+    pub fn has(&self, pod: (&PodKey, &PodUid), message: &str) -> bool {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.iter().any(|event| event.pod.as_ref() == pod && event.message == message)
+        ring.iter().any(|event| event.pod() == Some(pod) && event.message == message)
     }
 
     /// All stored events, oldest first.

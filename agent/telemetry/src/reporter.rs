@@ -246,10 +246,9 @@ impl Reporter {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
-        let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
-        if !self.events.has(key.as_ref(), &message) {
+        if !self.events.has((&pod.record.key, &pod.record.uid), &message) {
             tracing::warn!(pod = %pod.record.key, message, "pod is waiting");
-            self.events.emit(key, field_path(pod, container), EventType::Warning, reason, message);
+            self.event(pod, container, EventType::Warning, reason, message);
         }
     }
 

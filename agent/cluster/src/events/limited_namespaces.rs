@@ -18,7 +18,7 @@ pub(super) struct LimitedNamespaces {
 
 impl LimitedNamespaces {
     fn namespace(event: &Event) -> Option<String> {
-        event.pod.as_ref().map(|(key, _)| key.namespace().to_owned())
+        event.pod().map(|(key, _)| key.namespace().to_owned())
     }
 
     /// Whether the event has to wait. If so, moves `next` to the end of its wait unless it is earlier.
@@ -51,12 +51,11 @@ mod tests {
     use limpet_model::pod::{PodKey, PodUid};
 
     use super::*;
-    use limpet_telemetry::event::EventType;
+    use limpet_telemetry::event::{EventType, InvolvedObject};
 
     fn event(namespace: &str) -> Event {
         Event {
-            pod: Some((PodKey::new(namespace, "web"), PodUid::new("1"))),
-            workload: None,
+            involved: InvolvedObject::Pod(PodKey::new(namespace, "web"), PodUid::new("1")),
             field_path: None,
             event_type: EventType::Normal,
             reason: "Started".into(),

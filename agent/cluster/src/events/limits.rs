@@ -136,7 +136,7 @@ impl Bucket {
 }
 
 fn object(event: &Event) -> Object {
-    event.pod.as_ref().map(|(_, uid)| uid.clone())
+    event.pod().map(|(_, uid)| uid.clone())
 }
 
 fn flow(event: &Event) -> Flow {
@@ -150,13 +150,13 @@ fn kind(event: &Event) -> Kind {
 #[cfg(test)]
 mod tests {
     use limpet_model::pod::PodKey;
+    use limpet_telemetry::event::InvolvedObject;
 
     use super::*;
 
     fn event(pod: &str, reason: &'static str, message: &str) -> Event {
         Event {
-            pod: Some((PodKey::new("default", pod), PodUid::new(pod))),
-            workload: None,
+            involved: InvolvedObject::Pod(PodKey::new("default", pod), PodUid::new(pod)),
             field_path: None,
             event_type: EventType::Warning,
             reason: reason.into(),

@@ -125,7 +125,7 @@ async fn a_refused_pod_is_reported_once_a_minute_and_the_list_is_bounded() {
     assert_eq!(counts(&lookup), [1, 2]);
     let event = lookup.events.snapshot().remove(1);
     assert_eq!(
-        (&*event.reason, event.pod.clone().unwrap().0.to_string()),
+        (&*event.reason, event.pod().unwrap().0.to_string()),
         ("LocalSocketRefused", "default/web-edge1".to_owned())
     );
 

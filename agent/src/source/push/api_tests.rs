@@ -181,7 +181,7 @@ async fn a_rejected_push_is_recorded_as_event_and_metric() {
     bench.client.delete("/api/v1/namespaces/default/pods/db").await.unwrap_err();
 
     let events: Vec<(Option<String>, String, u32)> = (bench.state.events.snapshot().into_iter())
-        .map(|event| (event.pod.map(|(key, _)| key.to_string()), event.message, event.count))
+        .map(|event| (event.pod().map(|(key, _)| key.to_string()), event.message, event.count))
         .collect();
     let expected = [
         (Some("default/web-edge1"), "manifest rejected, the last good version runs on: Pod \"web\" is invalid: ", 2),
