@@ -36,8 +36,18 @@ pub const CANNOT_RUN: &[(&str, &str)] = &[
         "needs images of other registries",
     ),
 ];
-/// Specs spend most of their time waiting.
-const PROCESSES: &str = "--procs=8";
+/// Those of kubelet's CPU manager that two processors can run, by a part of their names. The others ask for more processors,
+/// for two threads of a core or for cgroup v2. Each is run alone: after another one too few processors are allocatable.
+pub const CPU_MANAGER: &[&str] = &[
+    "running non-guaranteed pods tests should let the container access all the online CPUs without a reserved CPUs set",
+    "running non-guaranteed pods tests should let the container access all the online CPUs when using a reserved CPUs set",
+    "running guaranteed pod tests should allocate exclusively a CPU to a 1-container pod",
+    "running guaranteed pod tests with feature gates disabled should allocate exclusively a CPU to a 1-container pod",
+    "running with strict CPU reservation should let the container access all the online CPUs without a reserved CPUs set",
+    "running with strict CPU reservation should let the container access all the online CPUs minus the reserved CPUs set",
+];
+/// How many specs run at a time. They spend most of their time waiting.
+const PROCESSES: usize = 8;
 /// A replacement for an applet that Debian's busybox lacks and the specs use: the time of day with milliseconds.
 const NMETER: &str = r#"#!/bin/sh
 set -- $(adjtimex | sed -n 's/.*tv_u*sec: *//p')
@@ -55,6 +65,8 @@ pub struct Specs<'a> {
     pub report: &'a str,
     /// Which of Kubernetes' labels the specs carry that count.
     pub labels: &'a str,
+    /// The one that is run, by a part of its name; `None`: all.
+    pub alone: Option<&'a str>,
     /// Those of them that cannot run, by a part of their names, and why.
     pub left_out: &'a [(&'a str, &'a str)],
     /// The program's own.
@@ -85,13 +97,18 @@ impl Specs<'_> {
         fs::create_dir_all(&dir)?;
         // ginkgo runs a program of that name, in its directory.
         let own = dir.join(format!("{}.test", self.program));
-        fs::hard_link(&program, &own).or_else(|_| fs::copy(&program, &own).map(drop))?;
+        if !own.exists() {
+            fs::hard_link(&program, &own).or_else(|_| fs::copy(&program, &own).map(drop))?;
+        }
         let report = format!("{}.json", self.report);
         starter.arg(ginkgo);
-        starter.args([PROCESSES, "--no-color", "--keep-going", &format!("--label-filter={}", self.labels)]);
+        let processes = if self.alone.is_some() { 1 } else { PROCESSES };
+        starter.arg(format!("--procs={processes}")).arg(format!("--label-filter={}", self.labels));
+        starter.args(["--no-color", "--keep-going"]);
         starter.args([format!("--json-report={report}"), format!("--output-dir={}", dir.display())]);
         let limit = std::env::var(LIMIT_VARIABLE).unwrap_or_else(|_| "4h".to_owned());
         starter.arg(format!("--timeout={limit}"));
+        starter.args(self.alone.map(|name| format!("--focus={name}")));
         for (variable, option) in [(FOCUS_VARIABLE, "focus"), (SKIP_VARIABLE, "skip")] {
             if let Ok(names) = std::env::var(variable) {
                 starter.arg(format!("--{option}={names}"));
@@ -102,7 +119,9 @@ impl Specs<'_> {
         let reports = agent::workspace_dir().join("target/conformance");
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
-        fs::remove_file(&log).ok();
+        if self.alone.is_none() {
+            fs::remove_file(&log).ok();
+        }
         let mut suite = Daemon::start(&mut starter, &log)?;
         let ended = wait(&mut suite);
         if ended.is_err() {
@@ -111,7 +130,8 @@ impl Specs<'_> {
         }
         // It is kept even if the specs were cut short, because their error says more than that of a report that they
         // did not complete.
-        let kept = keep_report(&dir.join(&report), &reports.join(&report));
+        let is_of_a_part = self.alone.is_some() || is_of_a_part();
+        let kept = keep_report(&dir.join(&report), &reports.join(&report), is_of_a_part);
         let found = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
         let states = found[0]["SpecReports"].as_array().into_iter().flatten().filter_map(|spec| spec["State"].as_str());
         let (passed, failed) = states.fold((0, 0), |(passed, failed), state| match state {
@@ -126,9 +146,9 @@ impl Specs<'_> {
 }
 
 /// Copies the report of a run, whose outcomes replace those of `whole` if it is a part; returns it.
-fn keep_report(of_run: &Path, whole: &Path) -> Result<Value> {
+fn keep_report(of_run: &Path, whole: &Path, is_of_a_part: bool) -> Result<Value> {
     let found: Value = serde_json::from_slice(&fs::read(of_run)?).with_context(|| of_run.display().to_string())?;
-    let before = if is_of_a_part() { fs::read(whole).ok() } else { None };
+    let before = if is_of_a_part { fs::read(whole).ok() } else { None };
     let before = before.map(|before| serde_json::from_slice(&before)).transpose()?;
     let written = before.map_or_else(|| found.clone(), |before| replaced(before, &found));
     fs::write(whole, written.to_string())?;

@@ -83,7 +83,7 @@ enum Task {
     /// Run the tests that take too long for every change: all kernels, the long forms, containerd 2. Takes hours.
     Nightly(nightly::Arguments),
     /// Run Kubernetes' conformance specs of a node and of a cluster against limpet and against kubelet, and compare:
-    /// docs/conformance.md and docs/conformance-cluster.md. Takes hours.
+    /// docs/conformance.md, docs/conformance-cpus.md and docs/conformance-cluster.md. Takes hours.
     Conformance(conformance::Arguments),
     /// Build the BPF programs and install the object in agent-ebpf; sets up all requirements except the nightly compiler.
     BuildEbpf,

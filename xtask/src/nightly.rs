@@ -46,6 +46,8 @@ enum Part {
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
     Standalone,
+    /// The specs of kubelet's CPU manager that two processors can run.
+    CpuSpecs,
     /// kubeadm sets up a cluster whose control plane and nodes limpet runs.
     Kubeadm,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
@@ -88,6 +90,9 @@ impl Part {
             Self::Link => &["test", "-p", "limpet-tests", "--test", "link"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
+            Self::CpuSpecs => {
+                &["test", "-p", "limpet-tests", "--test", "conformance", "--", "limpet_runs_the_cpu_specs"]
+            }
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
             Self::States => &["test", "-p", "limpet-tests", "--test", "states"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
@@ -109,6 +114,7 @@ impl Part {
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
             Self::Workloads | Self::Csi => kubernetes::control_plane(),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
+            Self::CpuSpecs => kubernetes::control_plane().and_then(|()| kubernetes::conformance_tests("e2e_node")),
             Self::Kubeadm => kubernetes::kubeadm().and_then(|()| ETCD.ready()).and_then(|_| COREDNS.ready()).map(drop),
             Self::Cosign => COSIGN.ready().map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),

@@ -51,7 +51,7 @@ fn run(report: &str, host: &mut Host<'_>) -> Result<()> {
         "--num-nodes=1".to_owned(),
         format!("--kubectl-path={}", kubectl.display()),
     ];
-    let specs = Specs { program: "e2e", report, labels: LABELS, left_out: &[], arguments: &arguments };
+    let specs = Specs { program: "e2e", report, labels: LABELS, alone: None, left_out: &[], arguments: &arguments };
     let ran = specs.run(host.command("env"), host.node.dir(), |specs| specs.wait(SUITE_TIMEOUT).map(drop));
     fs::copy(log, agent::workspace_dir().join(format!("target/conformance/{report}-agent.log")))?;
     ran

@@ -3,11 +3,11 @@
 //! change, and restart it as a [unit of systemd](SystemdUnit).
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::kubelet_api::NodeAddress;
 use limpet_tests::cluster::{Cluster, cluster_role_binding, condition};
 use limpet_tests::kubelet::Kubelet;
@@ -17,10 +17,65 @@ use limpet_tests::systemd_unit::{Request, SystemdUnit};
 use limpet_tests::{TestNode, agent, tools, wait};
 use serde_json::json;
 
-/// Which of Kubernetes' labels the specs carry that count.
-const LABELS: &str = "(NodeConformance || Conformance) && !Flaky";
+/// Which specs are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Selection {
+    /// Those that every node has to pass.
+    Conformance,
+    /// Those of kubelet's CPU manager that two processors can run.
+    CpuManager,
+}
+
+impl Selection {
+    /// Which of Kubernetes' labels they carry.
+    fn labels(self) -> &'static str {
+        match self {
+            Self::Conformance => "(NodeConformance || Conformance) && !Flaky",
+            Self::CpuManager => "Feature: containsAny CPUManager",
+        }
+    }
+
+    /// What the report of an agent is called.
+    fn report(self, agent: &str) -> String {
+        match self {
+            Self::Conformance => agent.to_owned(),
+            Self::CpuManager => format!("{agent}-cpus"),
+        }
+    }
+
+    /// Where they look into cgroups, if they do.
+    fn cgroups(self) -> Option<&'static str> {
+        let of_controller = "/sys/fs/cgroup/cpuset";
+        let dir = if Path::new(of_controller).exists() { of_controller } else { "/sys/fs/cgroup" };
+        (self == Self::CpuManager).then_some(dir)
+    }
+
+    /// What one run of the suite has: one spec, or all.
+    fn runs(self) -> Vec<Option<&'static str>> {
+        match self {
+            Self::Conformance => vec![None],
+            Self::CpuManager => specs::CPU_MANAGER.iter().copied().map(Some).collect(),
+        }
+    }
+}
 
 pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
+    limpet_runs(node, Selection::Conformance)
+}
+
+pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
+    kubelet_runs(node, Selection::Conformance)
+}
+
+pub(crate) fn limpet_runs_the_cpu_specs(node: &mut TestNode) -> Result<()> {
+    limpet_runs(node, Selection::CpuManager)
+}
+
+pub(crate) fn kubelet_runs_the_cpu_specs(node: &mut TestNode) -> Result<()> {
+    kubelet_runs(node, Selection::CpuManager)
+}
+
+fn limpet_runs(node: &mut TestNode, selection: Selection) -> Result<()> {
     let bench = Bench::prepare(node)?;
     bench.cluster.admit(node, &[&format!("--node-ip={}", bench.address.address)])?;
     node.agent.reconfigure(|settings| {
@@ -36,8 +91,16 @@ pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
         logs: settings.pod_logs(),
         root: settings.root(),
         plugins: settings.plugins(),
+        // containerd's own has no pod of limpet.
+        cri: match selection {
+            Selection::Conformance => node.containerd.socket(),
+            Selection::CpuManager => settings.run().join("cri.sock"),
+        },
+        cgroup: node.cgroup().to_owned(),
+        cgroups: selection.cgroups(),
     };
-    let ran = bench.run("limpet", &places, |request| {
+    let report = selection.report("limpet");
+    let ran = bench.run(selection, &report, &places, |request| {
         node.agent.kill();
         if request == Request::Kill {
             return Ok(());
@@ -46,11 +109,11 @@ pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
         node.agent.reconfigure(|settings| settings.kubelet_configuration = configuration)?;
         node.agent.start()
     });
-    fs::write(agent::workspace_dir().join("target/conformance/limpet-agent.log"), node.agent.log())?;
+    fs::write(agent::workspace_dir().join(format!("target/conformance/{report}-agent.log")), node.agent.log())?;
     ran
 }
 
-pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
+fn kubelet_runs(node: &mut TestNode, selection: Selection) -> Result<()> {
     let bench = Bench::prepare(node)?;
     let program = tools::kubernetes("kubelet").context("no kubelet here; run: cargo xtask kubelet")?;
     let mut kubelet = Kubelet::prepare(&program, node)?;
@@ -64,8 +127,16 @@ pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
     kubelet.spawn()?;
     bench.wait_ready(kubelet.name())?;
     let root = kubelet.root();
-    let places = Places { node: kubelet.name().to_owned(), logs: kubelet.pod_logs(), plugins: root.clone(), root };
-    let ran = bench.run("kubelet", &places, |request| {
+    let places = Places {
+        node: kubelet.name().to_owned(),
+        logs: kubelet.pod_logs(),
+        plugins: root.clone(),
+        root,
+        cri: node.containerd.socket(),
+        cgroup: format!("{}/kubelet", node.cgroup()),
+        cgroups: selection.cgroups(),
+    };
+    let ran = bench.run(selection, &selection.report("kubelet"), &places, |request| {
         kubelet.stop()?;
         if request == Request::Kill {
             return Ok(());
@@ -102,8 +173,6 @@ struct Bench {
     _registry: Registry,
     /// The node's.
     dir: PathBuf,
-    /// containerd's socket.
-    endpoint: PathBuf,
 }
 
 /// Where the specs find what is an agent's.
@@ -113,6 +182,12 @@ struct Places {
     logs: PathBuf,
     root: PathBuf,
     plugins: PathBuf,
+    /// The socket by which it finds containers.
+    cri: PathBuf,
+    /// The cgroup that is the root of its pods'.
+    cgroup: String,
+    /// Where the specs look into cgroups, if they do: they expect that root there.
+    cgroups: Option<&'static str>,
 }
 
 impl Bench {
@@ -129,8 +204,7 @@ impl Bench {
         // What is to be pulled always comes from here.
         let registry = Registry::start(&node.dir().join("registry"))?;
         specs::serve(&images, &registry, &node.containerd.certs_d())?;
-        let (dir, endpoint) = (node.dir().to_owned(), node.containerd.socket());
-        Ok(Self { cluster, address: NodeAddress::add()?, token, _registry: registry, dir, endpoint })
+        Ok(Self { cluster, address: NodeAddress::add()?, token, _registry: registry, dir: node.dir().to_owned() })
     }
 
     fn wait_ready(&self, name: &str) -> Result<()> {
@@ -147,18 +221,17 @@ impl Bench {
         file.exists().then_some(file)
     }
 
-    /// Runs the specs; `carry_out` stops and starts the agent.
-    fn run(&self, agent: &str, places: &Places, carry_out: impl FnMut(Request) -> Result<()>) -> Result<()> {
+    /// Runs the specs, also those after one that fails; `carry_out` stops and starts the agent.
+    fn run(
+        &self,
+        selection: Selection,
+        report: &str,
+        places: &Places,
+        mut carry_out: impl FnMut(Request) -> Result<()>,
+    ) -> Result<()> {
         let system = self.dir.join("system.yaml");
         fs::write(&system, "os: Linux\n")?;
         let unit = SystemdUnit::new(&self.dir.join("unit"))?;
-        let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
-                      mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
-                      mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && exec \"$@\"";
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script, "sh"]).env("PATH", unit.search_path()?);
-        command.env("LOGS", &places.logs).env("ROOT", &places.root);
-        command.env("PLUGINS", places.plugins.join("device-plugins"));
         let arguments = [
             "--start-services=false".to_owned(),
             "--stop-services=false".to_owned(),
@@ -167,10 +240,40 @@ impl Bench {
             format!("--host={}", self.cluster.address()),
             format!("--bearer-token={}", self.token),
             format!("--node-name={}", places.node),
-            format!("--container-runtime-endpoint=unix://{}", self.endpoint.display()),
+            format!("--container-runtime-endpoint=unix://{}", places.cri.display()),
         ];
-        Specs { program: "e2e_node", report: agent, labels: LABELS, left_out: specs::CANNOT_RUN, arguments: &arguments }
-            .run(command, &self.dir, |specs| unit.serve(specs, SUITE_TIMEOUT, carry_out))
+        let mut failed = Vec::new();
+        for alone in selection.runs() {
+            let specs = Specs {
+                program: "e2e_node",
+                report,
+                labels: selection.labels(),
+                alone,
+                left_out: specs::CANNOT_RUN,
+                arguments: &arguments,
+            };
+            let starter = places.starter(&unit)?;
+            let ran = specs.run(starter, &self.dir, |specs| unit.serve(specs, SUITE_TIMEOUT, &mut carry_out));
+            failed.extend(ran.err().map(|error| format!("{}: {error:#}", alone.unwrap_or("specs"))));
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("\n"));
+        Ok(())
+    }
+}
+
+impl Places {
+    /// What runs the suite's program: it finds everything where kubelet has it.
+    fn starter(&self, unit: &SystemdUnit) -> Result<Command> {
+        let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
+                      mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
+                      mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && \
+                      { [ -z \"$CGROUPS\" ] || mount --bind \"$CGROUPS/$CGROUP\" \"$CGROUPS\"; } && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).env("PATH", unit.search_path()?);
+        command.env("LOGS", &self.logs).env("ROOT", &self.root);
+        command.env("PLUGINS", self.plugins.join("device-plugins"));
+        command.env("CGROUPS", self.cgroups.unwrap_or_default()).env("CGROUP", &self.cgroup);
+        Ok(command)
     }
 }
 
