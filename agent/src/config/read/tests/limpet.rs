@@ -95,7 +95,7 @@ fn a_wrong_source_or_value_of_field_validation_is_an_error_with_its_place() {
         load_text(&format!("{LIMPET_HEAD}fieldValidation:\n  apiserver: warn\n  file: ignore\n  push: 1\n"), &[]);
     let message = config.unwrap_err().join("\n");
     for part in [
-        "fieldValidation.apiserver: is not a source of manifests; use file, push, url",
+        "fieldValidation.apiserver: is not a source of manifests; use file, push, bundle, url",
         "fieldValidation.file: must be strict or warn",
         "fieldValidation.push: must be strict or warn",
     ] {
@@ -109,7 +109,7 @@ fn a_wrong_source_or_level_of_pod_security_is_an_error_with_its_place() {
         load_text(&format!("{LIMPET_HEAD}podSecurity:\n  http: baseline\n  file: strict\n  push: 1\n"), &[]);
     let message = config.unwrap_err().join("\n");
     for part in [
-        "podSecurity.http: is not a source; use file, push, url, apiserver",
+        "podSecurity.http: is not a source; use file, push, bundle, url, apiserver",
         "podSecurity.file: is not a level; use privileged, baseline, restricted",
         "podSecurity.push: is not a level",
     ] {
