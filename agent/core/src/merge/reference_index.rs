@@ -84,7 +84,9 @@ mod tests {
         file: Arc<SourceSnapshot>,
         http: Arc<SourceSnapshot>,
     ) -> (Vec<&'static str>, Vec<String>) {
-        let snapshots: Snapshots = [file, Arc::default(), http, Arc::default()];
+        let mut snapshots = Snapshots::default();
+        snapshots[SourceKind::File.index()] = file;
+        snapshots[SourceKind::Http.index()] = http;
         let delta = table.absorb(snapshots);
         let verbs = delta.changes.iter().map(super::super::PodChange::verb).collect();
         (verbs, delta.objects_changed.iter().map(|key| key.name().to_owned()).collect())

@@ -152,7 +152,11 @@ proptest! {
                 changes(&mut compares_log, unnumbered(&after))
             );
             if !missed {
-                let with_file = |snapshot| -> Snapshots { [snapshot, Arc::default(), Arc::default(), Arc::default()] };
+                let with_file = |snapshot| {
+                    let mut snapshots = Snapshots::default();
+                    snapshots[SourceKind::File.index()] = snapshot;
+                    snapshots
+                };
                 let (one, other) = (naming.absorb(with_file(Arc::clone(&after))), comparing.absorb(with_file(unnumbered(&after))));
                 let texts = |changes: &[PodChange]| changes.iter().map(text).collect::<Vec<_>>();
                 prop_assert_eq!(texts(&one.changes), texts(&other.changes));
