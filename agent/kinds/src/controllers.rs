@@ -30,6 +30,7 @@ use crate::memory::{Memory, MemoryChange};
 use crate::notice::{Notice, Notices};
 use crate::pace::Pace;
 use crate::pods;
+use crate::progress::Progress;
 use crate::replicated;
 use crate::situation::Situation;
 use crate::stateful_set::{self, Member};
@@ -148,6 +149,20 @@ impl Controllers {
     /// What a workload's controller remembers, and the version of the workload.
     pub fn workloads(&self) -> impl Iterator<Item = (&WorkloadId, &Arc<ObjectRecord>, &Memory)> {
         self.entries.iter().filter_map(|(id, entry)| Some((id, &entry.object, entry.memory.as_ref()?)))
+    }
+
+    /// How far the controller of a workload has come, of the version that its source had in the last turn; `None`: it does
+    /// not know the workload, or not yet what it remembers of it.
+    pub fn progress(&self, id: &WorkloadId) -> Option<Progress> {
+        let source = &self.sources[id.source.index()];
+        let object = source.objects.get(&id.key)?;
+        if self.object(id).is_none() {
+            // A source with precedence has the workload: of this one there are no pods.
+            return Some(Progress::nothing(object));
+        }
+        let entry = self.entries.get(id)?;
+        let memory = entry.memory.as_ref()?;
+        Some(Progress::from_memory(&entry.object, memory, &entry.hash, entry.records.keys()))
     }
 
     /// Has those controllers decide for which something has changed, and returns what has to be written before it

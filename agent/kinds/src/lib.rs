@@ -23,6 +23,7 @@ mod memory;
 mod notice;
 mod pace;
 mod pods;
+mod progress;
 mod replicated;
 mod situation;
 mod stateful_set;
@@ -35,3 +36,4 @@ pub use memory::{
     CronMemory, End, Failures, JobMemory, MadeJob, Memory, MemoryChange, Revision, Task, Verdict, WantedPod,
 };
 pub use notice::Notice;
+pub use progress::Progress;
