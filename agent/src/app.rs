@@ -34,8 +34,10 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Config, RunFlags};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
+use crate::generations::{self, KeeperParts, NodeKeeper};
 use crate::image_gc::ImageCollector;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
+use crate::store::Store;
 use crate::workload_memory;
 use cluster::join_cluster;
 use database::open_store;
@@ -43,7 +45,7 @@ pub use error::AppError;
 use image_collection::RequestedCollection;
 use limpet_cluster::{ClientSource, Link, LinkParts};
 use limpet_containerd::image::Images;
-use limpet_core::known_pods::KnownPods;
+use limpet_core::known_pods::{KeptImages, KnownPods};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure};
@@ -51,6 +53,7 @@ use limpet_core::pod_order::{self, PodOrder};
 use limpet_core::source::push::{self, Pusher};
 use limpet_core::source::{Decoder, cluster_update};
 use limpet_core::status::observed::Observed;
+use limpet_generations::Generations;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::{ManifestWatch, WatchObserver};
@@ -65,6 +68,7 @@ use limpet_server::Sources;
 use limpet_server::agent_restart::AgentRestart;
 use limpet_server::bundle::BundlesState;
 use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
+use limpet_server::generations::GenerationsState;
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
 use limpet_telemetry::event::{EventType, Events};
@@ -73,9 +77,11 @@ use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
 use limpet_upgrade::starter;
 use limpet_worker::allocator::Allocator;
+use limpet_worker::executor::Executor;
+use limpet_worker::trials::{TrialParts, Trials};
 use node_shutdown::follow_shutdown;
 use observer::NodeObserver;
-use published::ConfiguredSources;
+use published::{ConfiguredSources, Published};
 use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
 use sources::{SourceInputs, StartedSources, start_sources};
@@ -131,6 +137,8 @@ struct SharedParts {
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
+    /// The images of generations.
+    kept_images: KeptImages,
     events: Events,
     observed: Observed,
     metrics: Metrics,
@@ -159,6 +167,8 @@ struct Core {
     pod_orders: mpsc::Sender<PodOrder>,
     shutting_down: watch::Receiver<bool>,
     shutdown: ShutdownState,
+    /// The generations of sources; `None`: no source has any.
+    generations: Option<GenerationsState>,
 }
 
 /// Runs the agent until a signal stops it. Pods keep running.
@@ -227,7 +237,9 @@ async fn start_core(
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
     let workloads = workload_memory::load(&node_name, &store).await;
-    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads };
+    let generations = generations::load(keeper_parts(shared, &node_name, &store, &sources, &shutting_down)).await;
+    let (trials, generations) = trials(shared, &executor, generations, pod_orders.clone());
+    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads, trials };
     let node_state = supervise(shared, &executor, &sources, inputs);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| kind.traits().is_mirrored).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
@@ -250,7 +262,52 @@ async fn start_core(
         pod_orders,
         shutting_down,
         shutdown,
+        generations,
     })
+}
+
+/// What the generations of sources need of the node.
+fn keeper_parts(
+    shared: &SharedParts,
+    node_name: &Arc<str>,
+    store: &Arc<Store>,
+    sources: &[Arc<Published>],
+    shutting_down: &watch::Receiver<bool>,
+) -> KeeperParts {
+    KeeperParts {
+        store: Arc::clone(store),
+        settings: shared.config.generations.clone(),
+        sources: sources.iter().map(|source| source.kind()).collect(),
+        decoder: decoder(&shared.config),
+        node_name: Arc::clone(node_name),
+        health: shared.health.clone(),
+        shutting_down: shutting_down.clone(),
+        images: shared.kept_images.clone(),
+        run_dir: shared.config.run_dir.clone(),
+    }
+}
+
+/// The generations with what drives them, if any source has some, and how users reach them.
+fn trials(
+    shared: &SharedParts,
+    executor: &Arc<ContainerdExecutor>,
+    generations: Option<(Generations, Arc<NodeKeeper>)>,
+    pod_orders: mpsc::Sender<PodOrder>,
+) -> (Option<Trials>, Option<GenerationsState>) {
+    let Some((generations, keeper)) = generations else { return (None, None) };
+    let (order, orders) = mpsc::channel(1);
+    let (views, shown) = watch::channel(Vec::new());
+    let parts = TrialParts {
+        keeper,
+        executor: Arc::clone(executor) as Arc<dyn Executor>,
+        observed: shared.observed.clone(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        orders,
+        pod_orders,
+        views,
+    };
+    (Some(Trials::new(generations, parts)), Some(GenerationsState { views: shown, orders: order }))
 }
 
 /// Notifies systemd's watchdog while the main loop responds.
@@ -339,6 +396,7 @@ async fn shared(
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),
+        kept_images: KeptImages::default(),
         events,
         observed: Observed::default(),
         metrics,

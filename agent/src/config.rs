@@ -26,6 +26,7 @@ pub use kubelet_flags::KubeletFlags;
 pub use read::load;
 
 use crate::executor::settings::{ExecutorSettings, PullSettings, RestartSettings};
+use crate::generations::GenerationSettings;
 use crate::source::settings::SourceSettings;
 use crate::store::KeyLocation;
 use limpet_bpf::GuardSettings;
@@ -106,6 +107,8 @@ pub struct Config {
     pub network: CniSettings,
     pub volumes: VolumeSettings,
     pub plugins: PluginSettings,
+    /// `generations`.
+    pub generations: GenerationSettings,
     pub image_gc: ImageGcPolicy,
     pub eviction: EvictionPolicy,
     /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None`: the shutdown of
@@ -141,6 +144,7 @@ impl Default for Config {
             network: CniSettings::default(),
             volumes: VolumeSettings::default(),
             plugins: PluginSettings::default(),
+            generations: GenerationSettings::default(),
             image_gc: ImageGcPolicy::default(),
             eviction: EvictionPolicy::default(),
             shutdown: None,

@@ -13,6 +13,7 @@ pub mod fuzz;
 
 pub mod eviction;
 pub mod executor;
+pub mod generations;
 pub mod image_gc;
 pub mod lifecycle;
 pub mod manifest_guard;

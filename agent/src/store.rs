@@ -42,7 +42,7 @@ use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 pub use changes::Changes;
-pub use kinds::StoredMemory;
+pub use kinds::{GenerationDocument, GenerationManifest, StoredMemory};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;
@@ -238,6 +238,11 @@ impl Store {
                 for (name, record) in self.stored::<LastGood>(source)? {
                     if let Some(renewed) = self.sealer.renewed(record) {
                         changes.put(name, Some(renewed));
+                    }
+                }
+                for (name, record) in self.stored::<GenerationManifest>(source)? {
+                    if let Some(renewed) = self.sealer.renewed(record.0) {
+                        changes.put(name, Some(GenerationManifest(renewed)));
                     }
                 }
                 self.apply(source, &changes)?;

@@ -18,6 +18,7 @@ mod diff;
 pub mod error;
 mod events;
 mod exec;
+mod generations;
 mod history;
 mod images;
 mod logs;
@@ -80,6 +81,10 @@ pub enum ClientCommand {
     Events(events::EventsArgs),
     /// Show the changes of a pod's manifest and who made them
     History(history::HistoryArgs),
+    /// Show the generations of the sources: which one runs, and why others were undone
+    Generations(generations::GenerationsArgs),
+    /// Return to a good generation of a source
+    Rollback(generations::RollbackArgs),
     /// Apply pods, ConfigMaps and Secrets to the agent
     Apply(apply::ApplyArgs),
     /// Show what manifests would change
@@ -132,6 +137,8 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::PortForward(args) => port_forward::run(client, args).await,
         ClientCommand::Events(args) => events::run(client, args, screen).await,
         ClientCommand::History(args) => history::run(client, args, screen).await,
+        ClientCommand::Generations(args) => generations::run(client, args, screen).await,
+        ClientCommand::Rollback(args) => generations::roll_back(client, args, screen).await,
         ClientCommand::Sources(args) => sources::run(client, args, screen).await,
         ClientCommand::Cluster(args) => cluster::run(client, &args, screen).await,
         ClientCommand::Shutdown(args) => shutdown::run(client, &args, screen).await,

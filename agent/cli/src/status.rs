@@ -13,7 +13,8 @@ use super::pod_status::Summary;
 use super::pods::{name, namespace};
 use super::screen::{Screen, Tone, printable};
 use super::sheet::Sheet;
-use super::{age, sources};
+use super::{age, generations, sources};
+use limpet_wire::generations::SourceGenerationsDocument;
 use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
 use limpet_wire::status::{ApiserverDocument, CertificateDocument, LastUpgrade, StatusDocument, TokensDocument};
@@ -33,6 +34,9 @@ struct Report {
     status: StatusDocument,
     pods: PodCounts,
     sources: Vec<SourceDocument>,
+    /// The generations of the sources that have some.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    generations: Vec<SourceGenerationsDocument>,
     /// What needs attention, one sentence each.
     attention: Vec<String>,
 }
@@ -58,8 +62,10 @@ pub(super) async fn run(client: &SocketClient, args: StatusArgs, screen: Screen)
     let status: StatusDocument = client.get_json("/limpet/v1/status").await?;
     let sources: Vec<SourceDocument> = client.get_json("/limpet/v1/sources").await?;
     let PodsDocument { pods, .. } = client.get_json("/limpet/v1/pods").await?;
+    // An agent of an earlier version has none.
+    let generations: Vec<SourceGenerationsDocument> = client.get_json(generations::PATH).await.unwrap_or_default();
     let now = Timestamp::now();
-    let report = Report::new(status, sources, &pods, now);
+    let report = Report::new(status, sources, &pods, now).with_generations(generations);
     let text = match args.output {
         Some(format) => format.render(&report)?,
         None => render(&report, &screen, now),
@@ -72,7 +78,12 @@ impl Report {
     fn new(status: StatusDocument, sources: Vec<SourceDocument>, pods: &[PodEntry], now: Timestamp) -> Self {
         let pods = PodCounts::new(pods);
         let attention = attention::points(&status, &sources, &pods, now);
-        Self { status, pods, sources, attention }
+        Self { status, pods, sources, generations: Vec::new(), attention }
+    }
+
+    fn with_generations(mut self, generations: Vec<SourceGenerationsDocument>) -> Self {
+        self.attention.extend(generations.iter().filter_map(super::generations::attention));
+        Self { generations, ..self }
     }
 }
 
@@ -121,6 +132,15 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
     sheet.painted("Pods", &pods(&report.pods, screen));
     sheet.section("Sources");
     sheet.indented(|sheet| report.sources.iter().for_each(|one| sheet.painted(&one.source, &source(one, screen, now))));
+    if !report.generations.is_empty() {
+        sheet.section("Generations");
+        sheet.indented(|sheet| {
+            for one in &report.generations {
+                let (text, tone) = generations::summary(one);
+                sheet.painted(&one.source, &screen.paint(tone, &printable(&text)));
+            }
+        });
+    }
     match &status.apiserver {
         None => sheet.field("Apiserver", "no apiserver configured"),
         Some(apiserver) => connection(&mut sheet, apiserver, screen),

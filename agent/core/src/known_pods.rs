@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
+
 use crate::merge::Desired;
 use crate::merge::slot::Slots;
 use crate::status::observed::Observed;
@@ -22,12 +24,26 @@ pub struct KnownPods {
     pub observed: Observed,
     /// The sources of this node.
     pub sources: Vec<SourceKind>,
+    /// What is needed although no pod of it is known at present.
+    pub kept: KeptImages,
+}
+
+/// The normalised names of images that are not to be removed, for a pod that may return. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct KeptImages(Arc<ArcSwap<HashSet<String>>>);
+
+impl KeptImages {
+    /// Replaces all of them.
+    pub fn set(&self, images: HashSet<String>) {
+        self.0.store(Arc::new(images));
+    }
 }
 
 impl KnownPods {
     /// The normalized names of the images they need; `None` until every source has reported.
     pub fn images(&self) -> Option<HashSet<String>> {
         let mut images = HashSet::new();
+        images.extend(self.kept.0.load().iter().cloned());
         self.every(|record| images.extend(normalized_images(record))).then_some(images)
     }
 

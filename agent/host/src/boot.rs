@@ -9,6 +9,6 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// # Errors
 ///
 /// `/proc` is not mounted.
-pub(crate) fn boot_id() -> io::Result<String> {
+pub fn boot_id() -> io::Result<String> {
     std::fs::read_to_string(BOOT_ID).map(|text| text.trim().to_owned())
 }

@@ -4,7 +4,7 @@
 
 pub mod apparmor;
 pub mod blocking;
-mod boot;
+pub mod boot;
 pub mod call_watch;
 pub mod cgroup;
 pub mod clock;

@@ -200,6 +200,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
             slots: Arc::default(),
             observed: state.observed.clone(),
             sources: Vec::new(),
+            kept: Default::default(),
         }),
         collection: Arc::new(NothingToCollect),
     };
@@ -220,6 +221,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
                 shutdown,
                 agent: AgentRestart::new(CancellationToken::new()),
                 bundles: None,
+                generations: None,
             },
         ),
     )

@@ -59,6 +59,7 @@ mod expiring;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 mod gate;
+pub mod generations;
 mod grpc;
 pub mod health;
 pub mod images;

@@ -6,6 +6,7 @@ use super::bundle::{self, BundlesState};
 use super::cluster::{self, ClusterState};
 use super::debug_container;
 use super::diff::{self, DiffState};
+use super::generations::{self, GenerationsState};
 use super::images::{self, ImagesState};
 use super::permission::Permission::Read;
 use super::pod_orders::PodOrdersState;
@@ -32,10 +33,12 @@ pub struct LocalStates {
     pub agent: AgentRestart,
     /// Signed bundles.
     pub bundles: BundlesState,
+    /// The generations of sources; `None` if no source has any.
+    pub generations: Option<GenerationsState>,
 }
 
 pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
-    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles } = states;
+    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations } = states;
     let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -56,7 +59,8 @@ pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
             .merge(cluster::routes(cluster))
             .merge(shutdown::routes(shutdown))
             .merge(agent_restart::routes(agent))
-            .merge(bundle::routes(bundles)),
+            .merge(bundle::routes(bundles))
+            .merge(generations::routes(generations)),
     )
 }
 

@@ -75,8 +75,9 @@ pub(super) fn start_serving(
     let diff = diff_state(shared, &core);
     let orders = PodOrdersState { orders: core.pod_orders };
     let cluster = ClusterState { source: core.api_updates };
-    let (images, shutdown, bundles) = (core.images, core.shutdown, core.bundles);
-    let states = LocalStates { diff, images, orders, cluster, shutdown, agent: restart, bundles };
+    let (images, shutdown) = (core.images, core.shutdown);
+    let (bundles, generations) = (core.bundles, core.generations);
+    let states = LocalStates { diff, images, orders, cluster, shutdown, agent: restart, bundles, generations };
     let local = server::local::routes(state.clone(), states);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));

@@ -50,6 +50,7 @@ pub(super) fn evictor(
         slots: Arc::clone(&shared.slots),
         observed: shared.observed.clone(),
         sources: sources.iter().map(|source| source.kind()).collect(),
+        kept: shared.kept_images.clone(),
     };
     let meter = NodeMeter {
         root: shared.config.root_dir.clone(),

@@ -25,12 +25,14 @@ use limpet_model::node::{NodeFacts, architecture};
 use limpet_node::capacity::Capacity;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
+use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::executor::Executor;
+use limpet_worker::merge_loop::{self, Stages};
 use limpet_worker::supervisor::{Intake, Supervisor};
+use limpet_worker::trials::Trials;
 use limpet_worker::watched_processes::WatchedProcesses;
 use limpet_worker::workloads::Workloads;
-use limpet_worker::{WorkerContext, merge_loop};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is delayed.
 pub const LIFECYCLE_INBOX: usize = 1_024;
@@ -63,6 +65,8 @@ pub(super) struct CoreInputs {
     pub(super) user_orders: mpsc::Receiver<PodOrder>,
     /// The controllers of workloads, and the memory that they keep on disk.
     pub(super) workloads: (Controllers, WorkloadMemory),
+    /// The generations of sources; `None`: no source has any.
+    pub(super) trials: Option<Trials>,
 }
 
 /// Starts the core: merge, lifecycle, supervisor.
@@ -72,7 +76,8 @@ pub(super) fn supervise(
     sources: &[Arc<Published>],
     inputs: CoreInputs,
 ) -> watch::Receiver<NodeState> {
-    let CoreInputs { heartbeat, feeds, shortages, shutdown, user_orders, workloads: (controllers, memory) } = inputs;
+    let CoreInputs { heartbeat, feeds, shortages, shutdown, user_orders, workloads, trials } = inputs;
+    let (controllers, memory) = workloads;
     let Shortages { pressure, orders, evictions } = shortages;
     let followed: Arc<WatchedProcesses> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
@@ -102,7 +107,8 @@ pub(super) fn supervise(
     let (observed, events) = (shared.observed.clone(), shared.events.clone());
     let workloads = Workloads::new(controllers, Arc::new(memory), observed, events, supervisor.adopted());
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
-    shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, Some(workloads), stop.clone()));
+    let stages = Stages { trials, workloads: Some(workloads) };
+    shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, stages, stop.clone()));
     let node_state = supervisor.node_state();
     let intake = Intake {
         merged,

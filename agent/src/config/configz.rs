@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
+use crate::generations::GenerationSettings;
 use crate::source::http::HttpSettings;
 use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
@@ -17,11 +18,13 @@ use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_core::node_shutdown::{ShutdownGroup, ShutdownPolicy};
 use limpet_core::pull_rate::PullRate;
+use limpet_generations::{CheckAction, Policy};
 use limpet_host::cgroup::CgroupDriver;
 use limpet_image_policy::policy::{ImagePolicy, Requirement, Rule};
 use limpet_model::go_duration;
 use limpet_model::node::Device;
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
+use limpet_model::source::SourceKind;
 use limpet_node::settings::{Reservation, ReservedCgroup};
 use limpet_server::settings::ServerSettings;
 
@@ -228,6 +231,7 @@ fn limpet_document(config: &Config) -> Value {
         "containerdConfigFile": config.runtime.containerd_config,
         "imagePolicy": config.images.policy.as_ref().map(image_policy),
         "bundle": config.bundle.as_ref().map(|settings| bundle(settings, config.sources.bundle_url.as_ref())),
+        "generations": generations(&config.generations),
         "cniConfigDirectory": config.network.config_dir,
         "cniBinaryDirectories": config.network.binary_dirs,
         "metricsAddress": config.local.metrics_address,
@@ -245,6 +249,27 @@ fn bundle(bundle: &BundleSettings, url: Option<&HttpSettings>) -> Value {
     json!({ "keys": bundle.keys, "directory": bundle.directory, "image": bundle.image,
         "url": url.map(|url| url.address.to_string()), "urlCAFile": url.and_then(|url| url.ca_file.as_ref()),
         "interval": go_duration::show(bundle.interval), "maxSize": bundle.max_size.to_string() })
+}
+
+/// Which sources have generations, and by what they are judged.
+fn generations(GenerationSettings { settings, boot_check_dir }: &GenerationSettings) -> Value {
+    let policies = SourceKind::ALL.into_iter().map(|source| (source, settings.policies.policy(source)));
+    let policies = policies.filter(|(_, policy)| *policy != Policy::Off);
+    let policy: serde_json::Map<String, Value> =
+        policies.map(|(source, policy)| (source.as_str().to_owned(), policy.as_str().into())).collect();
+    let check = settings.check.as_ref().map(|check| match check {
+        CheckAction::Command(words) => json!({ "command": words }),
+        CheckAction::Url(url) => json!({ "url": url }),
+    });
+    json!({
+        "policy": policy,
+        "progressDeadline": go_duration::show(settings.progress_deadline),
+        "minReadySeconds": settings.min_ready.as_secs(),
+        "maxRestarts": settings.max_restarts,
+        "historyLimit": settings.history_limit,
+        "check": check,
+        "bootCheckDirectory": boot_check_dir,
+    })
 }
 
 /// The rules, as they are written.

@@ -260,6 +260,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("localImageWhenUnreachable", Bool),
     supported("imagePolicy", Map),
     supported("bundle", Object(BUNDLE)),
+    supported("generations", Map),
     supported("probeTimerSlackPercent", Int),
     supported("podSecurity", Map),
     supported("fieldValidation", Map),

@@ -7,6 +7,7 @@ mod devices;
 mod documents;
 mod eviction;
 mod field_validation;
+mod generations;
 mod image_gc;
 mod image_policy;
 mod image_verification;

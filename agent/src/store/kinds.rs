@@ -14,12 +14,14 @@ use limpet_model::directory_id::DirectoryId;
 use limpet_model::pull_credential::{CredentialHash, PullCredential, PullSecret, PullServiceAccount};
 
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
-pub(super) const TABLES: [Table; 5] = [
+pub(super) const TABLES: [Table; 7] = [
     Table::of::<LastGood>(),
     Table::of::<DirectoryId>(),
     Table::of::<PulledImage>(),
     Table::of::<PullIntent>(),
     Table::of::<StoredMemory>(),
+    Table::of::<GenerationManifest>(),
+    Table::of::<GenerationDocument>(),
 ];
 
 impl Table {
@@ -183,6 +185,63 @@ impl Stored for StoredMemory {
     const TABLE: &'static str = "workloads";
     const TAG: u8 = 8;
     const REMOVED: u8 = 9;
+
+    fn encode(&self, content: &mut Vec<u8>) {
+        content.extend_from_slice(&self.0);
+    }
+
+    fn decode(content: &[u8]) -> Option<Self> {
+        Some(Self(Arc::from(content)))
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+/// A manifest of generations, by its number. As the last good version of a file that has it alone; its mark is the origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationManifest(pub LastGood);
+
+impl Stored for GenerationManifest {
+    type Key = (&'static str, &'static str);
+    const TABLE: &'static str = "generation-manifests";
+    const TAG: u8 = 10;
+    const REMOVED: u8 = 11;
+
+    fn encode(&self, content: &mut Vec<u8>) {
+        self.0.encode(content);
+    }
+
+    fn decode(content: &[u8]) -> Option<Self> {
+        LastGood::decode(content).map(Self)
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        self.0.same(&other.0)
+    }
+
+    fn sealed(&self, sealer: &Sealer, place: Place<'_>) -> Option<Cow<'_, Self>> {
+        Some(match sealer.sealed(&self.0, place)? {
+            Cow::Borrowed(_) => Cow::Borrowed(self),
+            Cow::Owned(sealed) => Cow::Owned(Self(sealed)),
+        })
+    }
+
+    fn opened(self, sealer: &Sealer, place: Place<'_>) -> Self {
+        Self(sealer.opened(self.0, place))
+    }
+}
+
+/// Which generations a source has, and of which manifests they consist. Content: its JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GenerationDocument(pub Arc<[u8]>);
+
+impl Stored for GenerationDocument {
+    type Key = (&'static str, &'static str);
+    const TABLE: &'static str = "generations";
+    const TAG: u8 = 12;
+    const REMOVED: u8 = 13;
 
     fn encode(&self, content: &mut Vec<u8>) {
         content.extend_from_slice(&self.0);

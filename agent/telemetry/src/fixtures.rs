@@ -23,6 +23,7 @@ pub fn filled() -> Metrics {
     let metrics = Metrics::new("edge1");
     metrics.set_cgroup_version(2);
     metrics.set_last_upgrade(UpgradeOutcome::Installed, Timestamp::UNIX_EPOCH);
+    metrics.generation_changed(SourceKind::File, "GenerationCommitted");
     metrics.container_start_begun(ContainerType::Container);
     metrics.container_start_failed(ContainerType::Container, "ErrImagePull");
     metrics.container_terminated(ContainerType::Container, 3, "Error");

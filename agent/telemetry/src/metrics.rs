@@ -32,9 +32,9 @@ pub use apiserver::{ApiserverMetrics, NodeCertificate};
 pub use claims::ClaimFigures;
 use claims::ClaimGauges;
 use labels::{
-    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, OperationLabel, RejectionLabels, RemovalLabel,
-    SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels, TypeLabel,
-    UpgradeLabel, VerdictLabel, WriterLabels,
+    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, GenerationLabels, OperationLabel, RejectionLabels,
+    RemovalLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels,
+    TypeLabel, UpgradeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason, UpgradeOutcome};
 use limpet_core::eviction::Signal;
@@ -74,6 +74,7 @@ pub struct Metrics {
     active_pods: Family<StaticLabel, Gauge>,
     cgroup_version: Gauge,
     last_upgrade: Family<UpgradeLabel, Gauge<f64, AtomicU64>>,
+    generations: Family<GenerationLabels, Counter>,
     shutdown_start: Gauge<f64, AtomicU64>,
     shutdown_end: Gauge<f64, AtomicU64>,
     started_pods: Counter,
@@ -122,6 +123,7 @@ impl Metrics {
             active_pods: Family::default(),
             cgroup_version: Gauge::default(),
             last_upgrade: Family::default(),
+            generations: Family::default(),
             shutdown_start: Gauge::default(),
             shutdown_end: Gauge::default(),
             started_pods: Counter::default(),
@@ -216,6 +218,12 @@ impl Metrics {
     pub fn set_last_upgrade(&self, outcome: UpgradeOutcome, at: Timestamp) {
         self.last_upgrade.clear();
         self.last_upgrade.get_or_create(&UpgradeLabel { outcome }).set(at.as_duration().as_secs_f64());
+    }
+
+    /// Counts what has happened to a generation of a source; `reason` is that of its event.
+    pub fn generation_changed(&self, source: SourceKind, reason: &'static str) {
+        let change = reason.strip_prefix("Generation").unwrap_or(reason);
+        self.generations.get_or_create(&GenerationLabels { source: source.as_str(), change }).inc();
     }
 
     /// Records when the pods last began to end for a shutdown, and when they had ended.

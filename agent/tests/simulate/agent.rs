@@ -37,13 +37,14 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health as AgentHealth;
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
+use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::fake::world::{World, live};
 use limpet_worker::fake::{FakeExecutor, FakeLedger};
 use limpet_worker::inbox::EvictionOrder;
+use limpet_worker::merge_loop::{self, Stages};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::workloads::Workloads;
-use limpet_worker::{WorkerContext, merge_loop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -167,7 +168,8 @@ impl Agent {
         let (ledger, controllers) = (FakeLedger(Arc::clone(world)), Controllers::new(NODE, zone, remembered));
         let workloads =
             Workloads::new(controllers, Arc::new(ledger), observed.clone(), occurrences.clone(), supervisor.adopted());
-        let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, Some(workloads), stop.clone());
+        let stages = Stages { workloads: Some(workloads), ..Stages::default() };
+        let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, stages, stop.clone());
         tasks.spawn(merge);
         tasks.spawn(async move {
             let pressure = conditions;

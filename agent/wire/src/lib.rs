@@ -7,6 +7,7 @@
 pub mod bundle;
 pub mod command;
 pub mod diff;
+pub mod generations;
 pub mod idle;
 pub mod images;
 pub mod pods;

@@ -16,6 +16,7 @@ pub mod pod_worker;
 pub mod process_watch;
 pub mod settings;
 pub mod supervisor;
+pub mod trials;
 pub mod watched_processes;
 pub mod workloads;
 

@@ -10,8 +10,10 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_core::source::Snapshots;
 use limpet_core::status::observed::{Changes, Observed};
-use limpet_kinds::{Controllers, MemoryChange, Notice};
+use limpet_kinds::{Controllers, MemoryChange, Notice, Progress, WorkloadId};
+use limpet_model::object::ObjectKey;
 use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 use tokio::sync::oneshot;
 
@@ -86,6 +88,11 @@ impl Workloads {
             () = is_due => {}
             else => std::future::pending().await,
         }
+    }
+
+    /// How far the controller of a workload has come.
+    pub(crate) fn progress(&self, source: SourceKind, key: &ObjectKey) -> Option<Progress> {
+        self.controllers.progress(&WorkloadId { source, key: key.clone() })
     }
 
     /// The snapshots with the pods of workloads.

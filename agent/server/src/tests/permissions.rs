@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 69] = [
+const LOCAL: [(&str, &str, Permission); 71] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -142,6 +142,8 @@ const LOCAL: [(&str, &str, Permission); 69] = [
     ("POST", "/limpet/v1/shutdown", Write),
     ("POST", "/limpet/v1/shutdown/cancel", Write),
     ("POST", "/limpet/v1/agent/restart", Write),
+    ("GET", "/limpet/v1/generations", Read),
+    ("POST", "/limpet/v1/rollback", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);

@@ -357,6 +357,7 @@ impl ConfigDiagnostics {
         config.images.policy = self.image_policy(map);
         config.bundle = self.bundle(map);
         config.sources.bundle_url = self.bundle_url(map);
+        self.generations(map, &mut config.generations);
         self.devices(map, &mut config.plugins.devices);
         self.guard(map, &mut config.guard);
     }

@@ -247,6 +247,7 @@ fn every_supported_key_has_an_effect() {
             cdi_dirs: vec!["/cdi".into()],
             directory: PluginDirectory::At("/plugins".into()),
         },
+        generations: super::generations::tests::tried(),
         image_gc: ImageGcPolicy {
             high_percent: 90,
             low_percent: 70,

@@ -163,6 +163,12 @@ pub(super) struct TerminationLabels {
     pub(super) reason: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct GenerationLabels {
+    pub(super) source: &'static str,
+    pub(super) change: &'static str,
+}
+
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 one_label!(RemovalLabel, reason: ImageRemoval);

@@ -26,6 +26,9 @@ impl Metrics {
         all.register("kubelet_node_name", "[ALPHA] The node's name. The count is always 1.", node);
         let help = "When the last upgrade of limpet ended, in Unix time, by its outcome";
         all.register("limpet_last_upgrade_timestamp_seconds", help, self.last_upgrade.clone());
+        let help =
+            "What happened to generations of a source: Started, Committed, Undone, Waiting, NotReady, RolledBack";
+        all.register("limpet_generation_changes", help, self.generations.clone());
         all.register("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", self.cgroup_version.clone());
         let help = "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
         all.register("kubelet_graceful_shutdown_start_time_seconds", help, self.shutdown_start.clone());
