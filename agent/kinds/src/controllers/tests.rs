@@ -176,11 +176,11 @@ fn a_source_with_precedence_has_the_workload() {
         controllers.remembered();
         controllers.expand(all.clone()).map(|snapshot| snapshot.pods.len())
     };
-    assert_eq!(pods(&mut controllers, &all, Some(Vec::new())), [0, 1, 0, 0]);
+    assert_eq!(pods(&mut controllers, &all, Some(Vec::new())), [0, 1, 0, 0, 0]);
     all[SourceKind::File.index()] = of(SourceKind::File, "file:1");
-    assert_eq!(pods(&mut controllers, &all, None), [1, 0, 0, 0]);
+    assert_eq!(pods(&mut controllers, &all, None), [1, 0, 0, 0, 0]);
     all[SourceKind::File.index()] = Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() });
-    assert_eq!(pods(&mut controllers, &all, None), [0, 1, 0, 0]);
+    assert_eq!(pods(&mut controllers, &all, None), [0, 1, 0, 0, 0]);
 }
 
 #[test]
