@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::claim_disk;
 use crate::config::{Config, RunFlags};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
@@ -237,9 +238,11 @@ async fn start_core(
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
     let workloads = workload_memory::load(&node_name, &store).await;
+    let volumes = claim_disk::load(config).await;
     let generations = generations::load(keeper_parts(shared, &node_name, &store, &sources, &shutting_down)).await;
     let (trials, generations) = trials(shared, &executor, generations, pod_orders.clone());
-    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads, trials };
+    let inputs =
+        CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads, trials, volumes };
     let node_state = supervise(shared, &executor, &sources, inputs);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| kind.traits().is_mirrored).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());

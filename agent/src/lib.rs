@@ -7,6 +7,7 @@
 
 pub mod app;
 pub mod attribution;
+pub mod claim_disk;
 pub mod cli;
 pub mod config;
 pub mod fuzz;

@@ -7,6 +7,7 @@ pub mod blocking;
 pub mod boot;
 pub mod call_watch;
 pub mod cgroup;
+pub mod claim_directories;
 pub mod clock;
 pub mod confined;
 pub mod directory;

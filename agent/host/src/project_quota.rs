@@ -1,12 +1,11 @@
 //! Project quotas: the file system counts the size of a directory, so no walk is needed to measure it. ext4 and XFS
-//! do this if they are mounted with `prjquota`; reading the counts needs Linux 5.14.
+//! do this if they are mounted with `prjquota`; reading the counts needs Linux 5.14. They also limit the size.
 //!
 //! A directory gets its own project when it is created, and everything created in it belongs to that project. Only
 //! the initial user namespace may change a file's project, so a process in another one cannot evade the count; any
 //! other owner of a file could, which is why kubelet uses this only for volumes of pods with `hostUsers: false`.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -23,6 +22,12 @@ const MAX_PROJECTS_TRIED: u32 = 1 << 16;
 /// `quotactl_fd`, which has one number on every architecture, and its command `QCMD(Q_GETQUOTA, PRJQUOTA)`.
 const SYS_QUOTACTL_FD: libc::c_long = 443;
 const GET_QUOTA_OF_PROJECT: libc::c_uint = 0x80_0007 << 8 | 2;
+/// `QCMD(Q_SETQUOTA, PRJQUOTA)`.
+const SET_QUOTA_OF_PROJECT: libc::c_uint = 0x80_0008 << 8 | 2;
+/// `QIF_BLIMITS`: the limits of blocks are set, and nothing else.
+const BLOCK_LIMITS: u32 = 1;
+/// Bytes of a block of those limits.
+const BLOCK: u64 = 1_024;
 
 /// `FS_XFLAG_PROJINHERIT`: files created in the directory get its project.
 const INHERIT_PROJECT: u32 = 0x200;
@@ -44,6 +49,7 @@ const SET_ATTRIBUTES: rustix::ioctl::Opcode = opcode::write::<Attributes>(b'X', 
 
 /// `struct if_dqblk` of `<linux/quota.h>`.
 #[repr(C)]
+#[derive(Default)]
 struct Quota {
     block_hard_limit: u64,
     block_soft_limit: u64,
@@ -86,9 +92,32 @@ pub fn count(directory: &Path) -> io::Result<bool> {
 pub(crate) fn usage(directory: &Path) -> Option<ProjectUsage> {
     let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty()).ok()?;
     let attributes = attributes(opened.as_fd()).ok()?;
-    let ours = (FIRST_PROJECT..FIRST_PROJECT + MAX_PROJECTS_TRIED).contains(&attributes.project)
-        && attributes.flags & INHERIT_PROJECT != 0;
-    if ours { quota(opened.as_fd(), attributes.project).ok().flatten() } else { None }
+    if is_counted(&attributes) { quota(opened.as_fd(), attributes.project).ok().flatten() } else { None }
+}
+
+/// Limits what the directory takes to `bytes`, if it has a project of [`count`]. Returns whether it is limited.
+pub(crate) fn limit(directory: &Path, bytes: u64) -> bool {
+    let limit = || {
+        let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty())?;
+        let attributes = attributes(opened.as_fd())?;
+        if !is_counted(&attributes) {
+            return Ok(false);
+        }
+        let blocks = bytes.div_ceil(BLOCK);
+        let mut quota =
+            Quota { block_hard_limit: blocks, block_soft_limit: blocks, valid: BLOCK_LIMITS, ..Quota::default() };
+        control(opened.as_fd(), SET_QUOTA_OF_PROJECT, attributes.project, &mut quota).map(|()| true)
+    };
+    limit().unwrap_or_else(|error: io::Error| {
+        tracing::warn!(path = %directory.display(), %error, "the size of a directory cannot be limited");
+        false
+    })
+}
+
+/// Whether the directory has a project of [`count`].
+fn is_counted(attributes: &Attributes) -> bool {
+    (FIRST_PROJECT..FIRST_PROJECT + MAX_PROJECTS_TRIED).contains(&attributes.project)
+        && attributes.flags & INHERIT_PROJECT != 0
 }
 
 /// NOFOLLOW, because a container may replace a directory by a symlink.
@@ -106,23 +135,24 @@ fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
     None
 }
 
-/// The disk usage of a project. `None` if it was never used.
-#[allow(unsafe_code)]
+/// The disk usage of a project. `None`: it was never used.
 fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<ProjectUsage>> {
-    let mut quota = MaybeUninit::<Quota>::zeroed();
-    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel writes a `Quota` and no more to `quota`.
-    let result = unsafe {
-        libc::syscall(SYS_QUOTACTL_FD, directory.as_raw_fd(), GET_QUOTA_OF_PROJECT, project, quota.as_mut_ptr())
-    };
-    if result == 0 {
-        // SAFETY: every bit pattern is a `Quota`, and it was zeroed before the kernel wrote to it.
-        let quota = unsafe { quota.assume_init() };
-        return Ok(Some(ProjectUsage { bytes: quota.bytes, inodes: quota.inodes }));
+    let mut found = Quota::default();
+    match control(directory, GET_QUOTA_OF_PROJECT, project, &mut found) {
+        Ok(()) => Ok(Some(ProjectUsage { bytes: found.bytes, inodes: found.inodes })),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
     }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        error => Err(error),
-    }
+}
+
+/// Reads the quota of a project, or sets it, by the command.
+#[allow(unsafe_code)]
+fn control(directory: BorrowedFd<'_>, command: libc::c_uint, project: u32, quota: &mut Quota) -> io::Result<()> {
+    let quota = std::ptr::from_mut(quota);
+    // SAFETY: the descriptor is open as long as it is borrowed. The kernel reads or writes one `Quota`, of which every bit
+    // pattern is one, and which nothing else refers to meanwhile.
+    let result = unsafe { libc::syscall(SYS_QUOTACTL_FD, directory.as_raw_fd(), command, project, quota) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[allow(unsafe_code)]

@@ -28,6 +28,7 @@
 //! Volumes of other kinds are rejected with an error that names the kind.
 
 mod block_device;
+mod claim;
 mod csi;
 mod declared;
 mod dns;
@@ -62,7 +63,7 @@ mod termination;
 mod tmpfs;
 mod written;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +80,7 @@ pub use self::measured::MeasuredVolume;
 pub use self::mounts::absolute;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
+use crate::claim_directories::ClaimDirectories;
 use crate::keyed_lock::KeyedLock;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::downward::NodeLimits;
@@ -139,6 +141,8 @@ pub struct VolumeSettings {
     pub plugin_dir: PathBuf,
     /// `resolvConf`: the node's `resolv.conf`; `None`: pods get an empty one.
     pub resolv_conf: Option<PathBuf>,
+    /// `persistentVolumesDirectory`: the files of claims; `None`: below the agent's persistent directory.
+    pub claims_dir: Option<PathBuf>,
     /// `clusterDNS`, `clusterDomain`.
     pub cluster: ClusterDns,
     /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
@@ -150,6 +154,7 @@ impl Default for VolumeSettings {
         Self {
             plugin_dir: "/usr/libexec/kubernetes/kubelet-plugins/volume/exec".into(),
             resolv_conf: Some("/etc/resolv.conf".into()),
+            claims_dir: None,
             cluster: ClusterDns::default(),
             stats_period: Duration::from_secs(60),
         }
@@ -168,7 +173,18 @@ pub struct Settings {
     pub limits: NodeLimits,
 }
 
+impl VolumeSettings {
+    /// The directory with the files of claims, for an agent with that persistent directory.
+    pub fn claims_dir(&self, root_dir: &Path) -> PathBuf {
+        claim::base(self.claims_dir.as_deref(), root_dir)
+    }
+}
+
 impl Settings {
+    fn claim_directories(&self) -> ClaimDirectories {
+        ClaimDirectories::new(&self.configured.claims_dir(&self.root_dir), &self.root_dir)
+    }
+
     fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.pods_dir().join(uid.as_str())
     }
@@ -233,8 +249,12 @@ impl Volumes {
                 Some((source::VolumeSource::Server(export), _)) => exports.push(export),
                 Some((source::VolumeSource::Disk(disk), _)) => disks.push(disk),
                 Some((source::VolumeSource::Flex(mount), _)) => of_drivers.push(mount),
-                // A path of the node already exists, and CSI drivers are called elsewhere.
-                Some((source::VolumeSource::Node(_) | source::VolumeSource::Driver(_), _)) | None => {}
+                // A path of the node is there, and a CSI driver is asked elsewhere.
+                Some((
+                    source::VolumeSource::Node(_) | source::VolumeSource::Claim(_) | source::VolumeSource::Driver(_),
+                    _,
+                ))
+                | None => {}
             }
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
@@ -251,17 +271,21 @@ impl Volumes {
         })
     }
 
-    /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the
-    /// names of the volumes whose content changed. A volume that cannot be written keeps its old content, and the
-    /// others are still written.
+    /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically, and gives its
+    /// claims their sizes. Returns the names of the volumes whose content changed. A volume that cannot be written keeps
+    /// its old content, and the others are still written.
     pub async fn update(&self, pod: &PodRecord, objects: &PodObjects) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(&pod.uid);
         let sources = payload::Sources { pod, objects, node: self.settings.limits };
         let written = preparation::written_volumes(sources, &path);
-        if written.is_empty() {
+        let claims = claim::ClaimDirectory::all(pod, objects);
+        if written.is_empty() && claims.is_empty() {
             return Ok(Vec::new());
         }
-        blocking(path, DEADLINE, move |_| preparation::update(written)).await
+        let settings = self.settings.clone();
+        let resize = move || claims.iter().try_for_each(|claim| claim.resize(&settings));
+        blocking(path, DEADLINE, move |_| preparation::update(written).and_then(|changed| resize().map(|()| changed)))
+            .await
     }
 
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord, workload};
+use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord, local_claim, workload};
 use crate::pod::accept::{self, accept};
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
@@ -111,12 +111,16 @@ impl Manifest {
         node_name: &str,
         keys: &mut BTreeSet<ObjectKey>,
     ) -> FaultList {
-        let (object, mut faults) = match kind.is_workload() {
-            true => {
+        let (object, mut faults) = match kind {
+            ObjectKind::PersistentVolumeClaim => {
+                let (claim, faults) = local_claim::read(item.value, validation);
+                (claim.map(|claim| ObjectRecord::of_claim(claim, origin)), faults)
+            }
+            kind if kind.is_workload() => {
                 let (workload, faults) = workload::read(item.value, kind, origin, (source, validation));
                 (workload.map(|workload| ObjectRecord::of_workload(workload, origin)), faults)
             }
-            false => object::read(item.value, kind, Arc::clone(origin), validation),
+            _ => object::read(item.value, kind, Arc::clone(origin), validation),
         };
         faults.extend(item.duplicates());
         faults.relax(validation);

@@ -12,6 +12,7 @@ pub mod csi;
 mod decode;
 pub mod iscsi;
 mod key;
+pub mod local_claim;
 mod metadata;
 pub mod pod_certificate;
 mod pod_objects;

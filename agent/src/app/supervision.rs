@@ -27,6 +27,7 @@ use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
 use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
+use limpet_worker::claimed_volumes::ClaimedVolumes;
 use limpet_worker::executor::Executor;
 use limpet_worker::merge_loop::{self, Stages};
 use limpet_worker::supervisor::{Intake, Supervisor};
@@ -67,6 +68,8 @@ pub(super) struct CoreInputs {
     pub(super) workloads: (Controllers, WorkloadMemory),
     /// The generations of sources; `None`: no source has any.
     pub(super) trials: Option<Trials>,
+    /// The claims of the sources.
+    pub(super) volumes: ClaimedVolumes,
 }
 
 /// Starts the core: merge, lifecycle, supervisor.
@@ -76,7 +79,7 @@ pub(super) fn supervise(
     sources: &[Arc<Published>],
     inputs: CoreInputs,
 ) -> watch::Receiver<NodeState> {
-    let CoreInputs { heartbeat, feeds, shortages, shutdown, user_orders, workloads, trials } = inputs;
+    let CoreInputs { heartbeat, feeds, shortages, shutdown, user_orders, workloads, trials, volumes } = inputs;
     let (controllers, memory) = workloads;
     let Shortages { pressure, orders, evictions } = shortages;
     let followed: Arc<WatchedProcesses> = Arc::default();
@@ -105,7 +108,7 @@ pub(super) fn supervise(
     let node_network = shared.node_network.clone();
     let mut supervisor = Supervisor::new(context, kinds, stop.clone());
     let (observed, events) = (shared.observed.clone(), shared.events.clone());
-    let workloads = Workloads::new(controllers, Arc::new(memory), observed, events, supervisor.adopted());
+    let workloads = Workloads::new(controllers, Arc::new(memory), observed, events, supervisor.adopted(), volumes);
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
     let stages = Stages { trials, workloads: Some(workloads) };
     shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, stages, stop.clone()));

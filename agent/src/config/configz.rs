@@ -227,6 +227,7 @@ fn limpet_document(config: &Config) -> Value {
         "shimGroup": config.runtime.shim_group.to_string(),
         "runtimeClasses": classes,
         "devices": devices,
+        "persistentVolumesDirectory": config.volumes.claims_dir(&config.root_dir),
         "registryConfigDirectory": config.images.registry_config_dir,
         "containerdConfigFile": config.runtime.containerd_config,
         "imagePolicy": config.images.policy.as_ref().map(image_policy),

@@ -257,6 +257,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("containerdConfigFile", Text),
     supported("cniConfigDirectory", Text),
     supported("cniBinaryDirectories", Texts),
+    supported("persistentVolumesDirectory", Text),
     supported("localImageWhenUnreachable", Bool),
     supported("imagePolicy", Map),
     supported("bundle", Object(BUNDLE)),

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use jiff::tz::TimeZone;
 use limpet::source::api::ApiSource;
 use limpet::store::Store;
 use limpet_apiserver_client::Client;
+use limpet_claims::{Action, Claims, Order};
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_cluster::{ClientSource, HollowRuntime, Link, LinkParts, Unsent};
@@ -39,6 +41,7 @@ use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
 use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
+use limpet_worker::claimed_volumes::{ClaimDisk, ClaimedVolumes, Removed};
 use limpet_worker::fake::world::{World, live};
 use limpet_worker::fake::{FakeExecutor, FakeLedger};
 use limpet_worker::inbox::EvictionOrder;
@@ -92,6 +95,17 @@ pub(crate) struct Membership {
 struct Member {
     link: Link,
     source: mpsc::Sender<cluster_update::Update>,
+}
+
+/// Claims without files.
+#[derive(Debug)]
+struct NoFiles;
+
+impl ClaimDisk for NoFiles {
+    fn perform(self: Arc<Self>, orders: Vec<Order>) -> BoxFuture<'static, Removed> {
+        let removed = orders.into_iter().filter(|order| order.action == Action::Remove).map(|order| (order.id, true));
+        Box::pin(std::future::ready(removed.collect()))
+    }
 }
 
 impl Agent {
@@ -166,8 +180,9 @@ impl Agent {
         let mut supervisor = Supervisor::new(context, sources, stop.clone());
         let remembered = world.lock().unwrap_or_else(PoisonError::into_inner).memories.clone();
         let (ledger, controllers) = (FakeLedger(Arc::clone(world)), Controllers::new(NODE, zone, remembered));
-        let workloads =
-            Workloads::new(controllers, Arc::new(ledger), observed.clone(), occurrences.clone(), supervisor.adopted());
+        let volumes = ClaimedVolumes::new(Claims::new("/simulated".into(), []), Arc::new(NoFiles));
+        let (observer, reports) = (observed.clone(), occurrences.clone());
+        let workloads = Workloads::new(controllers, Arc::new(ledger), observer, reports, supervisor.adopted(), volumes);
         let stages = Stages { workloads: Some(workloads), ..Stages::default() };
         let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, stages, stop.clone());
         tasks.spawn(merge);

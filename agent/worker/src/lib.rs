@@ -5,6 +5,7 @@
 
 pub mod adoption;
 pub mod allocator;
+pub mod claimed_volumes;
 pub mod executor;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fake;

@@ -1,5 +1,5 @@
-//! Drives the controllers of workloads within the merge loop: passes changes and the time to them, has their memory
-//! written before it takes effect, and wakes them when they are due.
+//! Drives the controllers of workloads, and the claims, within the merge loop: passes changes and the time to them, has
+//! what they remember written before it takes effect, and wakes them when they are due.
 //!
 //! Without a workload it waits for nothing: no timer, no observed pod.
 
@@ -16,6 +16,8 @@ use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 use tokio::sync::oneshot;
+
+use crate::claimed_volumes::ClaimedVolumes;
 
 /// Receives the pods of workloads that were running when the agent started.
 pub type Adopted = oneshot::Receiver<Vec<Arc<PodRecord>>>;
@@ -45,19 +47,21 @@ pub struct Workloads {
     /// Running pods that are known, but were not passed to the controllers yet.
     found: Option<Vec<Arc<PodRecord>>>,
     saving: Option<BoxFuture<'static, ()>>,
+    volumes: ClaimedVolumes,
 }
 
 impl Workloads {
-    /// Drives `controllers`.
+    /// Drives `controllers` and the claims of `volumes`.
     pub fn new(
         controllers: Controllers,
         ledger: Arc<dyn Ledger>,
         observed: Observed,
         events: Events,
         adopted: Adopted,
+        volumes: ClaimedVolumes,
     ) -> Self {
-        let changes = observed.changes();
-        Self { controllers, ledger, observed, events, changes, adopted: Some(adopted), found: None, saving: None }
+        let (changes, adopted) = (observed.changes(), Some(adopted));
+        Self { controllers, ledger, observed, events, changes, adopted, found: None, saving: None, volumes }
     }
 
     /// Resolves when controllers may decide differently, although no source has published. Cancel safe.
@@ -69,9 +73,7 @@ impl Workloads {
             self.report();
             return;
         }
-        if self.controllers.is_idle() {
-            return std::future::pending().await;
-        }
+        let follows = !self.controllers.is_idle() || self.volumes.is_waiting();
         let (due, ledger) = (self.controllers.due(), &self.ledger);
         let is_due = async move {
             match due {
@@ -80,12 +82,10 @@ impl Workloads {
             }
         };
         tokio::select! {
-            true = self.changes.next() => {}
-            found = received(&mut self.adopted) => {
-                self.adopted = None;
-                self.found = Some(found);
-            }
+            true = self.changes.next(), if follows => {}
+            found = received(&mut self.adopted), if follows => self.receive(found),
             () = is_due => {}
+            () = self.volumes.done() => {}
             else => std::future::pending().await,
         }
     }
@@ -99,8 +99,7 @@ impl Workloads {
     pub(crate) fn expand(&mut self, snapshots: Snapshots) -> Snapshots {
         if self.saving.is_none() {
             if let Some(found) = self.adopted.as_mut().and_then(|adopted| adopted.try_recv().ok()) {
-                self.adopted = None;
-                self.found = Some(found);
+                self.receive(found);
             }
             let (adopted, now) = (self.found.take(), self.ledger.now());
             let changes = self.controllers.turn(&snapshots, &self.observed.load(), adopted, now);
@@ -109,7 +108,14 @@ impl Workloads {
                 false => self.saving = Some(Arc::clone(&self.ledger).save(changes)),
             }
         }
-        self.controllers.expand(snapshots)
+        let snapshots = self.controllers.expand(snapshots);
+        self.volumes.expand(snapshots, &self.observed.load())
+    }
+
+    fn receive(&mut self, found: Vec<Arc<PodRecord>>) {
+        self.adopted = None;
+        self.volumes.adopt(&found);
+        self.found = Some(found);
     }
 
     /// Records what the controllers report as events, and logs it.

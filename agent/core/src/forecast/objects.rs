@@ -72,7 +72,7 @@ fn change(
         source,
         old: old.cloned(),
         new: new.cloned(),
-        values: match key.kind.is_workload() {
+        values: match key.kind.is_workload() || key.kind == ObjectKind::PersistentVolumeClaim {
             true => fields(old, new),
             false => values(key.kind, old, new),
         },
@@ -81,7 +81,7 @@ fn change(
     }
 }
 
-/// The fields of a workload that differ, unless it is new or gone.
+/// The fields of a workload or claim that differ, unless it is new or gone.
 fn fields(old: Option<&Arc<ObjectRecord>>, new: Option<&Arc<ObjectRecord>>) -> Vec<ValueChange> {
     let Some((old, new)) = old.zip(new) else { return Vec::new() };
     let text = |value: serde_json::Value| match value {

@@ -27,7 +27,7 @@ impl Resource {
             Self::Object(ObjectKind::Secret) => "secrets",
             Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
             Self::Object(ObjectKind::ServiceVariables) => "services",
-            Self::Object(ObjectKind::VolumeClaim) => "persistentvolumeclaims",
+            Self::Object(ObjectKind::VolumeClaim | ObjectKind::PersistentVolumeClaim) => "persistentvolumeclaims",
             Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
             Self::Object(ObjectKind::RuntimeClass) => "runtimeclasses",
             Self::Object(ObjectKind::PodCertificate) => "podcertificaterequests",
@@ -62,6 +62,9 @@ impl Resource {
             "pod" | "pods" | "po" => Some(Self::Pod),
             "configmap" | "configmaps" | "cm" => Some(Self::Object(ObjectKind::ConfigMap)),
             "secret" | "secrets" => Some(Self::Object(ObjectKind::Secret)),
+            "persistentvolumeclaim" | "persistentvolumeclaims" | "pvc" => {
+                Some(Self::Object(ObjectKind::PersistentVolumeClaim))
+            }
             "deployment" | "deployments" | "deploy" => Some(Self::Object(ObjectKind::Deployment)),
             "replicaset" | "replicasets" | "rs" => Some(Self::Object(ObjectKind::ReplicaSet)),
             "daemonset" | "daemonsets" | "ds" => Some(Self::Object(ObjectKind::DaemonSet)),

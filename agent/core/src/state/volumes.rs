@@ -62,6 +62,7 @@ impl PodState {
         wanted.is_some()
             && wanted != self.volumes.written
             && (self.record.spec().volumes.iter().flatten().any(written)
+                || claim::local_names(&self.record).next().is_some()
                 || claim::is_republished(&self.record, &self.objects))
     }
 }

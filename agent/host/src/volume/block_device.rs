@@ -51,9 +51,11 @@ fn block_device(
     let (device, read_only) = match VolumeSource::find(volume, pod, objects, pod_dir)? {
         Some((VolumeSource::Node(path), read_only)) => (path, read_only),
         Some((VolumeSource::Disk(mount), read_only)) => (mount.device(), read_only),
-        Some((VolumeSource::Server(_) | VolumeSource::Driver(_) | VolumeSource::Flex(_), _)) | None => {
-            return Err(no_volume());
-        }
+        Some((
+            VolumeSource::Claim(_) | VolumeSource::Server(_) | VolumeSource::Driver(_) | VolumeSource::Flex(_),
+            _,
+        ))
+        | None => return Err(no_volume()),
     };
     progress.at(&device.path);
     device.set_up()?;
@@ -66,6 +68,7 @@ mod tests {
     use std::sync::Arc;
 
     use limpet_model::object::claim;
+    use limpet_model::source::SourceKind;
     use limpet_tests::need;
     use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
     use serde_json::{Value, json};
@@ -78,7 +81,8 @@ mod tests {
         let mut volume = source;
         volume["name"] = json!("v");
         let container = json!({"name": "c", "volumeDevices": [device]});
-        let pod = record(json!({"containers": [container], "volumes": [volume]}));
+        let mut pod = record(json!({"containers": [container], "volumes": [volume]}));
+        pod.source = SourceKind::Api;
         let claim = serde_json::from_value(json!({"metadata": {"uid": "u"}})).unwrap();
         let spec = json!({"volumeMode": mode, "local": {"path": at}, "claimRef": {"uid": "u"}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();

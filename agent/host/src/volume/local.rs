@@ -1,4 +1,4 @@
-//! local: a directory of the node that a claim names. As in kubelet, its files get the `fsGroup` of the first pod
+//! local: a directory of the node that a claim names, or is. As in kubelet, its files get the `fsGroup` of the first pod
 //! that uses it; concurrent pods would otherwise take the files from each other.
 //!
 //! The pods that use it are recorded in their directories: containers mount the directory itself, so no mount on the
@@ -20,32 +20,37 @@ use limpet_model::pod::{PodRecord, PodUid};
 const RECORDS: &str = "plugins/kubernetes.io~local-volume";
 /// The most bytes of a record that are read: a path.
 const MAX_RECORD: u64 = 4 << 10;
+/// kubelet's message.
+const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
-/// A writable volume of a pod with an `fsGroup`.
+/// A writable volume of a pod with an `fsGroup`, or the claim of a manifest.
 #[derive(Debug, Clone)]
 pub(super) struct LocalVolume {
     volume: String,
     path: PathBuf,
-    group: u32,
+    group: Option<u32>,
     on_root_mismatch: bool,
+    /// No other pod may have it.
+    single_pod: bool,
 }
 
 impl LocalVolume {
     /// The pod's volumes of this kind.
     pub(super) fn all(pod: &PodRecord, objects: &PodObjects, pod_dir: &Path) -> Result<Vec<Self>, VolumeError> {
         let context = pod.spec().security_context.as_ref();
-        let Some(group) = context.and_then(|context| u32::try_from(context.fs_group?).ok()) else {
-            return Ok(Vec::new());
-        };
+        let group = context.and_then(|context| u32::try_from(context.fs_group?).ok());
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
         let mut volumes = Vec::new();
         for volume in pod.spec().volumes.iter().flatten() {
-            if let Some((VolumeSource::Node(path), _)) = VolumeSource::find(volume, pod, objects, pod_dir)?
-                && path.owned
-            {
-                let on_root_mismatch = policy == Some("OnRootMismatch");
-                volumes.push(Self { volume: volume.name.clone(), path: path.path, group, on_root_mismatch });
-            }
+            let (path, group, single_pod) = match VolumeSource::find(volume, pod, objects, pod_dir)? {
+                Some((VolumeSource::Node(path), _)) if path.owned && group.is_some() => (path.path, group, false),
+                Some((VolumeSource::Claim(claim), _)) => {
+                    (claim.path, group.filter(|_| claim.writable), claim.single_pod)
+                }
+                _ => continue,
+            };
+            let on_root_mismatch = policy == Some("OnRootMismatch");
+            volumes.push(Self { volume: volume.name.clone(), path, group, on_root_mismatch, single_pod });
         }
         Ok(volumes)
     }
@@ -64,12 +69,18 @@ impl LocalVolume {
     }
 
     fn take(&self, pods: &Path, uid: &PodUid) -> Result<Option<Warning>, VolumeError> {
-        let warning = if is_of_another(pods, uid, &self.path)? {
-            self.differs()?
-        } else {
-            let set = fs_group::set(&self.path, self.group, self.on_root_mismatch);
-            set.map_err(VolumeError::io("set fsGroup", &self.path))?;
-            None
+        let is_shared = is_of_another(pods, uid, &self.path)?;
+        if is_shared && self.single_pod {
+            return Err(VolumeError::Claim { volume: self.volume.clone(), reason: IN_USE.to_owned() });
+        }
+        let warning = match self.group {
+            Some(group) if is_shared => self.differs(group)?,
+            Some(group) => {
+                let set = fs_group::set(&self.path, group, self.on_root_mismatch);
+                set.map_err(VolumeError::io("set fsGroup", &self.path))?;
+                None
+            }
+            None => None,
         };
         let records = records(&pods.join(uid.as_str()));
         files::make_dirs(&records, 0o750)?;
@@ -78,13 +89,13 @@ impl LocalVolume {
         Ok(warning)
     }
 
-    fn differs(&self) -> Result<Option<Warning>, VolumeError> {
+    fn differs(&self, group: u32) -> Result<Option<Warning>, VolumeError> {
         let found = self.path.metadata().map_err(VolumeError::io("stat", &self.path))?.gid();
         let message = format!(
             "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
-            self.group, self.volume
+            group, self.volume
         );
-        Ok((found != self.group).then_some(Warning { reason: "AlreadyMountedVolume", message }))
+        Ok((found != group).then_some(Warning { reason: "AlreadyMountedVolume", message }))
     }
 }
 
@@ -138,8 +149,13 @@ mod tests {
         std::fs::create_dir_all(&path).unwrap();
         std::fs::write(path.join("file"), "").unwrap();
         let uid = |digit: u8| PodUid::new(format!("0d2f3b51-6c0e-4f7a-9d0b-4c9d3f6a1e7{digit}"));
-        let volume =
-            |group: u32| LocalVolume { volume: "data".to_owned(), path: path.clone(), group, on_root_mismatch: false };
+        let volume = |group: u32| LocalVolume {
+            volume: "data".to_owned(),
+            path: path.clone(),
+            group: Some(group),
+            on_root_mismatch: false,
+            single_pod: false,
+        };
         let group = || path.join("file").metadata().unwrap().gid();
         for pod in 1..=3 {
             std::fs::create_dir_all(pods.join(uid(pod).as_str())).unwrap();

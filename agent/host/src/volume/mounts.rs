@@ -172,6 +172,12 @@ fn find(
             let labelled = !only_read && mount.is_relabelled();
             mounted(mount.path, only_read, labelled)
         }
+        Some((VolumeSource::Claim(claim), only_read)) => {
+            progress.at(&claim.path);
+            claim.check()?;
+            propagation::check(&volume.name, propagation, &claim.path)?;
+            Ok(FoundVolume { path: claim.path, only_read, labelled: claim.writable })
+        }
         Some((VolumeSource::Node(host_path), only_read)) => {
             // A path below `/run`, for example, may have been removed since the pod's first container started.
             progress.at(&host_path.path);
@@ -231,6 +237,7 @@ mod tests {
     use std::sync::Arc;
 
     use limpet_model::object::claim;
+    use limpet_model::source::SourceKind;
     use serde_json::json;
 
     use super::super::tests::record;
@@ -239,7 +246,7 @@ mod tests {
     /// Lists container path, host path below the pod's directory (or absolute), and `ro` or `rw`.
     fn list(container: serde_json::Value) -> Result<Vec<(String, String, &'static str)>, VolumeError> {
         let dir = tempfile::tempdir().unwrap();
-        let pod = record(json!({"volumes": [
+        let mut pod = record(json!({"volumes": [
             {"name": "data", "emptyDir": {}},
             {"name": "conf", "hostPath": {"path": dir.path().join("conf")}},
             {"name": "map", "configMap": {"name": "x"}},
@@ -249,6 +256,7 @@ mod tests {
             {"name": "far", "persistentVolumeClaim": {"claimName": "far"}},
             {"name": "lost", "persistentVolumeClaim": {"claimName": "lost"}},
         ]}));
+        pod.source = SourceKind::Api;
         let container: Container = serde_json::from_value(container).unwrap();
         let objects = claims(dir.path());
         let sources = Sources { pod: &pod, objects: &objects, pod_dir: dir.path(), label: None };
@@ -262,10 +270,11 @@ mod tests {
 
     /// The volume of the claim `data`, and one that no pod can use.
     fn claims(dir: &Path) -> PodObjects {
-        let pod = record(json!({"volumes": [
+        let mut pod = record(json!({"volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "far"}},
         ]}));
+        pod.source = SourceKind::Api;
         let claim = serde_json::from_value(json!({"metadata": {"uid": "c"}})).unwrap();
         let spec = json!({"claimRef": {"uid": "c"}, "hostPath": {"path": dir.join("claimed")}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();

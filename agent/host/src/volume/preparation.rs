@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{HostAlias, Volume};
 
+use super::claim::ClaimDirectory;
 use super::dns::DnsRequest;
 use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
@@ -32,6 +33,8 @@ pub(super) struct Preparation {
 pub(super) enum PreparedVolume {
     EmptyDir(EmptyDir),
     HostPath(HostPath),
+    /// The directory of a claim of a manifest.
+    Claim(ClaimDirectory),
     /// The directory on which an image is mounted.
     Image(PathBuf),
     /// The directory on which an export of a server, a disk of a target, or a volume of a CSI driver is already
@@ -86,6 +89,7 @@ impl Preparation {
             match volume {
                 PreparedVolume::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 PreparedVolume::HostPath(host_path) => host_path.set_up()?,
+                PreparedVolume::Claim(claim) => claim.set_up(settings)?,
                 PreparedVolume::Image(path) => files::make_dirs(path, 0o755)?,
                 PreparedVolume::Mounted(_) => {}
                 PreparedVolume::Written(written) => {
@@ -109,6 +113,7 @@ impl PreparedVolume {
         match self {
             Self::EmptyDir(empty_dir) => &empty_dir.path,
             Self::HostPath(host_path) => &host_path.path,
+            Self::Claim(claim) => &claim.path,
             Self::Image(path) | Self::Mounted(path) => path,
             Self::Written(written) => &written.path,
         }
@@ -137,6 +142,7 @@ impl PreparedVolume {
                 let source = VolumeSource::find(volume, sources.pod, sources.objects, pod_dir)?;
                 Ok(match source.ok_or_else(|| unsupported(volume))?.0 {
                     VolumeSource::Node(host_path) => Self::HostPath(host_path),
+                    VolumeSource::Claim(claim) => Self::Claim(claim),
                     VolumeSource::Server(export) => Self::Mounted(export.path),
                     VolumeSource::Disk(mount) => Self::Mounted(mount.path),
                     VolumeSource::Driver(mount) => Self::Mounted(mount.path),

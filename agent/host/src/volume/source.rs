@@ -6,6 +6,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, Volume};
 
 use super::VolumeError;
+use super::claim::ClaimDirectory;
 use super::csi::{self, CsiMount};
 use super::flex::FlexMount;
 use super::host_path::{HostPath, HostPathType};
@@ -24,6 +25,8 @@ use limpet_model::pod::volume_kind::VolumeKind;
 pub(super) enum VolumeSource {
     /// A path of the node.
     Node(HostPath),
+    /// A directory of a claim of a manifest.
+    Claim(ClaimDirectory),
     /// An export that is mounted for the pod.
     Server(NfsMount),
     /// A disk of an iSCSI target.
@@ -90,6 +93,13 @@ impl VolumeSource {
         objects: &PodObjects,
         pod_dir: &Path,
     ) -> Result<Option<(Self, bool)>, VolumeError> {
+        if let Some(name) = claim::local_name(pod, volume) {
+            let found = ClaimDirectory::find(volume, name, objects)?;
+            let agrees = usage.agrees(false, &volume.name);
+            agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
+            let read_only = !found.writable;
+            return Ok(Some((Self::Claim(found), read_only)));
+        }
         let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
         let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
         let object = objects.get(kind, &object);

@@ -11,7 +11,7 @@ use crate::pod::{Fault, Reason};
 const ACCEPTED: [(&str, &str); 2] = [("", "Namespace"), ("", "ServiceAccount")];
 
 /// Kinds that only an apiserver or a cluster's controllers act on, by group.
-const NO_EFFECT: [(&str, &str); 7] = [
+const NO_EFFECT: [(&str, &str); 8] = [
     ("rbac.authorization.k8s.io", "Role"),
     ("rbac.authorization.k8s.io", "RoleBinding"),
     ("rbac.authorization.k8s.io", "ClusterRole"),
@@ -19,11 +19,13 @@ const NO_EFFECT: [(&str, &str); 7] = [
     ("networking.k8s.io", "NetworkPolicy"),
     ("autoscaling", "HorizontalPodAutoscaler"),
     ("policy", "PodDisruptionBudget"),
+    ("storage.k8s.io", "StorageClass"),
 ];
 
 /// Kinds without which pods would not do what their author expects, and what to use instead.
-const REFUSED: [(&str, &str, &str); 2] = [
+const REFUSED: [(&str, &str, &str); 3] = [
     ("", "Service", "publish the pods' ports with hostPort or hostNetwork"),
+    ("", "PersistentVolume", "use a PersistentVolumeClaim without volumeName, or a hostPath volume"),
     ("networking.k8s.io", "Ingress", "run an ingress controller as a pod with hostPort or hostNetwork"),
 ];
 

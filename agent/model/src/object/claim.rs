@@ -20,6 +20,7 @@ use crate::object::csi::{self, BLOCK, CsiVolume};
 use crate::object::iscsi::IscsiVolume;
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, PodObjects, SecretBytes};
 use crate::pod::PodRecord;
+use crate::source::SourceKind;
 
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
@@ -142,9 +143,23 @@ pub fn is_read_only(pod: &PodRecord, object: &str) -> bool {
     users.all(|volume| volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true)))
 }
 
+/// The claim of a manifest that the volume of a pod of the node's own refers to.
+pub fn local_name<'a>(pod: &PodRecord, volume: &'a Volume) -> Option<&'a str> {
+    let claim = volume.persistent_volume_claim.as_ref().filter(|_| pod.source != SourceKind::Api)?;
+    Some(&claim.claim_name)
+}
+
+/// The claims of manifests that the pod refers to.
+pub fn local_names(pod: &PodRecord) -> impl Iterator<Item = &str> {
+    pod.spec().volumes.iter().flatten().filter_map(|volume| local_name(pod, volume))
+}
+
 /// The name of the object with what the volume's claim is bound to. It differs for each pod, so that a successor of
 /// the same name, which may have another claim of the same name, does not inherit it.
 pub fn object_name(pod: &PodRecord, volume: &Volume) -> Option<String> {
+    if local_name(pod, volume).is_some() {
+        return None;
+    }
     Some(format!("{}@{}", name(pod, volume)?, pod.uid))
 }
 

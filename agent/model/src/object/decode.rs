@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use crate::object::metadata::{key, metadata};
-use crate::object::{Entry, ObjectKind, ObjectRecord, SecretBytes, workload};
+use crate::object::{Entry, ObjectKind, ObjectRecord, SecretBytes, local_claim, workload};
 use crate::pod::{Fault, FaultList, FieldValidation, Reason};
 
 /// Kubernetes' limit for all values of one object together.
@@ -66,18 +66,24 @@ pub(crate) fn read(
         _ if kind != ObjectKind::Secret => "",
         _ => secret_type(document, &data, &mut faults),
     };
-    let record =
-        ObjectRecord { key, origin, uid, immutable, secret_type: Arc::from(secret_type), data, workload: None };
+    let secret_type = Arc::from(secret_type);
+    let record = ObjectRecord { key, origin, uid, immutable, secret_type, data, workload: None, claim: None };
     let accepted = faults.errors() == 0;
     (accepted.then_some(record), faults)
 }
 
 /// Decodes an object stored as [`ObjectRecord::manifest`]; `None` if `value` is of another kind.
 pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<Fault>>> {
-    if let Some(kind) = ObjectKind::OF_APISERVER.into_iter().find(|kind| value["kind"] == kind.as_str()) {
+    // A claim of a manifest has a spec, and what an apiserver's is bound to has none.
+    let is_of_apiserver = |kind: &ObjectKind| value["kind"] == kind.as_str() && value.get("spec").is_none();
+    if let Some(kind) = ObjectKind::OF_APISERVER.into_iter().find(is_of_apiserver) {
         return Some(ObjectRecord::restore(value, kind, origin));
     }
     let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
+    if kind == ObjectKind::PersistentVolumeClaim {
+        let restored = local_claim::restore(value);
+        return Some(restored.map(|restored| ObjectRecord::of_claim(restored, &Arc::from(origin))));
+    }
     if kind.is_workload() {
         let restored = workload::restore(value, kind);
         return Some(restored.map(|restored| ObjectRecord::of_workload(restored, &Arc::from(origin))));

@@ -23,6 +23,8 @@ pub enum ObjectKind {
     RuntimeClass,
     /// A certificate that a signer has issued for one pod, with its key. See [`super::pod_certificate`].
     PodCertificate,
+    /// A `v1 PersistentVolumeClaim` of a manifest. See [`super::local_claim`].
+    PersistentVolumeClaim,
     /// An `apps/v1 Deployment`. See [`super::workload`].
     Deployment,
     /// An `apps/v1 ReplicaSet`.
@@ -42,9 +44,10 @@ impl ObjectKind {
     pub const WORKLOADS: [Self; 6] =
         [Self::Deployment, Self::ReplicaSet, Self::DaemonSet, Self::StatefulSet, Self::Job, Self::CronJob];
     /// The kinds that a manifest may define.
-    pub const LOCAL: [Self; 8] = [
+    pub const LOCAL: [Self; 9] = [
         Self::ConfigMap,
         Self::Secret,
+        Self::PersistentVolumeClaim,
         Self::Deployment,
         Self::ReplicaSet,
         Self::DaemonSet,
@@ -60,7 +63,7 @@ impl ObjectKind {
             Self::Secret => "Secret",
             Self::ServiceAccountToken => "ServiceAccountToken",
             Self::ServiceVariables => "ServiceVariables",
-            Self::VolumeClaim => "PersistentVolumeClaim",
+            Self::VolumeClaim | Self::PersistentVolumeClaim => "PersistentVolumeClaim",
             Self::TrustBundle => "ClusterTrustBundle",
             Self::RuntimeClass => "RuntimeClass",
             Self::PodCertificate => "PodCertificate",
@@ -80,7 +83,7 @@ impl ObjectKind {
             Self::Secret => "secret",
             Self::ServiceAccountToken => "service account token",
             Self::ServiceVariables => "service variables",
-            Self::VolumeClaim => "persistentvolumeclaim",
+            Self::VolumeClaim | Self::PersistentVolumeClaim => "persistentvolumeclaim",
             Self::TrustBundle => "clustertrustbundle",
             Self::RuntimeClass => "runtimeclass",
             Self::PodCertificate => "pod certificate",

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use crate::object::key::{ObjectKey, ObjectKind};
+use crate::object::local_claim::{self, LocalClaim};
 use crate::object::secret_bytes::SecretBytes;
 use crate::object::workload::{self, Workload};
 use crate::pod::Fault;
@@ -38,6 +39,8 @@ pub struct ObjectRecord {
     pub data: BTreeMap<String, Entry>,
     /// The workload's definition; `None` for an object that is none of [`ObjectKind::WORKLOADS`].
     pub workload: Option<Arc<Workload>>,
+    /// What a claim of a manifest asks for; `None` for any other object.
+    pub claim: Option<Arc<LocalClaim>>,
 }
 
 impl ObjectRecord {
@@ -56,11 +59,21 @@ impl ObjectRecord {
             secret_type: Arc::from(""),
             data: texts.into_iter().map(|(name, text)| (name.into(), entry(text))).collect(),
             workload: None,
+            claim: None,
         }
     }
 
     /// The object of a workload.
     pub(crate) fn of_workload((key, workload): (ObjectKey, Workload), origin: &Arc<str>) -> Self {
+        Self { workload: Some(Arc::new(workload)), ..Self::without_data(key, origin) }
+    }
+
+    /// The object of a claim of a manifest, or of one that a StatefulSet makes.
+    pub fn of_claim((key, claim): (ObjectKey, LocalClaim), origin: &Arc<str>) -> Self {
+        Self { claim: Some(Arc::new(claim)), ..Self::without_data(key, origin) }
+    }
+
+    fn without_data(key: ObjectKey, origin: &Arc<str>) -> Self {
         Self {
             key,
             origin: Arc::clone(origin),
@@ -68,13 +81,17 @@ impl ObjectRecord {
             immutable: false,
             secret_type: Arc::default(),
             data: BTreeMap::new(),
-            workload: Some(Arc::new(workload)),
+            workload: None,
+            claim: None,
         }
     }
 
     /// Whether `other` gives pods the same values.
     pub fn same_content(&self, other: &Self) -> bool {
-        self.data == other.data && self.secret_type == other.secret_type && self.workload == other.workload
+        self.data == other.data
+            && self.secret_type == other.secret_type
+            && self.workload == other.workload
+            && self.claim == other.claim
     }
 
     /// Why `next` must not replace it: an immutable object keeps its data and stays immutable, and some fields of a
@@ -82,6 +99,9 @@ impl ObjectRecord {
     pub fn forbids(&self, next: &Self) -> Option<Fault> {
         if let (Some(before), Some(next)) = (&self.workload, &next.workload) {
             return workload::forbidden(&self.key, before, next);
+        }
+        if let (Some(before), Some(next)) = (&self.claim, &next.claim) {
+            return local_claim::forbidden(&self.key, before, next);
         }
         let allowed = !self.immutable || (next.immutable && self.same_content(next));
         let fault = || {
@@ -95,7 +115,8 @@ impl ObjectRecord {
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         let workload = self.workload.as_deref().map(|workload| Arc::new(workload.in_namespace(namespace)));
-        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, workload, ..self.clone() }
+        let claim = self.claim.as_deref().map(|claim| Arc::new(claim.in_namespace(namespace)));
+        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, workload, claim, ..self.clone() }
     }
 
     /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
@@ -115,13 +136,17 @@ impl ObjectRecord {
             data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
         }
         let (origin, uid) = (Arc::from(origin), Arc::default());
-        Ok(Self { key, origin, uid, immutable: false, secret_type: Arc::default(), data, workload: None })
+        let secret_type = Arc::default();
+        Ok(Self { key, origin, uid, immutable: false, secret_type, data, workload: None, claim: None })
     }
 
     /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
     pub fn manifest(&self) -> Arc<[u8]> {
         if let Some(workload) = &self.workload {
             return Arc::clone(&workload.manifest);
+        }
+        if let Some(claim) = &self.claim {
+            return Arc::clone(&claim.manifest);
         }
         let (mut text, mut binary) = (Map::new(), Map::new());
         for (key, entry) in &self.data {

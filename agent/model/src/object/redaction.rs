@@ -22,6 +22,7 @@ impl PodObjects {
             | ObjectKind::DaemonSet
             | ObjectKind::StatefulSet
             | ObjectKind::Job
+            | ObjectKind::PersistentVolumeClaim
             | ObjectKind::CronJob => false,
         });
         let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());

@@ -119,6 +119,9 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
     }
+    if let Some(name) = claim::local_name(pod, volume) {
+        add(ObjectKind::PersistentVolumeClaim, name);
+    }
     if let Some(name) = claim::object_name(pod, volume) {
         add(ObjectKind::VolumeClaim, &name);
     }

@@ -87,7 +87,6 @@ pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
 pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.serviceAccountName", "a service account's token"),
     ("spec.serviceAccount", "a service account's token"),
-    ("spec.volumes[].persistentVolumeClaim", "a claim on a PersistentVolume"),
     ("spec.volumes[].ephemeral", "a claim on a PersistentVolume"),
     ("spec.volumes[].csi", "a CSIDriver object"),
     ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),

@@ -23,7 +23,7 @@ mod windows;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodSpec, Volume};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec, Volume};
 
 use crate::pod::draft::Draft;
 use crate::pod::{Fault, FaultList, PodRecord};
@@ -35,6 +35,13 @@ pub(crate) fn validate(draft: &Draft) -> FaultList {
     let mut faults = Faults::default();
     metadata::metadata(draft, &mut faults);
     spec(draft.spec(), &draft.name, &mut faults);
+    faults.finish()
+}
+
+/// The faults of the spec of a PersistentVolumeClaim at the path `root`.
+pub(crate) fn claim_spec(root: &str, spec: &PersistentVolumeClaimSpec) -> FaultList {
+    let mut faults = Faults::default();
+    volume::claim_spec(&At::Root(root), spec, &mut faults);
     faults.finish()
 }
 

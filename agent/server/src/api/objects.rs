@@ -1,4 +1,4 @@
-//! Pushed ConfigMaps, Secrets and workloads. A Secret's values are never returned, only its keys.
+//! Pushed ConfigMaps, Secrets, claims and workloads. A Secret's values are never returned, only its keys.
 
 use std::sync::Arc;
 
@@ -131,13 +131,11 @@ fn warning(key: &ObjectKey, pods: &[PodKey]) -> String {
     format!("299 - \"{key} is still referred to by {}{more}\"", names.join(", "))
 }
 
-/// A ConfigMap or workload in full; a Secret without its values.
+/// The object in full; a Secret without its values.
 fn render(object: &ObjectRecord) -> Value {
     let key = &object.key;
     match key.kind {
-        kind if kind == ObjectKind::ConfigMap || kind.is_workload() => {
-            serde_json::from_slice(&object.manifest()).unwrap_or_default()
-        }
+        kind if kind != ObjectKind::Secret => serde_json::from_slice(&object.manifest()).unwrap_or_default(),
         _ => json!({
             "apiVersion": "v1", "kind": key.kind.as_str(), "type": &*object.secret_type, "immutable": object.immutable,
             "metadata": {"name": &*key.name, "namespace": &*key.namespace, "annotations": {

@@ -301,6 +301,9 @@ impl ConfigDiagnostics {
         self.absolute_path(map, "runDirectory", &mut config.run_dir);
         self.absolute_path(map, "containerLogsDirectory", &mut config.logs.containers_dir);
         self.absolute_path(map, "registryConfigDirectory", &mut config.images.registry_config_dir);
+        if map.text("persistentVolumesDirectory").is_some() {
+            self.absolute_path(map, "persistentVolumesDirectory", config.volumes.claims_dir.get_or_insert_default());
+        }
         self.absolute_path(map, "containerdConfigFile", &mut config.runtime.containerd_config);
         self.absolute_path(map, "cniConfigDirectory", &mut config.network.config_dir);
         let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {

@@ -227,6 +227,7 @@ fn every_supported_key_has_an_effect() {
         volumes: VolumeSettings {
             plugin_dir: "/v".into(),
             resolv_conf: None,
+            claims_dir: Some("/data/volumes".into()),
             cluster: ClusterDns {
                 nameservers: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],
                 domain: "cluster.local".to_owned(),

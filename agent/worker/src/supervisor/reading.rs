@@ -8,7 +8,8 @@ use limpet_core::plan::is_finished;
 use limpet_core::state::PodState;
 use limpet_kinds::has_workload;
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::pod::PodKey;
+use limpet_model::object::claim;
+use limpet_model::pod::{PodKey, PodRecord};
 use tokio::task::{JoinError, JoinSet};
 
 use super::{Supervisor, command_for};
@@ -88,8 +89,10 @@ impl Supervisor {
         };
         if let Some(controllers) = self.found_workloads.take() {
             let records = pods.values().flat_map(|pod| &pod.incarnations).map(|pod| &pod.record);
+            let is_of_interest =
+                |record: &&Arc<PodRecord>| has_workload(record) || claim::local_names(record).next().is_some();
             // Without sources there are no controllers.
-            let _ = controllers.send(records.filter(|record| has_workload(record)).cloned().collect());
+            let _ = controllers.send(records.filter(is_of_interest).cloned().collect());
         }
         let count = pods.values().map(|pod| pod.containers.len()).sum();
         for (key, inbox) in &self.workers {

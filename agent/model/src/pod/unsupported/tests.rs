@@ -153,11 +153,7 @@ fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
     };
     assert_eq!(
         paths_of(SourceKind::Push, Reason::NeedsApiserver),
-        [
-            "spec.serviceAccountName",
-            "spec.volumes[0].persistentVolumeClaim",
-            "spec.volumes[1].projected.sources[0].serviceAccountToken",
-        ]
+        ["spec.serviceAccountName", "spec.volumes[1].projected.sources[0].serviceAccountToken",]
     );
     assert_eq!(paths_of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
     assert_eq!(paths_of(SourceKind::Api, Reason::Unsupported), Vec::<String>::new());

@@ -6,6 +6,7 @@ mod file;
 mod projected;
 mod remote;
 
+pub(super) use claim::claim_spec;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};

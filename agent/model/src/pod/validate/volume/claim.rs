@@ -1,4 +1,4 @@
-//! Validation of ephemeral volumes: the claim template.
+//! Validation of claims: of an ephemeral volume's template, and of a PersistentVolumeClaim.
 
 use k8s_openapi::api::core::v1::{EphemeralVolumeSource, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -18,7 +18,7 @@ pub(super) fn ephemeral(at: &At<'_>, source: &EphemeralVolumeSource, faults: &mu
         metadata::labels_and_annotations(&at, metadata, faults);
         nothing_else(&at, metadata, faults);
     }
-    claim(&at.field("spec"), &template.spec, faults);
+    claim_spec(&at.field("spec"), &template.spec, faults);
 }
 
 /// A template's metadata may have only labels and annotations.
@@ -43,7 +43,8 @@ fn nothing_else(at: &At<'_>, metadata: &ObjectMeta, faults: &mut Faults) {
     }
 }
 
-fn claim(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faults) {
+/// Validates the spec of a claim.
+pub(in crate::pod::validate) fn claim_spec(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faults) {
     let modes = spec.access_modes.as_deref().unwrap_or_default();
     let at_modes = at.field("accessModes");
     if modes.is_empty() {
