@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         case!(a_claim_in_use_is_removed_with_its_last_pod),
         case!(a_claim_that_is_gone_when_the_agent_starts),
         case!(an_applied_claim_is_listed_and_deleted),
+        case!(a_stateful_set_keeps_the_files_of_each_ordinal),
     ])
 }
 
@@ -121,6 +122,82 @@ fn a_claim_that_is_gone_when_the_agent_starts(node: &mut TestNode) -> Result<()>
     node.agent.start()?;
     node.wait_gone("web")?;
     wait_files_gone(node, "file")
+}
+
+/// A StatefulSet `db` with a claim for each pod, which writes its own name once.
+fn stateful_set(replicas: u32, image: &str, policy: &Value) -> Value {
+    let script = "[ -e /data/name ] || hostname >/data/name; trap 'exit 0' TERM; sleep 100000 & wait";
+    let container = with(
+        shell("main", script),
+        json!({ "image": image, "volumeMounts": [{ "name": "files", "mountPath": "/data" }] }),
+    );
+    let template = json!({
+        "metadata": { "labels": { "app": "db" } },
+        "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [container] },
+    });
+    let mut claim = claim("1Gi");
+    claim["metadata"]["name"] = json!("files");
+    json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "db" },
+        "spec": {
+            "selector": { "matchLabels": { "app": "db" } }, "template": template, "replicas": replicas,
+            "volumeClaimTemplates": [claim], "persistentVolumeClaimRetentionPolicy": policy,
+        },
+    })
+}
+
+/// The pod of that name, which does not end with the node's.
+fn replica(node: &TestNode, name: &str) -> Option<Value> {
+    node.pods().ok()?.into_iter().find(|pod| pod["metadata"]["name"] == name)
+}
+
+fn wait_end(node: &TestNode, name: &str) -> Result<()> {
+    wait::until(wait::SOON, &format!("the end of {name}"), || replica(node, name).is_none().then_some(()))
+}
+
+fn a_stateful_set_keeps_the_files_of_each_ordinal(node: &mut TestNode) -> Result<()> {
+    let claims = node.agent.settings().root().join("persistent-volumes/file/default");
+    let name_in = |ordinal: u32| fs::read_to_string(claims.join(format!("files-db-{ordinal}/data/name")));
+    let write = |node: &TestNode, replicas: u32, image: &str, policy: Value| {
+        node.drop_text("db.yaml", &stateful_set(replicas, image, &policy).to_string())
+    };
+    let is_of = |pod: &Value, image: &str| {
+        pod["status"]["phase"] == "Running" && pod["spec"]["containers"][0]["image"] == image
+    };
+    let wait_of = |node: &TestNode, name: &str, image: &str| {
+        wait::until(wait::SOON, &format!("{name} of {image}"), || {
+            replica(node, name).is_some_and(|pod| is_of(&pod, image)).then_some(())
+        })
+    };
+    write(node, 2, image::V1, json!({}))?;
+    wait_of(node, "db-1", image::V1)?;
+    wait::until(wait::SOON, "both files", || (name_in(0).is_ok() && name_in(1).is_ok()).then_some(()))?;
+    let marked = claims.join("files-db-1/data/mark");
+    fs::write(&marked, "")?;
+    write(node, 2, image::V2, json!({}))?;
+    wait_of(node, "db-1", image::V2)?;
+    wait_of(node, "db-0", image::V2)?;
+    ensure!(marked.exists(), "lost by a rollout");
+
+    node.agent.kill();
+    fs::remove_file(node.agent.settings().root().join("limpet.db"))?;
+    node.agent.start()?;
+    wait_of(node, "db-1", image::V2)?;
+    write(node, 1, image::V2, json!({}))?;
+    wait_end(node, "db-1")?;
+    ensure!(marked.exists(), "lost by a smaller number");
+    node.remove("db")?;
+    wait_end(node, "db-0")?;
+    node.agent.kill();
+    node.agent.start()?;
+    write(node, 2, image::V2, json!({ "whenDeleted": "Delete", "whenScaled": "Delete" }))?;
+    wait_of(node, "db-1", image::V2)?;
+    ensure!(marked.exists(), "lost with its set");
+    write(node, 1, image::V2, json!({ "whenDeleted": "Delete", "whenScaled": "Delete" }))?;
+    wait::until(wait::SOON, "the files of db-1 are removed", || (!marked.exists()).then_some(()))?;
+    ensure!(name_in(0).is_ok(), "those of db-0 too");
+    node.remove("db")?;
+    wait::until(wait::SOON, "the files of db-0 are removed", || name_in(0).is_err().then_some(()))
 }
 
 fn an_applied_claim_is_listed_and_deleted(node: &mut TestNode) -> Result<()> {

@@ -20,6 +20,7 @@ use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
 use crate::adoption;
+use crate::claims;
 use crate::clock::{Clock, built};
 use crate::cron_job;
 use crate::effective::Effective;
@@ -54,6 +55,8 @@ struct Entry {
     pace: Pace,
     /// The pods that are wanted, in effect.
     records: BTreeMap<PodKey, Arc<PodRecord>>,
+    /// The claims that are its pods', in effect.
+    claims: BTreeMap<ObjectKey, Arc<ObjectRecord>>,
     /// Its pods that are observed, whether or not they are wanted.
     observed: BTreeSet<PodKey>,
     due: Option<Timestamp>,
@@ -68,6 +71,7 @@ impl Entry {
             next: None,
             pace: Pace::default(),
             records: BTreeMap::new(),
+            claims: BTreeMap::new(),
             observed: BTreeSet::new(),
             due: None,
         }
@@ -96,6 +100,8 @@ pub struct Controllers {
     effective: [Option<Effective>; SOURCES],
     /// Pods whose wanted version has changed since the last [`Self::expand`].
     touched: [BTreeSet<PodKey>; SOURCES],
+    /// The same for claims.
+    touched_claims: [BTreeSet<ObjectKey>; SOURCES],
     observed: OrdMap<PodKey, Arc<ObservedPod>>,
     due: BTreeSet<(Timestamp, WorkloadId)>,
     /// The workloads whose controllers have to decide.
@@ -123,6 +129,7 @@ impl Controllers {
             sources: Snapshots::default(),
             effective: Default::default(),
             touched: Default::default(),
+            touched_claims: Default::default(),
             observed: OrdMap::new(),
             due: BTreeSet::new(),
             open: BTreeSet::new(),
@@ -218,6 +225,7 @@ impl Controllers {
             let Some(source) = sources.next() else { return raw };
             let at = source.index();
             let touched = std::mem::take(&mut self.touched[at]);
+            let touched_claims = std::mem::take(&mut self.touched_claims[at]);
             if self.counts[at] == 0 {
                 self.effective[at] = None;
                 return raw;
@@ -227,7 +235,10 @@ impl Controllers {
                 let id = owners.get(key).filter(|id| id.source == source)?;
                 entries.get(id)?.records.get(key).cloned()
             };
-            self.effective[at].get_or_insert_default().expand(&raw, &touched, is_settled, pod)
+            let own = entries.iter().filter(|(id, _)| id.source == source).flat_map(|(_, entry)| entry.claims.values());
+            let claims: Vec<Arc<ObjectRecord>> = own.cloned().collect();
+            let claims = (claims.as_slice(), &touched_claims);
+            self.effective[at].get_or_insert_default().expand(&raw, &touched, claims, is_settled, pod)
         })
     }
 
@@ -433,6 +444,14 @@ impl Controllers {
             }
         }
         entry.records = records;
+        let claims = claims::records(&entry.object, memory, &entry.claims);
+        let is_same = |key: &ObjectKey| {
+            let pair = claims.get(key).zip(entry.claims.get(key));
+            pair.is_some_and(|(after, before)| Arc::ptr_eq(after, before))
+        };
+        let differing = claims.keys().chain(entry.claims.keys()).filter(|key| !is_same(key));
+        self.touched_claims[id.source.index()].extend(differing.cloned());
+        entry.claims = claims;
     }
 
     /// The workload as its source has it, unless a source with precedence has one of that name.
@@ -455,6 +474,7 @@ impl Controllers {
         }
         entry.records.keys().chain(&entry.observed).for_each(|key| drop(self.owners.remove(key)));
         self.touched[id.source.index()].extend(entry.records.into_keys());
+        self.touched_claims[id.source.index()].extend(entry.claims.into_keys());
         Some(MemoryChange { id: id.clone(), memory: None })
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use limpet_core::source::SourceSnapshot;
 use limpet_core::source::delta::{self, Edits};
+use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 
 /// A source's snapshot, and the same with pods.
@@ -20,17 +21,18 @@ pub(crate) struct Effective {
 
 impl Effective {
     /// The snapshot of a source that publishes `raw`. The pods of workloads have changed for the keys in `touched`,
-    /// and `pod` returns them. The source's own pods take precedence. `is_settled`: no workload waits to learn which
-    /// of its pods run.
+    /// and `pod` returns them; the claims of `claims.0` for the keys in `claims.1`. The source's own pods and objects
+    /// take precedence. `is_settled`: no workload waits to learn which of its pods run.
     pub(crate) fn expand(
         &mut self,
         raw: &Arc<SourceSnapshot>,
         touched: &BTreeSet<PodKey>,
+        claims: (&[Arc<ObjectRecord>], &BTreeSet<ObjectKey>),
         is_settled: bool,
         pod: impl Fn(&PodKey) -> Option<Arc<PodRecord>>,
     ) -> Arc<SourceSnapshot> {
         let ready = raw.ready && is_settled;
-        if Arc::ptr_eq(&self.raw, raw) && touched.is_empty() && self.expanded.ready == ready {
+        if Arc::ptr_eq(&self.raw, raw) && touched.is_empty() && claims.1.is_empty() && self.expanded.ready == ready {
             return Arc::clone(&self.expanded);
         }
         let delta = delta::between(&self.raw, raw).into_owned();
@@ -42,10 +44,15 @@ impl Effective {
             }
             self.edits.pod(key.clone());
         }
+        let mut objects = raw.objects.clone();
+        for record in claims.0 {
+            objects.entry(record.key.clone()).or_insert_with(|| Arc::clone(record));
+        }
+        claims.1.iter().for_each(|key| self.edits.object(key.clone()));
         delta.objects.into_iter().for_each(|key| self.edits.object(key));
         delta.rejected.into_iter().for_each(|origin| self.edits.rejection(origin));
         let revision = self.edits.next_revision();
-        self.expanded = Arc::new(SourceSnapshot { pods, ready, revision, ..SourceSnapshot::clone(raw) });
+        self.expanded = Arc::new(SourceSnapshot { pods, objects, ready, revision, ..SourceSnapshot::clone(raw) });
         self.raw = Arc::clone(raw);
         Arc::clone(&self.expanded)
     }

@@ -12,6 +12,7 @@
 //! `limpet-worker` drives them.
 
 mod adoption;
+mod claims;
 mod clock;
 mod controllers;
 mod cron_job;

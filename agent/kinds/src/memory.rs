@@ -29,6 +29,9 @@ pub struct Memory {
     /// The hash of the template that all pods of a StatefulSet had last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
+    /// The ordinals of a StatefulSet whose pods have had claims, which are kept.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub claims: BTreeSet<u32>,
     /// What a Job's controller also remembers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<JobMemory>,

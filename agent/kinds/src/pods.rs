@@ -93,10 +93,11 @@ fn hash_label(label: &'static str, pod: &WantedPod) -> Additions {
 fn of_set(owner: &ObjectRecord, pod: &WantedPod, source: SourceKind, node_name: &str) -> Additions {
     let key = &owner.key;
     let spec = owner.workload.as_ref().map(|workload| &workload.spec);
-    let subdomain = match spec {
-        Some(WorkloadSpec::StatefulSet(set)) => set.service_name.clone(),
-        _ => None,
+    let (subdomain, claims) = match spec {
+        Some(WorkloadSpec::StatefulSet(set)) => (set.service_name.clone(), set.claims.as_slice()),
+        _ => (None, [].as_slice()),
     };
+    let claims = claims.iter().map(|template| (template.name.clone(), template.claim_name(&pod.name)));
     let mut labels = BTreeMap::new();
     labels.insert(REVISION_HASH, format!("{}-{}", key.name, pod.hash));
     labels.insert(POD_NAME, pod.name.clone());
@@ -106,6 +107,7 @@ fn of_set(owner: &ObjectRecord, pod: &WantedPod, source: SourceKind, node_name: 
         labels,
         host_name: Some(pod.name.clone()),
         subdomain,
+        claims: claims.collect(),
         uid: Some(incarnation_uid(node_name, source, names, &pod.hash, pod.serial)),
         ..Additions::default()
     }

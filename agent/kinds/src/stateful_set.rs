@@ -42,6 +42,7 @@ pub(crate) fn step(
         step.update();
     }
     step.complete();
+    step.claims();
     let available = step.memory.pods.iter().filter(|pod| step.is_available(pod)).count();
     let at = earlier(step.at, step.next_available());
     pace.retain(|name| memory.pods.iter().any(|pod| pod.name == name), available > 0);
@@ -196,6 +197,18 @@ impl Step<'_> {
         if self.memory.pods.len() == all && self.memory.pods.iter().all(is_done) {
             self.memory.set = Some(hash.to_owned());
         }
+    }
+
+    /// Notes which ordinals have claims: from the moment that their pod is wanted, until it has gone if they go with it.
+    fn claims(&mut self) {
+        let Situation { key, spec, observed, .. } = *self.situation;
+        if spec.claims.is_empty() {
+            return;
+        }
+        let wanted: Vec<u32> = self.memory.pods.iter().filter_map(|pod| ordinal(key, &pod.name)).collect();
+        self.memory.claims.extend(&wanted);
+        let has_pod = |at: &u32| wanted.contains(at) || observed.contains_key(set_pod_name(key, *at).as_str());
+        self.memory.claims.retain(|at| !spec.claims_end_with_replica || spec.is_replica(*at) || has_pod(at));
     }
 
     fn member(&self, name: &str) -> Option<Member> {

@@ -30,6 +30,9 @@ impl Scene {
             min_ready_seconds: 0,
             history_limit: 2,
             service_name: None,
+            claims: Vec::new(),
+            claims_end_with_set: false,
+            claims_end_with_replica: false,
         };
         let now = Timestamp::from_second(1_000).unwrap();
         let (memory, pace, members) = (Memory::default(), Pace::default(), BTreeMap::new());

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::Workload;
 use super::authored::Authored;
-use super::template::PodTemplate;
+use super::template::{PodTemplate, add_claims};
 use crate::object::key::{ObjectKey, ObjectKind};
 use crate::object::metadata::{key, metadata};
 use crate::pod::{Fault, FaultList, FieldValidation, Reason, accept, fingerprint};
@@ -45,7 +45,9 @@ pub(crate) fn read(
     match &template {
         Some(value) => {
             let template = PodTemplate::new(value);
-            faults.absorb(of_template(value, &template, &key, origin, (source, validation)));
+            let mut sample = template.sample(&key);
+            add_claims(&mut sample, &claim_volumes(&frame));
+            faults.absorb(of_template(value, sample, key.kind, origin, (source, validation)));
             if let Some(spec) = &spec {
                 faults.extend(spec.check(&key, &template, &template_path(kind)));
             }
@@ -102,16 +104,22 @@ fn split(value: &Value, kind: ObjectKind) -> (Value, Option<Value>) {
     (frame, template.filter(Value::is_object))
 }
 
-/// The faults of the template, at their places in the document.
+/// The volumes that a StatefulSet adds to its pods, each with the name of a claim.
+fn claim_volumes(frame: &Value) -> Vec<(String, String)> {
+    let templates = frame["spec"]["volumeClaimTemplates"].as_array().into_iter().flatten();
+    let names = templates.filter_map(|template| template["metadata"]["name"].as_str());
+    names.map(|name| (name.to_owned(), name.to_owned())).collect()
+}
+
+/// The faults of the template, of which `pod` is one, at their places in the document.
 fn of_template(
     value: &Value,
-    template: &PodTemplate,
-    key: &ObjectKey,
+    mut pod: Value,
+    kind: ObjectKind,
     origin: &Arc<str>,
     of: (SourceKind, FieldValidation),
 ) -> FaultList {
-    let root = template_path(key.kind);
-    let mut pod = template.sample(key);
+    let root = template_path(kind);
     // The strict check applies to the template as it is written.
     for field in ["metadata", "spec"] {
         if !value[field].is_object() && !value[field].is_null() {

@@ -1,14 +1,19 @@
 //! A StatefulSet: pods with ordinals, one after the other.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::apps::v1::StatefulSetSpec;
+use serde_json::Value;
 
 use super::always_running::of_pods;
 use super::amount::{natural, number, percent, scaled};
 use super::template::PodTemplate;
 use super::{MAX_REPLICAS, selector};
+use crate::object::local_claim;
 use crate::pod::{Fault, FaultList, is_dns_label};
 
 const DEFAULT_HISTORY: i32 = 10;
+
 /// What a StatefulSet's controller has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatefulSet {
@@ -25,6 +30,40 @@ pub struct StatefulSet {
     pub history_limit: u32,
     /// The Service that the pods' host names are below.
     pub service_name: Option<String>,
+    /// What each pod's own claims are made of.
+    pub claims: Vec<ClaimTemplate>,
+    /// A claim is deleted when its set is (`whenDeleted`).
+    pub claims_end_with_set: bool,
+    /// A claim is deleted when its pod is no longer among the replicas (`whenScaled`).
+    pub claims_end_with_replica: bool,
+}
+
+impl StatefulSet {
+    /// Whether the pod of that ordinal is among the replicas.
+    pub fn is_replica(&self, ordinal: u32) -> bool {
+        (self.start..self.start.saturating_add(self.replicas)).contains(&ordinal)
+    }
+}
+
+/// What a claim of each pod is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimTemplate {
+    /// Its name, which the pods' volume has too.
+    pub name: String,
+    /// The claim as JSON.
+    pub claim: Value,
+}
+
+impl ClaimTemplate {
+    /// The name of the claim of that pod.
+    pub fn claim_name(&self, pod: &str) -> String {
+        claim_name(&self.name, pod)
+    }
+}
+
+/// The name of the claim that a pod of a StatefulSet has as `volume`.
+pub(super) fn claim_name(volume: &str, pod: &str) -> String {
+    format!("{volume}-{pod}")
 }
 
 /// How pods get a new template.
@@ -64,13 +103,39 @@ pub(super) fn check(name: &str, spec: &StatefulSetSpec, template: &PodTemplate, 
         let message = format!("Invalid value: the pod's host name would be {host_name}");
         faults.push(Fault::error("metadata.name", message).with_remedy("a shorter name without dots"));
     }
-    if spec.volume_claim_templates.as_ref().is_some_and(|templates| !templates.is_empty()) {
-        let message = "not supported: nothing on a node without an apiserver provides the volumes";
-        let fault = Fault::error("spec.volumeClaimTemplates", message);
-        faults.push(fault.with_remedy("use a hostPath volume with subPathExpr: $(POD_NAME)"));
-    }
+    claims(spec, &mut faults);
+    retention(spec, &mut faults);
     faults.extend(of_pods(template, template_path));
     faults.finish()
+}
+
+fn claims(spec: &StatefulSetSpec, faults: &mut FaultList) {
+    let mut names = BTreeSet::new();
+    for (index, template) in spec.volume_claim_templates.iter().flatten().enumerate() {
+        let path = format!("spec.volumeClaimTemplates[{index}]");
+        let name = template.metadata.name.as_deref().unwrap_or_default();
+        if !is_dns_label(name) {
+            let message = format!("Invalid value: {name:?}: pods have a volume of this name");
+            let fault = Fault::error(format!("{path}.metadata.name"), message);
+            faults.push(fault.with_remedy("lower-case letters, digits and -, at most 63 characters"));
+        }
+        if !names.insert(name) {
+            faults.push(Fault::error(format!("{path}.metadata.name"), format!("Duplicate value: {name:?}")));
+        }
+        match &template.spec {
+            Some(claim) => faults.absorb(local_claim::check(&format!("{path}.spec"), claim)),
+            None => faults.push(Fault::error(format!("{path}.spec"), "required")),
+        }
+    }
+}
+
+fn retention(spec: &StatefulSetSpec, faults: &mut FaultList) {
+    let Some(policy) = &spec.persistent_volume_claim_retention_policy else { return };
+    for (field, value) in [("whenDeleted", &policy.when_deleted), ("whenScaled", &policy.when_scaled)] {
+        let Some(value) = value.as_deref().filter(|value| !["Retain", "Delete"].contains(value)) else { continue };
+        let message = format!("Invalid value: {value:?}: must be 'Retain' or 'Delete'");
+        faults.push(Fault::error(format!("spec.persistentVolumeClaimRetentionPolicy.{field}"), message));
+    }
 }
 
 fn strategy(spec: &StatefulSetSpec, faults: &mut FaultList) {
@@ -110,6 +175,11 @@ pub(super) fn settle(spec: StatefulSetSpec) -> StatefulSet {
     let strategy = spec.update_strategy.unwrap_or_default();
     let rolling = strategy.rolling_update.unwrap_or_default();
     let unavailable = rolling.max_unavailable.map_or(1, |amount| scaled(&amount, replicas, |value, by| value / by));
+    let retention = spec.persistent_volume_claim_retention_policy.unwrap_or_default();
+    let claims = spec.volume_claim_templates.unwrap_or_default().into_iter().filter_map(|template| {
+        let name = template.metadata.name.clone()?;
+        Some(ClaimTemplate { name, claim: serde_json::to_value(template).ok()? })
+    });
     let is_rolling = strategy.type_.as_deref() != Some("OnDelete");
     StatefulSet {
         replicas,
@@ -120,5 +190,8 @@ pub(super) fn settle(spec: StatefulSetSpec) -> StatefulSet {
         min_ready_seconds: natural(spec.min_ready_seconds, 0),
         history_limit: natural(spec.revision_history_limit, DEFAULT_HISTORY),
         service_name: spec.service_name.filter(|name| !name.is_empty()),
+        claims: claims.collect(),
+        claims_end_with_set: retention.when_deleted.as_deref() == Some("Delete"),
+        claims_end_with_replica: retention.when_scaled.as_deref() == Some("Delete"),
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::labels::{INDEX, INDEX_VARIABLE, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS};
+use super::stateful_set::claim_name;
 use crate::object::key::ObjectKey;
 use crate::pod::identity::OWNER_ANNOTATION;
 use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
@@ -42,6 +43,8 @@ pub struct Additions {
     pub subdomain: Option<String>,
     /// Its UID, in place of one that derives from its fields.
     pub uid: Option<String>,
+    /// Volumes that are claims: the name of each, and of its claim.
+    pub claims: Vec<(String, String)>,
     /// Whether its containers get the completion index in their environment.
     pub index_variable: bool,
 }
@@ -147,6 +150,7 @@ impl PodTemplate {
         if let (true, Some(spec)) = (is_of_set, template.spec.as_object_mut()) {
             spec.remove("hostname");
             spec.remove("subdomain");
+            forget_claims(spec, record.key.name());
         }
         Some(template)
     }
@@ -189,9 +193,39 @@ impl Additions {
         if let Some(uid) = &self.uid {
             pod["metadata"]["uid"] = Value::from(uid.as_str());
         }
+        add_claims(pod, &self.claims);
         if self.index_variable {
             add_index_variable(&mut pod["spec"]);
         }
+    }
+}
+
+/// Adds volumes that are claims to a pod, each with its name and that of its claim. As in Kubernetes they take the places of
+/// volumes of the same names.
+pub(super) fn add_claims(pod: &mut Value, claims: &[(String, String)]) {
+    if claims.is_empty() {
+        return;
+    }
+    let volumes = &mut pod["spec"]["volumes"];
+    if !volumes.is_array() {
+        *volumes = json!([]);
+    }
+    let Some(volumes) = volumes.as_array_mut() else { return };
+    volumes.retain(|volume| !claims.iter().any(|(name, _)| volume["name"] == **name));
+    let claim = |(name, claim): &(String, String)| json!({"name": name, "persistentVolumeClaim": {"claimName": claim}});
+    volumes.extend(claims.iter().map(claim));
+}
+
+/// Removes what [`add_claims`] has added to the spec of that pod.
+fn forget_claims(spec: &mut Map<String, Value>, pod: &str) {
+    let Some(volumes) = spec.get_mut("volumes").and_then(Value::as_array_mut) else { return };
+    let is_added = |volume: &Value| {
+        let claim = volume["persistentVolumeClaim"]["claimName"].as_str();
+        volume["name"].as_str().is_some_and(|name| claim == Some(&claim_name(name, pod)))
+    };
+    volumes.retain(|volume| !is_added(volume));
+    if volumes.is_empty() {
+        spec.remove("volumes");
     }
 }
 

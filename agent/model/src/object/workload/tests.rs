@@ -431,7 +431,7 @@ fn a_stateful_set_has_kubernetes_defaults_and_faults() {
         (json!({"ordinals": {"start": -1}}), "spec.ordinals.start: Invalid value: -1: must be at least 0"),
         (
             json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}]}),
-            "spec.volumeClaimTemplates: not supported: nothing on a node without an apiserver provides the volumes",
+            "spec.volumeClaimTemplates[0].spec.accessModes: Required value: at least 1 access mode is required",
         ),
     ] {
         assert_eq!(faults(&set(spec.clone())), [expected], "{spec}");
