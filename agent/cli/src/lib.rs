@@ -28,6 +28,7 @@ mod pods;
 mod port_forward;
 pub mod program_output;
 mod restart;
+mod rollout;
 mod scale;
 pub mod screen;
 mod sheet;
@@ -89,6 +90,8 @@ pub enum ClientCommand {
     Apply(apply::ApplyArgs),
     /// Show what manifests would change
     Diff(diff::DiffArgs),
+    /// Restart the pods of an applied workload one after the other, or wait for its rollout
+    Rollout(rollout::RolloutArgs),
     /// Set the number of pods of an applied Deployment, ReplicaSet or StatefulSet
     Scale(scale::ScaleArgs),
     /// Delete applied pods, ConfigMaps and Secrets
@@ -146,6 +149,7 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::Images(args) => images::run(client, args, screen).await,
         ClientCommand::Apply(args) => apply::run(client, args, screen).await,
         ClientCommand::Diff(args) => diff::run(client, args, screen).await,
+        ClientCommand::Rollout(args) => rollout::run(client, args, screen).await,
         ClientCommand::Scale(args) => scale::run(client, args, screen).await,
         ClientCommand::Delete(args) => delete::run(client, args, screen).await,
         ClientCommand::Version(args) => version::run(client, args, screen).await,

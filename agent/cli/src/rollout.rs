@@ -1,0 +1,172 @@
+//! `limpet rollout`: restarts the pods of an applied workload one after the other, and waits for a rollout. kubectl's
+//! conventions and output.
+
+mod progress;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::error::{CliError, EXIT_FAULTS};
+use super::screen::{Screen, printable};
+use limpet_core::source::resource::Resource;
+use limpet_model::object::ObjectKind;
+use limpet_model::pod::identity::OWNER_ANNOTATION;
+use limpet_wire::pods::{DEFAULT_NAMESPACE, PodChange};
+use limpet_wire::socket_client::{ClientError, SocketClient};
+use progress::{Progress, Rollout};
+
+/// kubectl's annotation of a template: a new value is a new template.
+const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
+/// The kinds that roll out a template.
+const ROLLED_OUT: [ObjectKind; 3] = [ObjectKind::Deployment, ObjectKind::DaemonSet, ObjectKind::StatefulSet];
+
+/// Arguments of `limpet rollout`.
+#[derive(Debug, clap::Args)]
+pub struct RolloutArgs {
+    #[command(subcommand)]
+    command: RolloutCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum RolloutCommand {
+    /// Replace the pods of an applied workload, as a new template does
+    Restart(WorkloadArgs),
+    /// Wait until the pods of an applied workload have its template and are ready
+    Status(StatusArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct WorkloadArgs {
+    /// An applied workload: deployment/NAME, daemonset/NAME, statefulset/NAME
+    #[arg(value_name = "KIND/NAME")]
+    workload: String,
+    /// The namespace
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// Whether to wait for the end of the rollout
+    #[arg(short, long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    watch: bool,
+    /// How many seconds to wait at most; 0: without an end
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    timeout: u64,
+}
+
+/// Restarts a workload, or waits for its rollout.
+///
+/// # Errors
+///
+/// The agent cannot be reached, or refuses.
+pub(super) async fn run(client: &SocketClient, args: RolloutArgs, screen: Screen) -> Result<u8, CliError> {
+    match args.command {
+        RolloutCommand::Restart(args) => restart(client, &args, screen).await,
+        RolloutCommand::Status(args) => {
+            let waiting = status(client, &args, screen);
+            if args.timeout == 0 {
+                return waiting.await;
+            }
+            match tokio::time::timeout(Duration::from_secs(args.timeout), waiting).await {
+                Ok(result) => result,
+                Err(_) => Err(CliError::Target("timed out waiting for the condition".to_owned())),
+            }
+        }
+    }
+}
+
+/// Writes the time into the template of the applied manifest and applies it again.
+async fn restart(client: &SocketClient, args: &WorkloadArgs, screen: Screen) -> Result<u8, CliError> {
+    let (resource, name) = workload(&args.workload)?;
+    let (path, mut manifest) = applied(client, args).await?;
+    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+    manifest["spec"]["template"]["metadata"]["annotations"][RESTARTED_AT] = json!(now.to_string());
+    client.put(&path, manifest.to_string().into_bytes()).await?;
+    screen.print(&format!("{}/{} restarted\n", resource.singular(), printable(name)))?;
+    Ok(0)
+}
+
+/// Prints how far the rollout is, each time that it is further.
+async fn status(client: &SocketClient, args: &StatusArgs, screen: Screen) -> Result<u8, CliError> {
+    let (resource, name) = workload(&args.workload.workload)?;
+    let (_, manifest) = applied(client, &args.workload).await?;
+    let rollout = Rollout::new(resource, name, &manifest).map_err(CliError::Usage)?;
+    let namespace = args.workload.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let owner = format!("{}/{name}", resource.kind());
+    let is_own = |source: &str, pod: &Pod| {
+        let annotations = pod.metadata.annotations.as_ref();
+        source == "push"
+            && pod.metadata.namespace.as_deref() == Some(namespace)
+            && annotations.and_then(|annotations| annotations.get(OWNER_ANNOTATION)) == Some(&owner)
+    };
+    let mut lines = client.lines::<PodChange>("/limpet/v1/pods?watch=1").await?;
+    let (mut pods, mut is_complete, mut printed) = (BTreeMap::new(), false, String::new());
+    loop {
+        let Progress { message, is_done, again } = rollout.progress(pods.values(), Timestamp::now());
+        if is_complete && message != printed {
+            screen.print(&format!("{message}\n"))?;
+            printed = message;
+        }
+        if is_complete && (is_done || !args.watch) {
+            return Ok(0);
+        }
+        let due = async {
+            match again {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        let change = tokio::select! {
+            change = lines.next() => change?,
+            () = due => continue,
+        };
+        match change {
+            Some(PodChange::Added(entry) | PodChange::Modified(entry)) => {
+                if is_own(&entry.source, &entry.pod) {
+                    pods.insert(entry.pod.metadata.name.clone(), entry.pod);
+                }
+            }
+            Some(PodChange::Deleted(entry)) => drop(pods.remove(&entry.pod.metadata.name)),
+            Some(PodChange::Synced) => is_complete = true,
+            None => {
+                screen.print("limpet has stopped; the rollout goes on when it runs again\n")?;
+                return Ok(EXIT_FAULTS);
+            }
+        }
+    }
+}
+
+/// The path and the manifest of a workload that was applied.
+async fn applied(client: &SocketClient, args: &WorkloadArgs) -> Result<(String, Value), CliError> {
+    let (resource, name) = workload(&args.workload)?;
+    let path = resource.path(args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name);
+    match client.get_json(&path).await {
+        Ok(manifest) => Ok((path, manifest)),
+        Err(ClientError::Refused { status: 404, .. }) => Err(CliError::Target(format!(
+            "{} \"{name}\" was not applied; change an annotation of spec.template in its file, or where its manifest comes from",
+            resource.singular()
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The kind and the name of a workload that rolls out its template.
+fn workload(argument: &str) -> Result<(Resource, &str), CliError> {
+    let Some((kind, name)) = argument.split_once('/').filter(|(_, name)| !name.is_empty()) else {
+        return Err(CliError::Usage(format!("{argument} is no KIND/NAME, such as deployment/web")));
+    };
+    match Resource::from_name(&kind.to_lowercase()) {
+        Some(resource @ Resource::Object(object)) if ROLLED_OUT.contains(&object) => Ok((resource, name)),
+        Some(resource) => Err(CliError::Usage(format!("a {} has no rollouts", resource.kind()))),
+        None => {
+            Err(CliError::Usage(format!("{kind} is no kind of workload: use deployment, daemonset or statefulset")))
+        }
+    }
+}
