@@ -50,6 +50,7 @@ impl Node {
             note: None,
             terminating_since: None,
             containers: BTreeMap::new(),
+            static_cpus: Default::default(),
         };
         self.observed = ObservedPods::new([(record.key.clone(), Arc::new(pod))].into_iter().collect());
     }

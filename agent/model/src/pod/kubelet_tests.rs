@@ -168,6 +168,7 @@ fn a_rejected_document_names_everything_it_may_be() {
                 "default/a-node",
                 "ConfigMap default/a",
                 "Secret default/a",
+                "PersistentVolumeClaim default/a",
                 "Deployment default/a",
                 "ReplicaSet default/a",
                 "DaemonSet default/a",

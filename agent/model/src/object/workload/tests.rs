@@ -430,8 +430,8 @@ fn a_stateful_set_has_kubernetes_defaults_and_faults() {
         ),
         (json!({"ordinals": {"start": -1}}), "spec.ordinals.start: Invalid value: -1: must be at least 0"),
         (
-            json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}]}),
-            "spec.volumeClaimTemplates[0].spec.accessModes: Required value: at least 1 access mode is required",
+            json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}}]}),
+            "spec.volumeClaimTemplates[0].spec: required",
         ),
     ] {
         assert_eq!(faults(&set(spec.clone())), [expected], "{spec}");

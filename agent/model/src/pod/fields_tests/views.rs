@@ -17,6 +17,7 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("spec.volumes[].flexVolume", "needs a driver: suite flex_volumes"),
     ("spec.volumes[].iscsi", "needs a target: agent/host/src/volume/iscsi and a case of the machine of its own"),
     ("spec.volumes[].nfs", "needs a server: suite nfs"),
+    ("spec.volumes[].persistentVolumeClaim", "a static pod of kubelet has no claims: suite claims"),
 ];
 
 /// Fields with few values, and their values that differ from the default. Each occurs in a pod.

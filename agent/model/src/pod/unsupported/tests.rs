@@ -202,6 +202,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.volumes[].flexVolume",
         "spec.volumes[].iscsi",
         "spec.volumes[].nfs",
+        "spec.volumes[].persistentVolumeClaim",
         "spec.volumes[].projected",
         "spec.volumes[].secret",
         "spec.C.args",
