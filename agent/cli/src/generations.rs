@@ -164,7 +164,11 @@ mod tests {
         let text = render(&documents(), &screen, "2026-01-04T00:00:00Z".parse().unwrap());
         assert_eq!(
             text,
-            "SOURCE   GENERATION   STATE               AGE   PODS   OBJECTS   NOTE\n             file     7            refused             24h   3      1         pod default/web-edge1 is not ready\n             file     6            running, good       3d    3      1\n             http     2            running, on trial   60m   1      0         pod default/a-edge1 has not started\n             http: the newest version waits: its images are being pulled\n"
+            "SOURCE   GENERATION   STATE               AGE   PODS   OBJECTS   NOTE\n\
+             file     7            refused             24h   3      1         pod default/web-edge1 is not ready\n\
+             file     6            running, good       3d    3      1\n\
+             http     2            running, on trial   60m   1      0         pod default/a-edge1 has not started\n\
+             http: the newest version waits: its images are being pulled\n"
         );
     }
 

@@ -60,7 +60,9 @@ fn pods_that_begin_at_the_same_time_share_it() {
                 })
             })
             .collect();
-        threads.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap()));
+        for thread in threads {
+            thread.join().unwrap().unwrap();
+        }
     });
     assert_eq!(node.names().len(), 2);
 }

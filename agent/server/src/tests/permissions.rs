@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 71] = [
+const LOCAL: [(&str, &str, Permission); 78] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -88,6 +88,11 @@ const LOCAL: [(&str, &str, Permission); 71] = [
     ("GET", "/api/v1/namespaces/{namespace}/secrets/{name}", Read),
     ("PUT", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
     ("DELETE", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
+    ("GET", "/api/v1/persistentvolumeclaims", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/persistentvolumeclaims", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Read),
+    ("PUT", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Write),
+    ("DELETE", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Write),
     ("GET", "/apis/apps/v1/deployments", Read),
     ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments", Read),
     ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments/{name}", Read),
@@ -144,6 +149,8 @@ const LOCAL: [(&str, &str, Permission); 71] = [
     ("POST", "/limpet/v1/agent/restart", Write),
     ("GET", "/limpet/v1/generations", Read),
     ("POST", "/limpet/v1/rollback", Write),
+    ("POST", "/limpet/v1/bundle/apply", Write),
+    ("POST", "/limpet/v1/bundle/reset-serial", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);
