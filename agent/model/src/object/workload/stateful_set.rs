@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::always_running::of_pods;
 use super::amount::{natural, number, percent, scaled};
-use super::template::PodTemplate;
+use super::template::{PodTemplate, claim_name};
 use super::{MAX_REPLICAS, selector};
 use crate::object::local_claim;
 use crate::pod::{Fault, FaultList, is_dns_label};
@@ -59,11 +59,6 @@ impl ClaimTemplate {
     pub fn claim_name(&self, pod: &str) -> String {
         claim_name(&self.name, pod)
     }
-}
-
-/// The name of the claim that a pod of a StatefulSet has as `volume`.
-pub(super) fn claim_name(volume: &str, pod: &str) -> String {
-    format!("{volume}-{pod}")
 }
 
 /// How pods get a new template.

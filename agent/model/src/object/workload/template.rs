@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::labels::{INDEX, INDEX_VARIABLE, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS};
-use super::stateful_set::claim_name;
 use crate::object::key::ObjectKey;
 use crate::pod::identity::OWNER_ANNOTATION;
 use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
@@ -29,6 +28,11 @@ const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
 /// The labels that controllers add.
 const ADDED_LABELS: [&str; 9] =
     [TEMPLATE_HASH, REVISION_HASH, NAMES[0], NAMES[1], UIDS[0], UIDS[1], INDEX, POD_NAME, POD_INDEX];
+
+/// The name of the claim that a pod of a StatefulSet has as `volume`.
+pub(super) fn claim_name(volume: &str, pod: &str) -> String {
+    format!("{volume}-{pod}")
+}
 
 /// What a controller adds to its template for one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
