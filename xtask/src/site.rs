@@ -47,6 +47,7 @@ const PARTS: [(&str, &[&str]); 4] = [
             "docs/measuring.md",
             "docs/conformance.md",
             "docs/conformance-cluster.md",
+            "docs/conformance-cpus.md",
             "docs/release.md",
         ],
     ),
