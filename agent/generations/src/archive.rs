@@ -30,7 +30,6 @@ pub struct Save {
     pub source: SourceKind,
     /// By their numbers; `None`: no generation has it any more.
     pub manifests: Vec<(u64, Option<StoredManifest>)>,
-    /// The document.
     pub document: Vec<u8>,
 }
 

@@ -84,7 +84,6 @@ impl Generations {
         (Self { settings, sources, ordered: Vec::new(), boot: None }, saves)
     }
 
-    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -24,7 +24,7 @@ pub use archive::{Archive, Save, StoredManifest};
 pub use content::Content;
 pub use generations::{Generations, Order, OrderError, RollbackOrder};
 pub use notice::Notice;
-pub use readiness::{Facts, Rollout};
+pub use readiness::Facts;
 pub use settings::{CheckAction, Policies, Policy, Settings};
 pub use source::{Image, Preparation};
 pub use state::{Generation, Outcome, State, Trial};

@@ -1,38 +1,23 @@
 //! Whether what a generation wants works: of its pods, and of the pods of its workloads.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
+use limpet_kinds::Progress;
 use limpet_model::image_name::normalize;
 use limpet_model::object::{ObjectKey, ObjectRecord};
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
 use crate::content::{Content, ItemKey, same_object, same_pod};
 use crate::state::Trial;
 
-/// How far the controller of a workload has come.
-#[derive(Debug, Clone)]
-pub struct Rollout {
-    /// The version that the controller acts on.
-    pub object: Arc<ObjectRecord>,
-    /// The pods that it wants.
-    pub pods: Vec<PodKey>,
-    /// These are all that it is going to make for the time being.
-    pub is_complete: bool,
-    /// They run to an end: a Job's.
-    pub runs_to_end: bool,
-    /// Why it has failed for good.
-    pub failure: Option<String>,
-}
-
 /// What is known of the node.
 pub struct Facts<'a> {
     pub observed: &'a ObservedPods,
     /// How far the workload of a source has come; `None`: its controller does not know it yet.
-    pub rollout: &'a dyn Fn(SourceKind, &ObjectKey) -> Option<Rollout>,
+    pub rollout: &'a dyn Fn(SourceKind, &ObjectKey) -> Option<Progress>,
     /// Nothing is judged: containerd does not answer, or the node shuts down.
     pub is_paused: bool,
 }

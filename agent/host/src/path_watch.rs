@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::inotify::{ReadFlags, WatchFlags};
 
@@ -22,6 +23,26 @@ const MAX_LINKS: usize = 40;
 enum Names {
     All,
     These(BTreeSet<OsString>),
+}
+
+/// Resolves when a watched path may have changed; never when it is not watched. Cancel safe.
+///
+/// # Errors
+///
+/// As [`PathWatch::changed`].
+pub async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves after `pause`, when a path that is not watched is to be read again; never without one. Cancel safe.
+pub async fn after(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// An armed watch on one path.

@@ -16,7 +16,7 @@ use limpet_core::source::Snapshots;
 use limpet_core::state::PodState;
 use limpet_core::status::observed::{Changes, Observed};
 use limpet_generations::{
-    Facts, Generations, Moment, Notice, OrderError, Preparation, RollbackOrder, Rollout, Save, SourceGenerationsView,
+    Facts, Generations, Moment, Notice, OrderError, Preparation, RollbackOrder, Save, SourceGenerationsView,
 };
 use limpet_kinds::Progress;
 use limpet_model::object::{ObjectKey, PodObjects};
@@ -48,7 +48,7 @@ pub trait TrialKeeper: Debug + Send + Sync {
     /// Runs the user's check of a generation of a source.
     fn check(self: Arc<Self>, source: SourceKind, number: u64) -> BoxFuture<'static, Result<(), String>>;
 
-    /// Tells those who want to know whether the node works after this boot.
+    /// Reports whether the node works after this boot to the programs that ask for it.
     fn report_boot(self: Arc<Self>, verdict: Result<(), String>) -> BoxFuture<'static, ()>;
 
     /// Keeps these images from being removed.
@@ -76,7 +76,7 @@ pub struct TrialParts {
 enum Report {
     Prepared { source: SourceKind, attempt: u64, result: Result<(), String> },
     Checked { source: SourceKind, number: u64, result: Result<(), String> },
-    Told,
+    BootReported,
 }
 
 /// A preparation under way.
@@ -160,17 +160,16 @@ impl Trials {
         self.restart_pods();
         if self.saving.is_none() {
             let observed = self.parts.observed.load();
-            let rollout = |source: SourceKind, key: &ObjectKey| progress(source, key).map(rollout);
             let is_paused = !self.parts.keeper.is_able();
-            let facts = Facts { observed: &observed, rollout: &rollout, is_paused };
+            let facts = Facts { observed: &observed, rollout: &progress, is_paused };
             let now = self.parts.keeper.now();
             let saves = self.generations.turn(&snapshots, &facts, now);
             let verdict = self.generations.boot_verdict(&facts, now);
             if let Some(verdict) = verdict {
-                let told = Arc::clone(&self.parts.keeper).report_boot(verdict);
+                let report = Arc::clone(&self.parts.keeper).report_boot(verdict);
                 self.jobs.spawn(async move {
-                    told.await;
-                    Report::Told
+                    report.await;
+                    Report::BootReported
                 });
             }
             if !saves.is_empty() {
@@ -193,7 +192,8 @@ impl Trials {
     }
 
     /// Has the containers of pods begin anew that may have read what was undone. Each turn begins when the supervisor has taken
-    /// the merge of the turn before; so a worker has the objects that are in effect before it is told.
+    /// the merge of the turn before; so a worker has the objects that are in effect before its
+    /// order arrives.
     fn restart_pods(&mut self) {
         if !self.is_merged {
             self.is_merged = !self.restarts.is_empty();
@@ -231,7 +231,7 @@ impl Trials {
                 self.checking.remove(&source);
                 self.generations.checked(source, number, result, self.parts.keeper.now());
             }
-            Report::Told => {}
+            Report::BootReported => {}
         }
     }
 
@@ -333,11 +333,6 @@ async fn prepare_pod(
         _ => None,
     });
     failure.map_or(Ok(()), |failure| Err(format!("pod {}: {}", record.key, failure.message)))
-}
-
-fn rollout(progress: Progress) -> Rollout {
-    let Progress { object, pods, is_complete, runs_to_end, failure } = progress;
-    Rollout { object, pods, is_complete, runs_to_end, failure }
 }
 
 #[cfg(test)]

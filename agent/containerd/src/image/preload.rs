@@ -18,7 +18,7 @@ use super::error::{CallError, ImageError};
 use super::platform::ImagePlatform;
 use super::{Images, document, import};
 use limpet_host::blocking;
-use limpet_host::path_watch::PathWatch;
+use limpet_host::path_watch::{PathWatch, after, changed};
 
 /// Pauses between attempts while containerd is not reachable or the disk is full.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -236,21 +236,6 @@ fn label_key(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let digest = document::sha256(name.as_bytes());
     format!("limpet.io/archive.{}", digest.get(7..23).unwrap_or_default())
-}
-
-/// Resolves when the directory may have changed; never when it is not watched.
-async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
-    match watch {
-        Some(watch) => watch.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn after(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Creates the directory and watches it.

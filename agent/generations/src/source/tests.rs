@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 use crate::archive::{Save, StoredManifest};
 use crate::settings::CheckAction;
-use crate::{Archive, Facts, Generations, Moment, Order, Outcome, Policies, Policy, Rollout, Settings, State};
+use crate::{Archive, Facts, Generations, Moment, Order, Outcome, Policies, Policy, Settings, State};
 
 const SOURCE: SourceKind = SourceKind::File;
 
@@ -145,7 +145,7 @@ impl Node {
     fn run(&mut self, writes: bool) {
         for _ in 0..20 {
             let (snapshots, now) = (self.snapshots(), self.now());
-            let rollout = |_: SourceKind, _: &ObjectKey| None::<Rollout>;
+            let rollout = |_: SourceKind, _: &ObjectKey| None;
             let facts = Facts { observed: &self.observed, rollout: &rollout, is_paused: self.is_paused };
             let saves = self.generations.turn(&snapshots, &facts, now);
             let mut has_changed = !saves.is_empty();

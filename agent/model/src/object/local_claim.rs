@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpe
 use serde_json::{Map, Value};
 
 use crate::object::key::{ObjectKey, ObjectKind};
-use crate::object::metadata::{key, metadata};
-use crate::pod::{Fault, FaultList, FieldValidation, Reason, Severity, fingerprint, quantity, strict, validate};
+use crate::object::metadata::{key, metadata, typed};
+use crate::pod::{Fault, FaultList, FieldValidation, fingerprint, quantity, strict, validate};
 
 /// The StorageClass of the node's own claims.
 pub const LOCAL_PATH: &str = "local-path";
@@ -85,7 +85,7 @@ pub(crate) fn read(value: &Value, validation: FieldValidation) -> (Option<(Objec
     let metadata = metadata(document, &mut faults);
     let key = key(metadata, ObjectKind::PersistentVolumeClaim, &mut faults);
     let document = without_status(value);
-    let spec = typed(&document, &mut faults).map(|claim| claim.spec.unwrap_or_default());
+    let spec = typed::<PersistentVolumeClaim>(&document, &mut faults).map(|claim| claim.spec.unwrap_or_default());
     faults.relax(validation);
     if let Some(spec) = &spec {
         faults.absorb(check("spec", spec));
@@ -105,7 +105,7 @@ pub(crate) fn restore(value: &Value) -> Result<(ObjectKey, LocalClaim), Vec<Faul
     let mut faults = FaultList::default();
     let metadata = metadata(value.as_object().unwrap_or(&Map::new()), &mut FaultList::default());
     let key = key(metadata, ObjectKind::PersistentVolumeClaim, &mut faults);
-    let claim = typed(value, &mut FaultList::default()).and_then(|claim| claim.spec);
+    let claim = typed::<PersistentVolumeClaim>(value, &mut FaultList::default()).and_then(|claim| claim.spec);
     match claim.filter(|_| faults.errors() == 0) {
         Some(spec) => Ok((key, settled(value, &spec))),
         None => {
@@ -209,19 +209,6 @@ fn without_status(value: &Value) -> Value {
         document.remove("status");
     }
     document
-}
-
-/// The document as the API has it; `None`: a value has the wrong type.
-fn typed(document: &Value, faults: &mut FaultList) -> Option<PersistentVolumeClaim> {
-    let (read, unknown) = strict::read::<PersistentVolumeClaim>(document);
-    // Those of the metadata were found before.
-    let unknown_fields = unknown.first.into_iter().filter(|field| !field.path.starts_with("metadata."));
-    faults.extend(unknown_fields.map(|field| {
-        let suggestion = field.suggestion().unwrap_or_default();
-        Fault::error(field.path, "no such field").with_remedy(suggestion).because(Reason::Strict)
-    }));
-    faults.leave_out(Severity::Error, unknown.more);
-    read.map_err(|error| faults.push(Fault::error(error.path.clone(), "has the wrong type"))).ok()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! The name and namespace of an object of a manifest.
+//! The name and namespace of an object of a manifest, and the object as the type of its API.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::object::{ObjectKey, ObjectKind};
@@ -65,4 +66,17 @@ pub(super) fn metadata(document: &Map<String, Value>, faults: &mut FaultList) ->
         faults.push(Fault::error(path, "has the wrong type"));
         ObjectMeta::default()
     })
+}
+
+/// The document as the API type of its kind; `None` if a value has the wrong type. [`metadata`] reports the faults of its
+/// metadata.
+pub(super) fn typed<T: for<'a> Deserialize<'a>>(document: &Value, faults: &mut FaultList) -> Option<T> {
+    let (read, unknown) = strict::read::<T>(document);
+    let unknown_fields = unknown.first.into_iter().filter(|field| !field.path.starts_with("metadata."));
+    faults.extend(unknown_fields.map(|field| {
+        let suggestion = field.suggestion().unwrap_or_default();
+        Fault::error(field.path, "no such field").with_remedy(suggestion).because(Reason::Strict)
+    }));
+    faults.leave_out(Severity::Error, unknown.more);
+    read.map_err(|error| faults.push(Fault::error(error.path.clone(), "has the wrong type"))).ok()
 }

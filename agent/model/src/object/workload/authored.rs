@@ -2,14 +2,14 @@
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet, StatefulSetSpec};
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec, Job, JobSpec};
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::spec::WorkloadSpec;
 use super::template::PodTemplate;
 use super::{cron_job, job, replicated, stateful_set};
 use crate::object::key::{ObjectKey, ObjectKind};
-use crate::pod::{Fault, FaultList, Reason, Severity, strict};
+use crate::object::metadata::typed;
+use crate::pod::{Fault, FaultList};
 
 /// A workload's spec as authored, without its template.
 #[derive(Debug)]
@@ -73,17 +73,4 @@ impl Authored {
             Self::CronJob(spec) => cron_job::settle(*spec).map(|spec| WorkloadSpec::CronJob(Box::new(spec))),
         }
     }
-}
-
-/// The document as the API type of its kind.
-fn typed<T: for<'a> Deserialize<'a>>(frame: &Value, faults: &mut FaultList) -> Option<T> {
-    let (read, unknown) = strict::read::<T>(frame);
-    // Those of the metadata were reported before.
-    let unknown_fields = unknown.first.into_iter().filter(|field| !field.path.starts_with("metadata."));
-    faults.extend(unknown_fields.map(|field| {
-        let suggestion = field.suggestion().unwrap_or_default();
-        Fault::error(field.path, "no such field").with_remedy(suggestion).because(Reason::Strict)
-    }));
-    faults.leave_out(Severity::Error, unknown.more);
-    read.map_err(|error| faults.push(Fault::error(error.path.clone(), "has the wrong type"))).ok()
 }
