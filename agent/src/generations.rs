@@ -31,7 +31,7 @@ const REPORTED: &str = "boot-check";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationSettings {
     pub settings: Settings,
-    /// `bootCheckDirectory`: the programs that are told whether the node works after a boot.
+    /// `bootCheckDirectory`: the programs that run after a boot with the result of its check.
     pub boot_check_dir: PathBuf,
 }
 

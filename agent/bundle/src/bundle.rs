@@ -89,7 +89,7 @@ impl Bundle {
         let manifests = document(listed.digest().as_ref(), "manifests")?;
         let name = |entry: &Descriptor| entry.annotations().as_ref()?.get(IMAGE_NAME).cloned();
         let images = index.manifests().iter().filter_map(|entry| Some((name(entry)?, entry.clone()))).collect();
-        let identity = AppliedBundle::of(&config, &digest);
+        let identity = AppliedBundle::new(&config, &digest);
         Ok(Self { config, identity, manifests, key: None, layout, images })
     }
 

@@ -8,9 +8,7 @@ use crate::document::BundleConfig;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedBundle {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// Its serial; 0 after `limpet bundle reset-serial`.
     pub serial: u64,
@@ -20,7 +18,7 @@ pub struct AppliedBundle {
 
 impl AppliedBundle {
     /// Of a bundle with that digest.
-    pub fn of(config: &BundleConfig, digest: &str) -> Self {
+    pub fn new(config: &BundleConfig, digest: &str) -> Self {
         let BundleConfig { name, version, serial, .. } = config.clone();
         Self { name, version, serial, digest: digest.to_owned() }
     }

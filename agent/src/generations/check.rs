@@ -1,4 +1,4 @@
-//! What is run for generations: the user's check, and the programs that a boot is reported to.
+//! Runs programs for generations: the user's check, and those of the boot check.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(super) async fn run(settings: &Settings, source: SourceKind, number: u64) ->
     }
 }
 
-/// Tells every program whether the node works after this boot.
+/// Runs every program of the boot check with `good` or `bad`.
 pub(super) async fn report_boot(settings: &GenerationSettings, verdict: Result<(), String>) {
     let word = if verdict.is_ok() { "good" } else { "bad" };
     match &verdict {
@@ -79,7 +79,7 @@ async fn succeeds(command: Command, deadline: Duration) -> Result<(), String> {
         return Ok(());
     }
     let code = output.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
-    let said = [&output.stderr, &output.stdout].into_iter().find(|bytes| !bytes.is_empty());
-    let said = said.map(|bytes| String::from_utf8_lossy(bytes).trim().chars().take(MAX_SHOWN).collect::<String>());
-    Err(format!("{name} ended with {code}{}", said.map(|said| format!(": {said}")).unwrap_or_default()))
+    let shown = [&output.stderr, &output.stdout].into_iter().find(|bytes| !bytes.is_empty());
+    let shown = shown.map(|bytes| String::from_utf8_lossy(bytes).trim().chars().take(MAX_SHOWN).collect::<String>());
+    Err(format!("{name} ended with {code}{}", shown.map(|shown| format!(": {shown}")).unwrap_or_default()))
 }

@@ -394,7 +394,7 @@ impl BundleSource {
             let restore = |_: &str, saved: &LastGood| {
                 self.decoder.restore_all(&saved.manifests, "bundle", SourceKind::Bundle, &self.node_name)
             };
-            // Who made a bundle is said by its signature alone.
+            // Only the signature identifies who made a bundle.
             let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |_| None);
             self.history.put_history(&snapshot.changes);
             self.rejection_log.snapshot(&snapshot);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::inotify;
-use limpet_host::path_watch::PathWatch;
+use limpet_host::path_watch::{PathWatch, after, changed};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio_util::sync::CancellationToken;
@@ -39,7 +39,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(metadata: &Metadata) -> Self {
+    fn new(metadata: &Metadata) -> Self {
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         Self { modified, size: metadata.size(), place: (metadata.dev(), metadata.ino()) }
     }
@@ -170,21 +170,6 @@ fn mount_table() -> io::Result<AsyncFd<File>> {
     inotify::register(File::open("/proc/self/mountinfo")?, Interest::PRIORITY.add(Interest::ERROR))
 }
 
-/// Resolves when the directory may have changed; never when it is not watched.
-async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
-    match watch {
-        Some(watch) => watch.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn after(pause: Option<Duration>) {
-    match pause {
-        Some(pause) => tokio::time::sleep(pause).await,
-        None => std::future::pending().await,
-    }
-}
-
 fn place(directory: &Path) -> Option<(u64, u64)> {
     directory.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
@@ -205,7 +190,7 @@ fn list(directory: &Path) -> io::Result<Listing> {
         // One that is gone since has an event of its own.
         let Some(metadata) = is_bundle.then(|| entry.path().metadata().ok()).flatten() else { continue };
         if metadata.is_file() {
-            bundles.push((entry.path(), Stamp::of(&metadata)));
+            bundles.push((entry.path(), Stamp::new(&metadata)));
         }
     }
     bundles.sort_by(|(a, newer), (b, older)| (older, b).cmp(&(newer, a)));

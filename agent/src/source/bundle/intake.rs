@@ -19,7 +19,6 @@ const INBOX_SIZE: usize = 4;
 pub(super) enum Way {
     /// By `limpet bundle apply`: its caller gets the answer.
     Hand,
-    /// In the directory.
     Directory,
     /// From the URL.
     Url,

@@ -48,7 +48,7 @@ enum Fetched {
 #[derive(Debug, Clone)]
 struct Whole {
     /// What the server calls it.
-    of: Option<String>,
+    version: Option<String>,
     /// It is of several answers.
     resumed: bool,
 }
@@ -130,27 +130,27 @@ impl RemoteBundles {
         };
         self.intake.reached(self.way).await;
         let Fetched::Whole(whole) = fetched else { return Ok(()) };
-        let Whole { of, resumed } = whole.clone();
+        let Whole { version, resumed } = whole.clone();
         let offered = self.intake.offer(part.path().to_owned(), self.way).await;
-        let (of, refused) = match offered {
+        let (version, refused) = match offered {
             Ok(document) => {
                 info!(from = self.shown, version = document.version, serial = document.serial, "bundle downloaded");
-                (of, None)
+                (version, None)
             }
             Err(Refusal::Replayed { message, .. }) => {
                 warn!(from = self.shown, message, "the server has an older bundle");
-                (of, None)
+                (version, None)
             }
             Err(refusal) if refusal.is_transient() => {
                 self.pending = Some(whole);
                 return Err(Failure::unreachable(refusal.to_string()));
             }
             // Of answers that do not belong together nothing is kept: the next one is downloaded as a whole.
-            Err(refusal) => (of.filter(|_| !resumed), Some(refusal.to_string())),
+            Err(refusal) => (version.filter(|_| !resumed), Some(refusal.to_string())),
         };
         let refused = refused.map(|message| (PathBuf::from(&self.shown), message));
         self.intake.report(self.way, refused.into_iter().collect()).await;
-        part.done(of).await.map_err(|error| unwritable(&error))
+        part.done(version).await.map_err(|error| unwritable(&error))
     }
 
     async fn unreachable(&self, failure: &Failure, failures: u32) {

@@ -1,17 +1,17 @@
 //! Where a bundle is copied to before it is verified, so that what is verified is what is used: the medium it came from may
 //! be changed or removed meanwhile.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use limpet_bundle::BundleError;
 use limpet_host::blocking::{self, DEADLINE, Progress};
+use rustix::fs::OFlags;
 
 use super::refusal::Refusal;
 
-/// The copy.
 const COPY: &str = "incoming.limpet";
 /// Bytes copied at once.
 const PIECE: usize = 256 << 10;
@@ -70,7 +70,9 @@ impl Staging {
 
 fn copy(from: &Path, directory: &Path, limit: u64, progress: &Progress) -> Result<Staged, Refusal> {
     let failed = |source| Refusal::Copy { path: from.to_owned(), source };
-    let mut source = File::open(from).map_err(failed)?;
+    // A FIFO without a writer must not block.
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut source = OpenOptions::new().read(true).custom_flags(nonblocking).open(from).map_err(failed)?;
     let metadata = source.metadata().map_err(failed)?;
     if !metadata.is_file() {
         return Err(failed(io::Error::other("it is not a file")));
@@ -99,5 +101,23 @@ fn copy(from: &Path, directory: &Path, limit: u64, progress: &Progress) -> Resul
         }
         progress.at(&to);
         file.write_all(read).map_err(failed)?;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_no_file_is_refused_and_blocks_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("a.limpet");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let refused = Staging::new(directory.path().join("copies")).copy(&fifo, 1 << 20).await.unwrap_err();
+        assert!(
+            matches!(&refused, Refusal::Copy { source, .. } if source.to_string() == "it is not a file"),
+            "{refused}"
+        );
     }
 }

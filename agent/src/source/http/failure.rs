@@ -38,7 +38,7 @@ impl Failure {
     }
 
     /// An error of the HTTP client. `now` is the node's clock, by which certificates are checked.
-    pub(in crate::source) fn of(error: reqwest::Error, now: Timestamp) -> Self {
+    pub(in crate::source) fn new(error: reqwest::Error, now: Timestamp) -> Self {
         let error = error.without_url();
         if let Some(tls) = tls_error(&error) {
             return Self { tls: true, ..Self::unreachable(tls_message(tls, now)) };

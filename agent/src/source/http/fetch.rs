@@ -34,7 +34,7 @@ pub(in crate::source) struct Validators {
 
 impl Validators {
     /// Those of a response to that URL; `None`: it has none.
-    pub(in crate::source) fn of(url: &Url, headers: &HeaderMap) -> Option<Self> {
+    pub(in crate::source) fn new(url: &Url, headers: &HeaderMap) -> Option<Self> {
         let text = |name: HeaderName| {
             let value = headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
             value.filter(|value| value.len() <= MAX_VALIDATOR)
@@ -168,7 +168,7 @@ impl Fetcher {
             .header(ACCEPT, asked.accept)
             .header(ACCEPT_ENCODING, asked.encoding)
             .headers(headers);
-        let response = request.send().await.map_err(|error| Failure::of(error, Timestamp::now()))?;
+        let response = request.send().await.map_err(|error| Failure::new(error, Timestamp::now()))?;
         Ok((response, known.is_some()))
     }
 
@@ -213,7 +213,7 @@ async fn read_response(url: &Url, response: Response) -> Result<Fetched, Failure
         && !headers.contains_key(TRANSFER_ENCODING)
         && response.version() <= reqwest::Version::HTTP_11;
     let format = BodyFormat { encoding, open_ended };
-    let validators = Validators::of(url, headers);
+    let validators = Validators::new(url, headers);
     let bytes = read(response).await?;
     let bytes = match format.is_plain() {
         true => bytes,
@@ -231,7 +231,7 @@ async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
         return Err(too_large());
     }
     let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| Failure::of(error, Timestamp::now()))? {
+    while let Some(chunk) = response.chunk().await.map_err(|error| Failure::new(error, Timestamp::now()))? {
         if bytes.len() + chunk.len() > MAX_BODY {
             return Err(too_large());
         }

@@ -70,14 +70,14 @@ impl Part {
 
     /// What the file is of, and how many bytes it has; `None`: there is nothing to go on with.
     pub(super) async fn partial(&self) -> Option<(String, u64)> {
-        let (of, path) = (self.noted.partial.clone()?, self.file.clone());
+        let (version, path) = (self.noted.partial.clone()?, self.file.clone());
         let size = blocking::run(self.file.clone(), DEADLINE, move |_| path.metadata().map(|file| file.len()));
-        size.await.flatten().ok().filter(|size| *size > 0).map(|size| (of, size))
+        size.await.flatten().ok().filter(|size| *size > 0).map(|size| (version, size))
     }
 
     /// Begins at `offset`, or goes on there. `of` is what the server calls it; without a name it is not gone on with later.
-    pub(super) async fn write_from(&mut self, of: Option<String>, offset: u64) -> io::Result<Writer> {
-        self.noted.partial = of;
+    pub(super) async fn write_from(&mut self, version: Option<String>, offset: u64) -> io::Result<Writer> {
+        self.noted.partial = version;
         self.save().await?;
         let path = self.file.clone();
         let opened = blocking::run(self.file.clone(), DEADLINE, move |_| {
@@ -91,8 +91,8 @@ impl Part {
     }
 
     /// The file was handed over and is not needed any more. `of`: it need not be requested again.
-    pub(super) async fn done(&mut self, of: Option<String>) -> io::Result<()> {
-        self.noted = Note { complete: of, partial: None };
+    pub(super) async fn done(&mut self, version: Option<String>) -> io::Result<()> {
+        self.noted = Note { complete: version, partial: None };
         self.save().await?;
         let path = self.file.clone();
         match blocking::run(self.file.clone(), DEADLINE, move |_| fs::remove_file(path)).await? {

@@ -24,17 +24,19 @@ impl RegistryOrigin {
         if part.complete() == Some(artifact.layer()) {
             return Ok(Fetched::Known);
         }
-        let begun = part.partial().await.filter(|(of, size)| of == artifact.layer() && *size < artifact.size());
+        let begun =
+            part.partial().await.filter(|(version, size)| version == artifact.layer() && *size < artifact.size());
         let offset = begun.map_or(0, |(_, size)| size);
-        let of = artifact.layer().to_owned();
+        let version = artifact.layer().to_owned();
         let mut layer = artifact.read(offset).await.map_err(|error| failure(&error))?;
-        let mut writer = part.write_from(Some(of.clone()), layer.offset()).await.map_err(|error| unwritable(&error))?;
+        let mut writer =
+            part.write_from(Some(version.clone()), layer.offset()).await.map_err(|error| unwritable(&error))?;
         loop {
             match layer.chunk().await {
                 Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
                 Ok(None) => {
                     writer.finish().await.map_err(|error| unwritable(&error))?;
-                    return Ok(Fetched::Whole(Whole { of: Some(of), resumed: layer.offset() > 0 }));
+                    return Ok(Fetched::Whole(Whole { version: Some(version), resumed: layer.offset() > 0 }));
                 }
                 Err(cause) => {
                     writer.finish().await.map_err(|error| unwritable(&error))?;

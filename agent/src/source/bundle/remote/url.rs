@@ -28,22 +28,23 @@ impl UrlOrigin {
 
     /// One exchange. What was received of an answer that breaks off is kept.
     pub(super) async fn fetch(&mut self, part: &mut Part) -> Result<Fetched, Failure> {
-        let begun = part.partial().await.and_then(|(of, size)| Some((serde_json::from_str(&of).ok()?, size)));
-        let resumed: Option<(Validators, u64)> = begun.filter(|(of, _): &(Validators, u64)| of.etag().is_some());
-        let known: Option<Validators> = part.complete().and_then(|of| serde_json::from_str(of).ok());
+        let begun = part.partial().await.and_then(|(version, size)| Some((serde_json::from_str(&version).ok()?, size)));
+        let resumed: Option<(Validators, u64)> =
+            begun.filter(|(version, _): &(Validators, u64)| version.etag().is_some());
+        let known: Option<Validators> = part.complete().and_then(|version| serde_json::from_str(version).ok());
         let (known, further) = match &resumed {
-            Some((of, size)) => (None, range(of, *size)),
+            Some((version, size)) => (None, range(version, *size)),
             None => (known.as_ref(), HeaderMap::new()),
         };
         let asked = Asked { accept: ACCEPT, encoding: "identity", further, takes_part: resumed.is_some() };
         match self.fetcher.open(known, &asked).await {
             Ok(Opened::NotModified) => Ok(Fetched::Known),
             Ok(Opened::Response(url, response)) => {
-                let of = Validators::of(&url, response.headers());
+                let version = Validators::new(&url, response.headers());
                 let offset = resumed.map(|(_, size)| size).filter(|size| goes_on(&response, *size));
-                let of = of.and_then(|of| serde_json::to_string(&of).ok());
-                receive(*response, part, of.clone(), offset.unwrap_or(0)).await?;
-                Ok(Fetched::Whole(Whole { of, resumed: offset.is_some() }))
+                let version = version.and_then(|version| serde_json::to_string(&version).ok());
+                receive(*response, part, version.clone(), offset.unwrap_or(0)).await?;
+                Ok(Fetched::Whole(Whole { version, resumed: offset.is_some() }))
             }
             Err(failure) => {
                 // The server has no such range: what is there is of no use.
@@ -59,8 +60,8 @@ impl UrlOrigin {
     }
 }
 
-fn range(of: &Validators, size: u64) -> HeaderMap {
-    let fields = [(RANGE, Some(format!("bytes={size}-"))), (IF_RANGE, of.etag().map(str::to_owned))];
+fn range(version: &Validators, size: u64) -> HeaderMap {
+    let fields = [(RANGE, Some(format!("bytes={size}-"))), (IF_RANGE, version.etag().map(str::to_owned))];
     let fields = fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::from_str(&value?).ok()?)));
     fields.collect()
 }
@@ -72,18 +73,18 @@ fn goes_on(response: &Response, size: u64) -> bool {
     response.status() == StatusCode::PARTIAL_CONTENT && begins == Some(size)
 }
 
-async fn receive(mut response: Response, part: &mut Part, of: Option<String>, offset: u64) -> Result<(), Failure> {
+async fn receive(mut response: Response, part: &mut Part, version: Option<String>, offset: u64) -> Result<(), Failure> {
     if offset == 0 && response.status() == StatusCode::PARTIAL_CONTENT {
         return Err(Failure::bad_response("answered with another part than was asked for"));
     }
-    let mut writer = part.write_from(of, offset).await.map_err(|error| unwritable(&error))?;
+    let mut writer = part.write_from(version, offset).await.map_err(|error| unwritable(&error))?;
     loop {
         match response.chunk().await {
             Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
             Ok(None) => return writer.finish().await.map_err(|error| unwritable(&error)),
             Err(error) => {
                 writer.finish().await.map_err(|error| unwritable(&error))?;
-                return Err(Failure::of(error, Timestamp::now()));
+                return Err(Failure::new(error, Timestamp::now()));
             }
         }
     }
