@@ -74,7 +74,6 @@ impl Subnet {
 /// A port on loopback.
 #[derive(Debug)]
 pub struct Port {
-    /// Its number.
     pub number: u16,
     _claim: Claim,
 }

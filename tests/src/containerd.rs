@@ -110,7 +110,6 @@ disabled_plugins = [{disabled}]
         self.daemon.as_ref().map(Daemon::pid)
     }
 
-    /// Its socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join("containerd.sock")
     }

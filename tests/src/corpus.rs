@@ -38,11 +38,9 @@ pub enum Answer {
 /// All answers of one apiserver.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
-    /// Its version.
     pub version: String,
     /// What it made of the base.
     pub base: Value,
-    /// By case.
     pub cases: BTreeMap<String, Answer>,
 }
 

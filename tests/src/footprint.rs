@@ -19,7 +19,6 @@ pub struct Footprint {
     pub wakes: u64,
     /// How many bytes it has caused to be written to disks.
     pub written: u64,
-    /// Threads.
     pub threads: u64,
     /// Open file descriptors.
     pub descriptors: u64,

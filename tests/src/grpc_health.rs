@@ -26,7 +26,6 @@ const END_HEADERS: u8 = 4;
 /// The server, on every address of the machine. It answers until the test ends.
 #[derive(Debug)]
 pub struct HealthServer {
-    /// Its port.
     pub port: u16,
     status: Arc<AtomicU8>,
 }

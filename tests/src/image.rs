@@ -243,7 +243,6 @@ impl ImageBuilder {
         self
     }
 
-    /// Builds it.
     pub fn build(self) -> Result<Image> {
         let mut layers = if self.bare { Vec::new() } else { vec![busybox_layer()?] };
         if !self.files.is_empty() || !self.links.is_empty() {

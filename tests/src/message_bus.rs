@@ -8,7 +8,6 @@ use anyhow::{Context as _, Result};
 
 use crate::need;
 
-/// The bus.
 #[derive(Debug)]
 pub struct MessageBus {
     daemon: Child,

@@ -88,9 +88,7 @@ impl Default for NodeOptions {
 /// A booted node. Dropping it removes it; [`TestNode::finish`] also checks that nothing is left.
 #[derive(Debug)]
 pub struct TestNode {
-    /// Its containerd.
     pub containerd: Containerd,
-    /// Its agent.
     pub agent: Agent,
     /// Its pod network, when it has one.
     pub cni: Option<Cni>,

@@ -25,7 +25,6 @@ pub struct Signer {
 /// What a registry keeps of a signature.
 #[derive(Debug)]
 pub struct SignatureArtifact {
-    /// The manifest.
     pub manifest: Blob,
     /// What it refers to.
     pub blobs: Vec<Blob>,

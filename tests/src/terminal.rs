@@ -90,7 +90,6 @@ impl Terminal {
         seen.with_context(|| self.screen(columns, lines).contents())
     }
 
-    /// Ends its input.
     pub fn end_input(&mut self) {
         self.stdin = None;
     }

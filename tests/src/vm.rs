@@ -24,7 +24,6 @@ pub const IMAGE_VARIABLE: &str = "LIMPET_TEST_VM";
 pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 /// The end-to-end suites to run inside the machine, separated by colons.
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
-/// The emulator.
 pub const EMULATOR: &str = "qemu-system-x86_64";
 /// The emulator of a TPM.
 pub const TPM_EMULATOR: &str = "swtpm";

@@ -29,9 +29,7 @@ use snapshot::ClaimSnapshot;
 pub struct ClaimId {
     /// The source that has it.
     pub source: SourceKind,
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 
@@ -121,8 +119,8 @@ impl Claims {
         self.adopted = Some(adopted.iter().filter(has_claim).cloned().collect());
     }
 
-    /// Notes which claims are new, changed or gone, and returns what is to be done on the disk. Of each order that
-    /// removes files [`Self::done`] is to be told.
+    /// Notes which claims are new, changed or gone, and returns what is to be done on the disk. The caller
+    /// reports the result of each order that removes files to [`Self::done`].
     pub fn turn(&mut self, snapshots: &Snapshots, observed: &ObservedPods) -> Vec<Order> {
         let mut orders = Vec::new();
         for source in SourceKind::ALL {

@@ -17,9 +17,7 @@ use limpet_model::probe::ProbeRecord;
 pub const LABEL_MANAGED: &str = "io.limpet.managed";
 /// The pod's name. Like the following labels it is kubelet's, which other node tools read.
 pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
-/// The pod's namespace.
 pub const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// The pod's UID.
 pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 /// The container's name in the pod.
 pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";

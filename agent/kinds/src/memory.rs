@@ -53,17 +53,14 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// The template.
     pub fn template(&self) -> PodTemplate {
         PodTemplate::new(&self.template)
     }
 }
 
-/// A wanted pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WantedPod {
-    /// Its name.
     pub name: String,
     /// The hash of its template.
     pub hash: String,

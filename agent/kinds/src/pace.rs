@@ -7,7 +7,6 @@ use jiff::{SignedDuration, Timestamp};
 
 /// The pause before the first pod that ended is replaced; it doubles with each further one.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// The longest pause.
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 
 /// Times that are not remembered over a restart.

@@ -22,7 +22,6 @@ const ID_BYTES: usize = 8;
 const SEED_BYTES: usize = 32;
 const PUBLIC_BYTES: usize = 32;
 
-/// A secret key.
 pub struct SecretKey {
     id: [u8; ID_BYTES],
     pair: Ed25519KeyPair,

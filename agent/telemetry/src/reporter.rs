@@ -34,7 +34,6 @@ use limpet_model::verdict::PodVerdict;
 pub struct Reporter {
     /// containerd's socket, for messages.
     pub runtime_endpoint: PathBuf,
-    /// The node's name.
     pub node_name: String,
     /// Whether pods can have a pod network.
     pub network: watch::Receiver<NetworkStatus>,

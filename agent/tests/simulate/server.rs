@@ -327,7 +327,6 @@ enum Fate {
     Lost,
     /// It is done, and the answer never comes.
     Swallowed,
-    /// It is refused.
     Refused(u16),
 }
 

@@ -20,9 +20,7 @@ pub struct BundleDocument {
     pub changed: bool,
     /// What it is for.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// Its serial.
     pub serial: u64,
     /// How many pods it defines.
     pub pods: usize,

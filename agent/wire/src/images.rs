@@ -6,7 +6,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use limpet_model::pull_progress::PullProgress;
 use serde::{Deserialize, Serialize};
 
-/// An image.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageDocument {

@@ -48,7 +48,6 @@ pub struct UpgradeDocument {
     pub last: Option<LastUpgrade>,
 }
 
-/// An upgrade.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LastUpgrade {

@@ -17,7 +17,6 @@ use limpet_tests::measure::{self, Durations};
 use limpet_tests::wait;
 use serde_json::json;
 
-/// The pages.
 const PAGES: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/stats/summary"];
 
 /// The pages whose families are written.

@@ -42,7 +42,6 @@ pub(crate) struct Plugin {
     /// Its thread, and what ends it.
     thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     devices: watch::Sender<Vec<Device>>,
-    /// Its socket.
     pub socket: PathBuf,
 }
 
