@@ -54,7 +54,9 @@ fn kind(field: &FieldDescriptorProto, messages: &[&DescriptorProto]) -> Option<S
             "Time" => "Kind::Time",
             "IntOrString" => "Kind::IntOrString",
             "FieldsV1" => "Kind::Json",
-            name => return Some(format!("Kind::Message({})", messages.iter().position(|one| one.name() == name)?)),
+            name => {
+                return Some(format!("Kind::Message({})", messages.iter().position(|message| message.name() == name)?));
+            }
         },
         // Only FieldsV1 has it, whose fields are not read from the table.
         Type::Bytes => "Kind::Json",

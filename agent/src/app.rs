@@ -244,8 +244,8 @@ async fn start_core(
     let inputs =
         CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads, trials, volumes };
     let node_state = supervise(shared, &executor, &sources, inputs);
-    let own = sources.iter().map(|source| source.kind()).filter(|kind| kind.traits().is_mirrored).collect();
-    let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
+    let mirrored = sources.iter().map(|source| source.kind()).filter(|kind| kind.traits().is_mirrored).collect();
+    let cluster = join_cluster(shared, facts, mirrored, node_state, api_updates.clone(), executor.images.clone());
     let images = collect_images(shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));

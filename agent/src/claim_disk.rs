@@ -25,8 +25,8 @@ pub async fn load(config: &Config) -> ClaimedVolumes {
     let base = config.volumes.claims_dir(&config.root_dir);
     let directories = ClaimDirectories::new(&base, &config.root_dir);
     let reading = directories.clone();
-    let found = match blocking::run(base.clone(), DEADLINE, move |_| reading.list()).await {
-        Ok(Ok(found)) => found,
+    let listed = match blocking::run(base.clone(), DEADLINE, move |_| reading.list()).await {
+        Ok(Ok(claims)) => claims,
         Ok(Err(error)) => {
             tracing::error!(error = error_chain(&error), "the files of claims cannot be read");
             Vec::new()
@@ -36,12 +36,12 @@ pub async fn load(config: &Config) -> ClaimedVolumes {
             Vec::new()
         }
     };
-    let claims = Claims::new(base, found.into_iter().filter_map(known));
+    let claims = Claims::new(base, listed.into_iter().filter_map(known));
     ClaimedVolumes::new(claims, Arc::new(Disk(directories)))
 }
 
-fn known(found: FoundClaim) -> Option<(ClaimId, bool)> {
-    let FoundClaim { source, namespace, name, retained } = found;
+fn known(claim: FoundClaim) -> Option<(ClaimId, bool)> {
+    let FoundClaim { source, namespace, name, retained } = claim;
     let source = SourceKind::from_name(&source)?;
     Some((ClaimId { source, namespace: Arc::from(namespace), name: Arc::from(name) }, retained))
 }

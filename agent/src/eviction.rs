@@ -297,8 +297,8 @@ fn note_stall(stalled: &mut bool, resource: Pressure) {
     }
 }
 
-fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(other).min()
+fn earlier(first: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    first.into_iter().chain(other).min()
 }
 
 async fn rings_if_set(alarm: Option<&MemoryAlarm>) {

@@ -136,13 +136,13 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
     let mut guarded = Vec::new();
     for path in paths.into_iter().flatten().chain(below_root) {
         let missing = |source| ArmError::Missing { path: path.clone(), source };
-        let one = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
-        guarded.push(one.map_err(missing)?);
+        let entry = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
+        guarded.push(entry.map_err(missing)?);
         guarded.extend(limpet_bpf::ancestors(&path).map_err(missing)?);
     }
     for path in of_the_host(config) {
         match guarded_from_pods(&path) {
-            Ok(found) => guarded.extend(found),
+            Ok(below) => guarded.extend(below),
             Err(error) => tracing::info!(path = %path.display(), %error, "a directory cannot be guarded against pods"),
         }
     }
@@ -207,12 +207,12 @@ fn guarded_from_pods(path: &Path) -> io::Result<Vec<Guarded>> {
 
 /// The configured executables, and the agent's own.
 fn allowed_executables(settings: &GuardSettings) -> Result<Vec<InodeId>, ArmError> {
-    let own = Path::new("/proc/self/exe");
-    settings.executables.iter().map(PathBuf::as_path).chain([own]).map(id_of).collect()
+    let agent = Path::new("/proc/self/exe");
+    settings.executables.iter().map(PathBuf::as_path).chain([agent]).map(id_of).collect()
 }
 
 fn id_of(path: &Path) -> Result<InodeId, ArmError> {
-    InodeId::of(path).map_err(|source| ArmError::Missing { path: path.to_owned(), source })
+    InodeId::read(path).map_err(|source| ArmError::Missing { path: path.to_owned(), source })
 }
 
 /// A v2 cgroup's ID is its directory's inode.
@@ -333,8 +333,8 @@ mod tests {
         std::fs::create_dir(dir.path().join("manifests")).unwrap();
         let guarded = guarded(&config).unwrap();
         let paths = |directory: bool| {
-            let of_kind = guarded.iter().filter(move |one| one.is_directory() == directory);
-            of_kind.map(|one| one.path.clone()).collect::<Vec<_>>()
+            let of_kind = guarded.iter().filter(move |entry| entry.is_directory() == directory);
+            of_kind.map(|entry| entry.path.clone()).collect::<Vec<_>>()
         };
         let directories = ["manifests", "state", "drop-ins", "state/images", "state/network"];
         assert_eq!(paths(true), directories.map(|name| dir.path().join(name)));
@@ -393,9 +393,9 @@ mod tests {
         config.server.client_ca = Some(at("clients.pem"));
         config.cluster.kubeconfig = Some(at("kubeconfig"));
         let guarded = guarded(&config).unwrap();
-        let of = |from_pods: bool| {
-            let found = guarded.iter().filter(move |one| one.is_from_pods() == from_pods);
-            let below = found.filter_map(|one| one.path.strip_prefix(dir.path()).ok());
+        let names = |from_pods: bool| {
+            let matching = guarded.iter().filter(move |entry| entry.is_from_pods() == from_pods);
+            let below = matching.filter_map(|entry| entry.path.strip_prefix(dir.path()).ok());
             below.map(|path| path.display().to_string()).filter(|path| !path.is_empty()).collect::<Vec<_>>()
         };
         let hosts = [
@@ -422,11 +422,12 @@ mod tests {
             "flex/a~b",
             "flex",
         ];
-        assert_eq!(of(true), hosts);
-        let own = ["manifests", "state", "config.yaml", "drop-ins", "state/images", "state", "state/network", "state"];
-        assert_eq!(of(false), own);
+        assert_eq!(names(true), hosts);
+        let names_of_agent =
+            ["manifests", "state", "config.yaml", "drop-ins", "state/images", "state", "state/network", "state"];
+        assert_eq!(names(false), names_of_agent);
         let program = std::env::current_exe().unwrap().canonicalize().unwrap();
-        assert!(guarded.iter().any(|one| one.path == program && one.is_from_pods()));
+        assert!(guarded.iter().any(|entry| entry.path == program && entry.is_from_pods()));
     }
 
     #[test]

@@ -296,7 +296,7 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn history(&self, pod: &PodKey) -> Result<Vec<ManifestChange>, StoreError> {
-        self.transact("read", |database| history::of(database, &pod.to_string()))
+        self.transact("read", |database| history::changes_of(database, &pod.to_string()))
     }
 
     /// Writes `changes` of `source` in one transaction, or nothing when all of them are stored already.

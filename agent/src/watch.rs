@@ -278,9 +278,9 @@ impl DirectoryWatch {
 fn complete_at_creation(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {
-        Ok(found) => {
+        Ok(opened) => {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-            let stat = statx(found, c"", flags, StatxFlags::TYPE | StatxFlags::NLINK);
+            let stat = statx(opened, c"", flags, StatxFlags::TYPE | StatxFlags::NLINK);
             stat.is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()).is_symlink() || stat.stx_nlink > 1)
         }
         Err(Errno::AGAIN) => true,

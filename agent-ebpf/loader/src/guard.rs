@@ -75,7 +75,7 @@ impl Guarded {
     /// The path does not exist.
     pub fn directory(path: &Path) -> io::Result<Self> {
         let what = guarded::CHILDREN | guarded::ITSELF | guarded::PLACE;
-        Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what })
+        Ok(Self { path: path.to_owned(), id: InodeId::read(path)?, what })
     }
 
     /// One file.
@@ -83,7 +83,7 @@ impl Guarded {
     /// # Errors
     /// The path does not exist.
     pub fn file(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what: guarded::ITSELF | guarded::PLACE })
+        Ok(Self { path: path.to_owned(), id: InodeId::read(path)?, what: guarded::ITSELF | guarded::PLACE })
     }
 
     /// The same, but refused to pods only, in every mode.
@@ -120,7 +120,7 @@ impl Guarded {
 pub fn ancestors(path: &Path) -> io::Result<Vec<Guarded>> {
     let path = path.canonicalize()?;
     let above = path.ancestors().skip(1).filter(|above| above.parent().is_some());
-    above.map(|above| Ok(Guarded { path: above.to_owned(), id: InodeId::of(above)?, what: guarded::PLACE })).collect()
+    above.map(|above| Ok(Guarded { path: above.to_owned(), id: InodeId::read(above)?, what: guarded::PLACE })).collect()
 }
 
 /// All rules of the guard.

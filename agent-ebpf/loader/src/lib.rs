@@ -55,7 +55,7 @@ impl InodeId {
     ///
     /// # Errors
     /// The path does not exist, or may not be searched.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn read(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt as _;
         let metadata = path.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })

@@ -71,10 +71,10 @@ impl Offsets {
     pub(crate) fn of_kernel() -> std::result::Result<Self, LoadError> {
         let bytes = std::fs::read(VMLINUX).map_err(|error| LoadError::Btf(error.to_string()))?;
         let types = TypeInformation::new(&Bytes(&bytes)).map_err(|error| LoadError::Btf(format!("{error:?}")))?;
-        Ok(Self::of(&types))
+        Ok(Self::from_types(&types))
     }
 
-    fn of(types: &TypeInformation) -> Self {
+    fn from_types(types: &TypeInformation) -> Self {
         let structures = ids(types, |variant| match variant {
             TypeVariant::Struct(structure) => structure.name().clone(),
             _ => None,

@@ -71,7 +71,7 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
     fs::create_dir(&making).map_err(pin)?;
     // Unlinking a pin needs no capability: it would turn the hook off.
     for directory in [root, &making] {
-        loaded.guard_pins(InodeId::of(directory).map_err(pin)?)?;
+        loaded.guard_pins(InodeId::read(directory).map_err(pin)?)?;
     }
     for program in guard_programs() {
         let Some(link) = loaded.links.remove(program.name) else { continue };
@@ -142,18 +142,18 @@ fn armings(root: &Path) -> io::Result<Vec<Arming>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let mut found = Vec::new();
+    let mut armings = Vec::new();
     for entry in entries {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if let Some((mode, number)) = name.rsplit_once('-')
             && let Ok(number) = number.parse()
         {
-            found.push(Arming { mode: mode.to_owned(), number, path });
+            armings.push(Arming { mode: mode.to_owned(), number, path });
         }
     }
-    found.sort_by_key(|arming| arming.number);
-    Ok(found)
+    armings.sort_by_key(|arming| arming.number);
+    Ok(armings)
 }
 
 /// Removes armings, and returns when their programs are detached.

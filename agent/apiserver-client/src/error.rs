@@ -164,15 +164,15 @@ pub(crate) fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
 
 /// The innermost and thus most specific cause, with the certificate's fault if it is a TLS error.
 fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>) {
-    let (mut message, mut found) = (String::new(), None);
+    let (mut message, mut known) = (String::new(), None);
     for cause in causes(error) {
         message = cause.to_string();
-        found = cause.downcast_ref().map(fault);
-        if found.is_some() {
+        known = cause.downcast_ref().map(fault);
+        if known.is_some() {
             break;
         }
     }
-    (message, found)
+    (message, known)
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ mod tests {
         };
         let id = Path::new(&path).metadata().unwrap().ino();
         match path_of(id) {
-            Some(found) => assert_eq!(found, *cgroup),
+            Some(read) => assert_eq!(read, *cgroup),
             None => println!("skipped: open_by_handle_at is refused here"),
         }
         assert_eq!(path_of(u64::MAX), None);

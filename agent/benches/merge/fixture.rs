@@ -34,8 +34,8 @@ pub(crate) struct Pods {
 impl Pods {
     pub(crate) fn new(count: usize) -> Self {
         let by_source = SourceKind::ALL.map(|source| {
-            let own = (0..count).filter(|number| number % 4 == source.index());
-            own.map(|number| record(number, "web:1", source)).collect::<Vec<_>>()
+            let numbers = (0..count).filter(|number| number % 4 == source.index());
+            numbers.map(|number| record(number, "web:1", source)).collect::<Vec<_>>()
         });
         let source = SourceKind::File;
         let index = by_source[source.index()].len() / 2;

@@ -27,8 +27,8 @@ fn snapshot(pods: OrdMap<PodKey, Arc<PodRecord>>) -> Arc<SourceSnapshot> {
 
 fn snapshots(pods: &Pods) -> Snapshots {
     SourceKind::ALL.map(|source| {
-        let own = pods.by_source[source.index()].iter().map(|record| (record.key.clone(), Arc::clone(record)));
-        snapshot(own.collect())
+        let entries = pods.by_source[source.index()].iter().map(|record| (record.key.clone(), Arc::clone(record)));
+        snapshot(entries.collect())
     })
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn first_merge(pods: &Pods, runs: usize) -> Samples {
         let desired = Arc::new(table.desired().clone());
         (table, outcome, desired)
     };
-    Samples::of(runs, |_| all.clone(), merge)
+    Samples::measure(runs, |_| all.clone(), merge)
 }
 
 struct Running {
@@ -65,8 +65,8 @@ impl Running {
         runtime.spawn(merge_loop::run(Arc::clone(&slots), desired.clone(), sender, CancellationToken::new()));
         let all = snapshots(pods);
         let (source, _) = pods.changing;
-        let own = &all[source.index()].pods;
-        let views = pods.versions.clone().map(|record| own.update(record.key.clone(), record));
+        let base = &all[source.index()].pods;
+        let views = pods.versions.clone().map(|record| base.update(record.key.clone(), record));
         let changing = pods.versions[0].key.clone();
         SourceKind::ALL.into_iter().zip(&all).for_each(|(source, view)| slots.publish(source, Arc::clone(view)));
         runtime.block_on(merged.recv()).unwrap();

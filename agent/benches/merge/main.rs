@@ -60,7 +60,11 @@ pub(crate) struct Samples(Vec<Duration>);
 
 impl Samples {
     /// Measures `work` on the result of `prepare`; preparing and dropping are not measured.
-    pub(crate) fn of<P, R>(runs: usize, mut prepare: impl FnMut(usize) -> P, mut work: impl FnMut(P) -> R) -> Self {
+    pub(crate) fn measure<P, R>(
+        runs: usize,
+        mut prepare: impl FnMut(usize) -> P,
+        mut work: impl FnMut(P) -> R,
+    ) -> Self {
         let mut samples = Vec::with_capacity(runs);
         for run in 0..runs {
             let prepared = prepare(run);

@@ -91,7 +91,7 @@ pub(crate) fn first_merge(pods: &Pods, runs: usize) -> Samples {
         let changes = SourceKind::ALL.map(|source| merge.set(source, &views[source.index()]));
         (merge, changes)
     };
-    Samples::of(runs, |_| (), merge)
+    Samples::measure(runs, |_| (), merge)
 }
 
 struct Running {

@@ -69,11 +69,11 @@ impl Bundle {
         let is_own = |entry: &&Descriptor| {
             entry.artifact_type().as_ref().is_some_and(|artifact| artifact.to_string() == ARTIFACT_TYPE)
         };
-        let own = index.manifests().iter().find(is_own);
-        let own = own.ok_or_else(|| {
+        let bundle_entry = index.manifests().iter().find(is_own);
+        let bundle_entry = bundle_entry.ok_or_else(|| {
             BundleError::content(path, "it is of a later version of limpet, or of another program: upgrade limpet")
         })?;
-        let digest = own.digest().to_string();
+        let digest = bundle_entry.digest().to_string();
         let document = |digest: &str, what: &str| layout.document(digest)?.ok_or_else(|| missing(what));
         let unreadable = |error: serde_json::Error| BundleError::content(path, error.to_string());
         let manifest: ImageManifest =

@@ -153,10 +153,10 @@ fn documents(config: &BundleConfig, content: Content, images: &ImageSet, out: &P
         .layers(vec![manifests])
         .build()
         .map_err(oci)?;
-    let mut own =
+    let mut descriptor =
         store(MediaType::ImageManifest.as_ref(), serde_json::to_vec(&manifest).map_err(json)?).map_err(broken)?;
-    own.set_artifact_type(Some(MediaType::from(ARTIFACT_TYPE)));
-    let mut entries = vec![own];
+    descriptor.set_artifact_type(Some(MediaType::from(ARTIFACT_TYPE)));
+    let mut entries = vec![descriptor];
     for image in images.images() {
         blobs.extend(image.parts.documents.clone());
         entries.push(named(&image.target, &image.pinned));

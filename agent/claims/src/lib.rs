@@ -96,15 +96,15 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// The claims whose files are below `base`. `found`: those that have files, and whether these are kept when the claim is gone.
-    pub fn new(base: PathBuf, found: impl IntoIterator<Item = (ClaimId, bool)>) -> Self {
+    /// The claims whose files are below `base`. `directories`: those that have files, and whether these are kept when the claim is gone.
+    pub fn new(base: PathBuf, directories: impl IntoIterator<Item = (ClaimId, bool)>) -> Self {
         let known = |(id, retained): (ClaimId, bool)| {
             let claim = LocalClaim { retained, ..LocalClaim::default() };
             let path = directory(&base, id.source.as_str(), &id.namespace, &id.name);
             let record = ObjectRecord::of_claim((id.key(), claim.in_directory(&path)), &Arc::from(""));
             (id, Known { record: Arc::new(record), raw: None, retained, state: State::Ending })
         };
-        let known = found.into_iter().map(known).collect();
+        let known = directories.into_iter().map(known).collect();
         Self { base, known, adopted: None, snapshots: Default::default() }
     }
 
@@ -153,8 +153,8 @@ impl Claims {
         snapshots.map(|raw| {
             let Some((source, snapshot)) = sources.next() else { return raw };
             let is_served = |known: &Known| matches!(known.state, State::Bound | State::Ending);
-            let own = known.iter().filter(|(id, known)| id.source == source && is_served(known));
-            snapshot.expand(&raw, own.map(|(_, known)| &known.record))
+            let served = known.iter().filter(|(id, known)| id.source == source && is_served(known));
+            snapshot.expand(&raw, served.map(|(_, known)| &known.record))
         })
     }
 

@@ -14,10 +14,10 @@ struct Node {
 }
 
 impl Node {
-    fn new(found: &[(&str, bool)]) -> Self {
-        let found = found.iter().map(|(name, retained)| (id(name), *retained));
+    fn new(directories: &[(&str, bool)]) -> Self {
+        let directories = directories.iter().map(|(name, retained)| (id(name), *retained));
         let snapshot = SourceSnapshot { ready: true, ..SourceSnapshot::default() };
-        let mut claims = Claims::new("/v".into(), found);
+        let mut claims = Claims::new("/v".into(), directories);
         claims.adopt(&[]);
         Self { claims, snapshot, observed: ObservedPods::default() }
     }

@@ -153,10 +153,10 @@ fn named_object(record: &ObjectRecord, placed: bool, asked: Option<&str>) -> Res
 }
 
 /// The namespace: the document's own, the requested one, or the default.
-fn namespace(resource: Resource, name: &str, own: Option<&str>, asked: Option<&str>) -> Result<String, String> {
-    match (own, asked) {
-        (Some(own), Some(asked)) if own != asked => {
-            Err(format!("{} {name} is in namespace {own}, not {asked}; pass -n {own}", resource.singular()))
+fn namespace(resource: Resource, name: &str, written: Option<&str>, asked: Option<&str>) -> Result<String, String> {
+    match (written, asked) {
+        (Some(written), Some(asked)) if written != asked => {
+            Err(format!("{} {name} is in namespace {written}, not {asked}; pass -n {written}", resource.singular()))
         }
         (Some(namespace), _) | (None, Some(namespace)) => Ok(namespace.to_owned()),
         (None, None) => Ok(document::DEFAULT_NAMESPACE.to_owned()),
@@ -170,7 +170,7 @@ mod tests {
 
     const SCREEN: Screen = Screen { color: false, quiet: true };
 
-    fn of(all: &[NamedDocument]) -> Vec<String> {
+    fn paths(all: &[NamedDocument]) -> Vec<String> {
         all.iter().map(|named| named.resource.path(&named.namespace, &named.name)).collect()
     }
 
@@ -188,13 +188,13 @@ mod tests {
         std::fs::write(directory.path().join("notes.txt"), "nothing").unwrap();
         let directory = [directory.path().to_owned()];
         let (pods, failed) = read(&directory, None, Validation::Strict, SCREEN).unwrap();
-        assert_eq!(of(&pods), ["/api/v1/namespaces/default/pods/a", "/api/v1/namespaces/lab/pods/b"]);
+        assert_eq!(paths(&pods), ["/api/v1/namespaces/default/pods/a", "/api/v1/namespaces/lab/pods/b"]);
         assert!(!failed);
         let (pods, failed) = read(&directory, Some("lab"), Validation::Strict, SCREEN).unwrap();
-        assert_eq!(of(&pods), ["/api/v1/namespaces/lab/pods/a", "/api/v1/namespaces/lab/pods/b"]);
+        assert_eq!(paths(&pods), ["/api/v1/namespaces/lab/pods/a", "/api/v1/namespaces/lab/pods/b"]);
         assert!(!failed);
         let (pods, failed) = read(&directory, Some("shop"), Validation::Strict, SCREEN).unwrap();
-        assert_eq!((of(&pods), failed), (vec!["/api/v1/namespaces/shop/pods/a".to_owned()], true));
+        assert_eq!((paths(&pods), failed), (vec!["/api/v1/namespaces/shop/pods/a".to_owned()], true));
     }
 
     #[test]
@@ -220,10 +220,10 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let (all, failed) = read(std::slice::from_ref(&path), None, Validation::Strict, SCREEN).unwrap();
         let namespace = "/api/v1/namespaces/default";
-        assert_eq!(of(&all), [format!("{namespace}/secrets/s"), format!("{namespace}/configmaps/m")]);
+        assert_eq!(paths(&all), [format!("{namespace}/secrets/s"), format!("{namespace}/configmaps/m")]);
         assert!(!failed);
         let (all, failed) = read(&[path], Some("lab"), Validation::Strict, SCREEN).unwrap();
-        assert_eq!((of(&all), failed), (vec!["/api/v1/namespaces/lab/secrets/s".to_owned()], true));
+        assert_eq!((paths(&all), failed), (vec!["/api/v1/namespaces/lab/secrets/s".to_owned()], true));
         let value: Value = serde_json::from_slice(&all[0].manifest).unwrap();
         assert_eq!((&value["metadata"]["namespace"], &value["data"]["a"]), (&"lab".into(), &"Yg==".into()));
     }

@@ -45,7 +45,7 @@ pub(super) async fn run(client: &SocketClient, args: HistoryArgs, screen: Screen
 async fn names(client: &SocketClient, pod: &str, namespace: Option<&str>) -> Result<(String, String), CliError> {
     let written = pod.split_once('/').or_else(|| Some((namespace?, pod)));
     match (target::find(client, pod, namespace).await, written) {
-        (Ok(found), _) => Ok((found.namespace, found.name)),
+        (Ok(pod), _) => Ok((pod.namespace, pod.name)),
         // Characters with a meaning in a path cannot be part of a name.
         (Err(CliError::Target(_)), Some((namespace, name)))
             if !pod.contains(['?', '#', '%', ' ']) && !name.contains('/') =>

@@ -43,14 +43,14 @@ pub(super) async fn run(client: &SocketClient, args: &ShutdownArgs, screen: Scre
 /// The pods' states that have changed since the last call.
 fn remarks(shown: &mut BTreeMap<String, PodEndState>, progress: &ShutdownProgress) -> Vec<String> {
     let mut lines = Vec::new();
-    for one in &progress.pods {
-        if shown.insert(one.pod.clone(), one.state) == Some(one.state) {
+    for ending in &progress.pods {
+        if shown.insert(ending.pod.clone(), ending.state) == Some(ending.state) {
             continue;
         }
-        let pod = printable(&one.pod);
-        lines.extend(match one.state {
+        let pod = printable(&ending.pod);
+        lines.extend(match ending.state {
             PodEndState::Waiting => None,
-            PodEndState::Ending => Some(format!("pod/{pod} ends, within {} s", one.grace_seconds)),
+            PodEndState::Ending => Some(format!("pod/{pod} ends, within {} s", ending.grace_seconds)),
             PodEndState::Ended => Some(format!("pod/{pod} has ended")),
             PodEndState::Overdue => Some(format!("pod/{pod} has not ended in time")),
         });
@@ -63,7 +63,7 @@ fn conclusion(last: &ShutdownProgress) -> (String, u8) {
     if !last.shutting_down {
         return ("the shutdown was cancelled: pods run again\n".to_owned(), EXIT_FAULTS);
     }
-    let overdue = last.pods.iter().filter(|one| one.state == PodEndState::Overdue).count();
+    let overdue = last.pods.iter().filter(|ending| ending.state == PodEndState::Overdue).count();
     match (overdue, last.pods.len()) {
         (0, 0) => ("no pod runs; none starts until the agent does, or limpet shutdown --cancel\n".to_owned(), 0),
         (0, all) => {

@@ -43,7 +43,9 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         text.push('\n');
         text.extend(faults);
     }
-    for (source, missing) in sources.iter().flat_map(|source| source.missing.iter().map(move |one| (source, one))) {
+    for (source, missing) in
+        sources.iter().flat_map(|source| source.missing.iter().map(move |reference| (source, reference)))
+    {
         let pods = missing.pods.join(", ");
         text.push_str(&format!("\n{} is not defined in {}; it is used by {pods}\n", missing.object, source.source));
     }

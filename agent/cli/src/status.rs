@@ -92,7 +92,9 @@ impl PodCounts {
         let mut counts = Self { total: pods.len(), ..Self::default() };
         for entry in pods {
             let status = entry.pod.status.as_ref();
-            let ready = |one: &k8s_openapi::api::core::v1::PodCondition| one.type_ == "Ready" && one.status == "True";
+            let ready = |condition: &k8s_openapi::api::core::v1::PodCondition| {
+                condition.type_ == "Ready" && condition.status == "True"
+            };
             counts.running += usize::from(status.is_some_and(|status| status.phase.as_deref() == Some("Running")));
             let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
             counts.ready += usize::from(conditions.iter().any(ready));
@@ -131,13 +133,15 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
     }
     sheet.painted("Pods", &pods(&report.pods, screen));
     sheet.section("Sources");
-    sheet.indented(|sheet| report.sources.iter().for_each(|one| sheet.painted(&one.source, &source(one, screen, now))));
+    sheet.indented(|sheet| {
+        report.sources.iter().for_each(|health| sheet.painted(&health.source, &source(health, screen, now)))
+    });
     if !report.generations.is_empty() {
         sheet.section("Generations");
         sheet.indented(|sheet| {
-            for one in &report.generations {
-                let (text, tone) = generations::summary(one);
-                sheet.painted(&one.source, &screen.paint(tone, &printable(&text)));
+            for source in &report.generations {
+                let (text, tone) = generations::summary(source);
+                sheet.painted(&source.source, &screen.paint(tone, &printable(&text)));
             }
         });
     }

@@ -130,7 +130,11 @@ fn rows(before: &UsageDocument, after: &UsageDocument, namespace: Option<&str>) 
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         used: used(&pod.uid, &pod.reading),
-        containers: pod.containers.iter().map(|one| (one.name.clone(), used(&one.id, &one.reading))).collect(),
+        containers: pod
+            .containers
+            .iter()
+            .map(|container| (container.name.clone(), used(&container.id, &container.reading)))
+            .collect(),
     };
     pods.map(row).collect()
 }
@@ -147,12 +151,12 @@ fn table(pods: &[PodRow], args: &TopArgs, screen: &Screen) -> String {
     let mut lines: Vec<(Vec<&str>, Used)> = match args.what {
         What::Pods => pods.iter().map(|pod| (vec![pod.namespace.as_str(), &pod.name], pod.used)).collect(),
         What::Containers => {
-            let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
+            let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(move |container| (pod, container)));
             containers.map(|(pod, (name, used))| (vec![pod.namespace.as_str(), &pod.name, name], *used)).collect()
         }
     };
     match args.sort_by {
-        None => lines.sort_by(|one, other| one.0.cmp(&other.0)),
+        None => lines.sort_by(|left, other| left.0.cmp(&other.0)),
         Some(Column::Cpu) => lines.sort_by_key(|(_, used)| Reverse(used.cpu)),
         Some(Column::Memory) => lines.sort_by_key(|(_, used)| Reverse(used.memory)),
     }

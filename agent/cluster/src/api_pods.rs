@@ -46,7 +46,7 @@ pub(super) struct ApiPods {
     /// Keeps a pod's last status until it is reported.
     last_statuses: Consumer,
     /// The pods that the apiserver has, once they have been listed.
-    found: Option<BTreeMap<PodKey, ApiPod>>,
+    listed: Option<BTreeMap<PodKey, ApiPod>>,
     /// The statuses that the apiserver has acknowledged.
     known: BTreeMap<PodKey, Reported>,
     /// The last statuses of pods that were deleted at the apiserver, until it confirms that they are gone: a restored
@@ -58,7 +58,7 @@ impl ApiPods {
     pub(super) fn new(link: Link, observed: Observed, slots: Arc<Slots>) -> Self {
         let (changes, last_statuses) = (observed.changes(), observed.register("apiserver"));
         let (known, deleted) = (BTreeMap::new(), BTreeMap::new());
-        Self { link, observed, changes, slots, last_statuses, found: None, known, deleted }
+        Self { link, observed, changes, slots, last_statuses, listed: None, known, deleted }
     }
 
     /// Releases last statuses that are not needed: those of other sources' pods, and of pods that the apiserver does
@@ -67,7 +67,7 @@ impl ApiPods {
     fn release(&self) {
         let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
         for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
-            let listed = self.found.as_ref();
+            let listed = self.listed.as_ref();
             let there =
                 listed.is_none_or(|listed| listed.get(&pod.record.key).is_some_and(|listed| is_it(listed, pod)));
             let is_held = source.pods.get(&pod.record.key).is_some_and(|held| held.uid == pod.record.uid);
@@ -77,16 +77,16 @@ impl ApiPods {
         }
     }
 
-    fn due(&mut self, found: &BTreeMap<PodKey, ApiPod>) -> Vec<DueStep<Subject>> {
+    fn due(&mut self, listed: &BTreeMap<PodKey, ApiPod>) -> Vec<DueStep<Subject>> {
         let observed = self.observed.load();
         let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
         for (_, pod) in self.last_statuses.awaited(&observed) {
             last.insert(&pod.record.key, pod);
         }
-        self.known.retain(|key, _| found.contains_key(key));
+        self.known.retain(|key, _| listed.contains_key(key));
         let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
         let mut due = Vec::new();
-        for (key, pod) in found {
+        for (key, pod) in listed {
             let shows = |observed: &&Arc<ObservedPod>| is_it(pod, observed);
             let rejection = source.rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);
@@ -127,7 +127,7 @@ impl ReportedPods for ApiPods {
                 // A pod that is no longer being deleted keeps running.
                 self.deleted
                     .retain(|key, pod| listed.get(key).is_some_and(|listed| listed.deleting && is_it(listed, pod)));
-                self.found = Some(listed);
+                self.listed = Some(listed);
                 // A list comes after a long break, or from a restored cluster with older statuses.
                 self.known.clear();
             }
@@ -136,7 +136,7 @@ impl ReportedPods for ApiPods {
                     // An update about a deleted pod is outdated, or the pod waits for a finalizer.
                     && !self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted))
                 {
-                    self.found.get_or_insert_default().insert(key, pod);
+                    self.listed.get_or_insert_default().insert(key, pod);
                 }
             }
             Update::Deleted(pod) => {
@@ -144,10 +144,10 @@ impl ReportedPods for ApiPods {
                 if self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted)) {
                     self.deleted.remove(&key);
                 }
-                if let Some(found) = &mut self.found
-                    && found.get(&key).is_some_and(|known| known.uid == pod.uid)
+                if let Some(listed) = &mut self.listed
+                    && listed.get(&key).is_some_and(|known| known.uid == pod.uid)
                 {
-                    found.remove(&key);
+                    listed.remove(&key);
                 }
             }
         }
@@ -155,13 +155,13 @@ impl ReportedPods for ApiPods {
 
     fn compare(&mut self) -> Comparison<Subject> {
         self.release();
-        let Some(found) = self.found.take() else {
+        let Some(listed) = self.listed.take() else {
             // The apiserver's record of these pods has not arrived yet.
             let observed = self.observed.load();
             return Comparison::Unknown(observed.pods.values().filter(|pod| pod.record.source == SOURCE).count());
         };
-        let due = self.due(&found);
-        self.found = Some(found);
+        let due = self.due(&listed);
+        self.listed = Some(listed);
         Comparison::Due(due)
     }
 
@@ -180,7 +180,7 @@ impl ReportedPods for ApiPods {
                 self.known.insert(key, Reported { uid, pod, stored });
             }
             (Step::Report { uid }, Report::Refused(why)) => {
-                let pod = self.found.as_mut().and_then(|found| found.get_mut(&key));
+                let pod = self.listed.as_mut().and_then(|listed| listed.get_mut(&key));
                 // Another pod may have this name by now.
                 if let Some(pod) = pod.filter(|pod| pod.uid == uid) {
                     pod.refusal_reported(&why.faults);
@@ -189,8 +189,8 @@ impl ReportedPods for ApiPods {
             (step, report) => {
                 tracing::info!(pod = %key, "deleted at the apiserver");
                 // The watch may already have reported the deletion, and another pod of this name.
-                let is_deleted = |found: &ApiPod| matches!(&step, Step::Delete { uid } if found.uid == *uid);
-                let listed = self.found.as_mut().filter(|listed| listed.get(&key).is_some_and(is_deleted));
+                let is_deleted = |pod: &ApiPod| matches!(&step, Step::Delete { uid } if pod.uid == *uid);
+                let listed = self.listed.as_mut().filter(|listed| listed.get(&key).is_some_and(is_deleted));
                 if listed.and_then(|listed| listed.remove(&key)).is_some()
                     && let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
                     && *pod.record.uid.to_string() == *uid
@@ -215,8 +215,8 @@ impl ReportedPods for ApiPods {
 }
 
 /// Whether the apiserver's pod and the observed pod are the same.
-fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
-    *found.uid == *observed.record.uid.to_string()
+fn is_it(pod: &ApiPod, observed: &ObservedPod) -> bool {
+    *pod.uid == *observed.record.uid.to_string()
 }
 
 /// Performs one step. Returns the status that is then stored; `None` if the pod is gone.

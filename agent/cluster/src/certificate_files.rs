@@ -200,8 +200,9 @@ pub fn serving_certificate(directory: &Path) -> PathBuf {
 /// Whether the certificate that this agent obtained takes precedence over the kubeconfig's. It does unless it is
 /// missing, or has expired while the kubeconfig's is valid, as in client-go. Blocks.
 pub(crate) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
-    validity(certificate)
-        .is_some_and(|held| held.not_after >= now || identity(kubeconfig, None).is_none_or(|own| own.not_after < now))
+    validity(certificate).is_some_and(|held| {
+        held.not_after >= now || identity(kubeconfig, None).is_none_or(|embedded| embedded.not_after < now)
+    })
 }
 
 /// The validity of the certificate in that file, or else of the kubeconfig's own; `None` if there is neither. Blocks.

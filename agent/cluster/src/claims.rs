@@ -118,17 +118,17 @@ async fn maintain(
     desired: &Desired,
     key: &ObjectKey,
     source: &mpsc::Sender<cluster_update::Update>,
-    found: Arc<ObjectRecord>,
+    held_claim: Arc<ObjectRecord>,
     attachments: &Attachments,
     in_use: Option<InUse>,
 ) {
-    let expanded = expand::follow(link, desired, key, attachments, &found);
+    let expanded = expand::follow(link, desired, key, attachments, &held_claim);
     let held = async {
         if let Some(in_use) = in_use {
             hold(desired, key, in_use).await;
         }
     };
-    tokio::join!(held, csi::keep_tokens(link, desired, key, source, Arc::clone(&found)), expanded);
+    tokio::join!(held, csi::keep_tokens(link, desired, key, source, Arc::clone(&held_claim)), expanded);
 }
 
 /// Lists the volume in the Node's status until the pod has ended. After that a mounted volume stays listed.

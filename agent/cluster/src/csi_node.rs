@@ -97,7 +97,7 @@ async fn report_to(
 
 async fn find(link: &Link, resource: Resource) -> Result<Option<Value>, RequestError> {
     match link.send(Request::get(resource)).await {
-        Ok(found) => Ok(Some(found)),
+        Ok(object) => Ok(Some(object)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }

@@ -54,7 +54,7 @@ pub(super) struct Mirrors {
     observed_changes: Changes,
     desired_changes: watch::Receiver<u64>,
     /// The mirrors that the apiserver has, once they have been listed.
-    found: Option<BTreeMap<PodKey, Mirror>>,
+    listed: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
 }
 
@@ -76,7 +76,7 @@ impl Mirrors {
             sources,
             events,
             node,
-            found: None,
+            listed: None,
             known: BTreeMap::new(),
         }
     }
@@ -87,15 +87,15 @@ impl Mirrors {
         // An update about a mirror that was deleted here is outdated.
         if deleted != Some(&mirror.uid) {
             self.observed.set_mirror(&key, Some(&mirror.uid));
-            self.found.get_or_insert_default().insert(key, mirror);
+            self.listed.get_or_insert_default().insert(key, mirror);
         }
     }
 
     fn gone(&mut self, key: &PodKey, uid: &str) {
-        if let Some(found) = &mut self.found
-            && found.get(key).is_some_and(|mirror| mirror.uid == uid)
+        if let Some(listed) = &mut self.listed
+            && listed.get(key).is_some_and(|mirror| mirror.uid == uid)
         {
-            found.remove(key);
+            listed.remove(key);
             self.observed.set_mirror(key, None);
         }
     }
@@ -126,15 +126,15 @@ impl Mirrors {
     }
 
     fn due(&mut self, mut wanted: BTreeMap<PodKey, DesiredMirror>, owner: &Owner) -> Vec<DueStep<Subject>> {
-        let Some(found) = &self.found else { return Vec::new() };
+        let Some(listed) = &self.listed else { return Vec::new() };
         let desired = self.desired.load();
         let all_sources_ready = self.sources.iter().all(|kind| desired.is_ready(*kind));
-        let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
+        let keys: BTreeSet<PodKey> = wanted.keys().chain(listed.keys()).cloned().collect();
         self.known.retain(|key, _| keys.contains(key));
         let (nothing, node_uid) = (Acknowledged::default(), Arc::<str>::from(owner.uid.as_str()));
         let mut due = Vec::new();
         for key in keys {
-            let (wanted, mirror) = (wanted.remove(&key), found.get(&key));
+            let (wanted, mirror) = (wanted.remove(&key), listed.get(&key));
             let known = self.known.get(&key).unwrap_or(&nothing);
             if let Some(step) = mirror::step(wanted.as_ref(), mirror, known, owner, all_sources_ready) {
                 due.push(DueStep {
@@ -162,11 +162,11 @@ impl ReportedPods for Mirrors {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
-                let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
+                let before = self.listed.replace(BTreeMap::new()).unwrap_or_default();
                 // A restored cluster may have deleted mirrors again, and older statuses.
                 self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
                 pods.iter().for_each(|pod| self.stored(pod));
-                let listed = self.found.get_or_insert_default();
+                let listed = self.listed.get_or_insert_default();
                 let gone = before.keys().filter(|key| !listed.contains_key(key));
                 gone.for_each(|key| self.observed.set_mirror(key, None));
             }
@@ -177,13 +177,13 @@ impl ReportedPods for Mirrors {
                 }
             }
         }
-        let mirrors = self.found.as_ref().map_or(0, BTreeMap::len);
+        let mirrors = self.listed.as_ref().map_or(0, BTreeMap::len);
         self.link.show(|view| view.mirrors = mirrors);
     }
 
     fn compare(&mut self) -> Comparison<Subject> {
         let (wanted, owner) = (self.wanted(), self.owner());
-        match owner.filter(|_| self.found.is_some()) {
+        match owner.filter(|_| self.listed.is_some()) {
             Some(owner) => Comparison::Due(self.due(wanted, &owner)),
             // Without a Node object no mirror can have an owner.
             None => Comparison::Unknown(wanted.len()),
@@ -205,7 +205,7 @@ impl ReportedPods for Mirrors {
                 known.admitted = Some(mirror.clone());
                 self.observed.set_mirror(&key, Some(&mirror.uid));
                 // A mirror that the watch has reported is newer.
-                let listed = self.found.get_or_insert_default();
+                let listed = self.listed.get_or_insert_default();
                 if listed.get(&key).is_none_or(|listed| listed.uid != mirror.uid) {
                     listed.insert(key.clone(), mirror);
                 }

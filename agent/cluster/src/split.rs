@@ -31,14 +31,14 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     while let Some(update) = updates.recv().await {
         match update {
             Update::Listed(all, version) => {
-                let (of_mirrors, own): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_mirror);
+                let (of_mirrors, scheduled): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_mirror);
                 let service_uid = service_uid(&link).await;
                 let mut history = ClusterHistory { version: 0, authorities: link.authorities(), service_uid };
                 history.saw(&version);
                 let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
                 // Sent before the pod runs, so that those who report its end know a pod that ends immediately.
-                let _ = pods.send(Update::Listed(own.clone(), version)).await;
-                let _ = source.send(cluster_update::Update::Listed(own, history)).await;
+                let _ = pods.send(Update::Listed(scheduled.clone(), version)).await;
+                let _ = source.send(cluster_update::Update::Listed(scheduled, history)).await;
             }
             Update::Bookmark(version) => _ = source.send(cluster_update::Update::Reached(version)).await,
             Update::Stored(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Stored(pod)).await,

@@ -31,7 +31,7 @@ use tonic::Code;
 use self::runtime::RuntimeClass;
 use super::attach::AttachPoint;
 use super::client::Client;
-use super::error::{RuntimeError, found};
+use super::error::{RuntimeError, none_if_missing};
 use super::logger_scan::LoggerScan;
 use super::record;
 use super::start_leases::StartLeases;
@@ -148,17 +148,17 @@ impl Containers {
         for (id, ended) in self.recorded_exits(lost.cloned().collect()).await {
             tasks.insert(id.as_str().to_owned(), ended);
         }
-        let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+        let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
         for (id, recorded) in containers {
             match recorded {
                 Ok(recorded) => {
                     let (task, has_snapshot) = (tasks.remove(id.as_str()), snapshots.contains(id.as_str()));
-                    found.push(FoundContainer { id, recorded, task, has_snapshot });
+                    readable.push(FoundContainer { id, recorded, task, has_snapshot });
                 }
                 Err(reason) => unreadable.push((id, reason)),
             }
         }
-        Ok((found, unreadable))
+        Ok((readable, unreadable))
     }
 
     /// The records of limpet's containers, or why one cannot be read. They are streamed one by one: each has its
@@ -192,7 +192,7 @@ impl Containers {
     async fn task_process(&self, id: &ContainerId) -> Result<Option<Process>, RuntimeError> {
         let request =
             self.client.call("Tasks.Get", GetRequest { container_id: id.to_string(), exec_id: String::new() });
-        let response = found(self.tasks().get(request).await)
+        let response = none_if_missing(self.tasks().get(request).await)
             .map_err(|status| RuntimeError::from_status("Tasks.Get", id.as_str(), status))?;
         Ok(response.and_then(|response| response.process))
     }
@@ -200,7 +200,7 @@ impl Containers {
     /// The record of a container; `None` if it does not exist, or its record cannot be read.
     pub async fn recorded(&self, id: &ContainerId) -> Result<Option<Recorded>, RuntimeError> {
         let request = self.client.call("Containers.Get", GetContainerRequest { id: id.to_string() });
-        let response = found(self.containers().get(request).await)
+        let response = none_if_missing(self.containers().get(request).await)
             .map_err(|status| RuntimeError::from_status("Containers.Get", id.as_str(), status))?;
         let container = response.and_then(|response| response.container);
         Ok(container.and_then(|container| record::recorded(&container.extensions).ok()))
@@ -317,7 +317,7 @@ impl Containers {
     /// task does not exist.
     pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<bool, RuntimeError> {
         let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
-        found(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)
+        none_if_missing(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)
             .map(|response| response.is_some())
             .map_err(|status| RuntimeError::from_status("Tasks.Kill", id.as_str(), status))
     }
@@ -325,13 +325,13 @@ impl Containers {
     /// Deletes the task of a process that has exited. The exit must be in the container's record before.
     pub async fn delete_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request = || self.client.call("Tasks.Delete", DeleteTaskRequest { container_id: id.to_string() });
-        match found(self.tasks().delete(request()).await) {
+        match none_if_missing(self.tasks().delete(request()).await) {
             Ok(_) => Ok(()),
             // A task that was created and never started must be killed before it can be deleted.
             Err(status) if status.code() == Code::FailedPrecondition => {
                 self.kill(id, rustix::process::Signal::KILL.as_raw() as u32, true).await?;
                 self.wait(id).await?;
-                found(self.tasks().delete(request()).await)
+                none_if_missing(self.tasks().delete(request()).await)
                     .map(|_| ())
                     .map_err(|status| RuntimeError::from_status("Tasks.Delete", id.as_str(), status))
             }
@@ -343,7 +343,7 @@ impl Containers {
     pub(super) async fn wait(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request =
             self.client.call("Tasks.Wait", WaitRequest { container_id: id.to_string(), exec_id: String::new() });
-        found(self.tasks().wait(request).await)
+        none_if_missing(self.tasks().wait(request).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::from_status("Tasks.Wait", id.as_str(), status))
     }
@@ -351,14 +351,14 @@ impl Containers {
     /// Removes the writable snapshot, which the record and the log of an exited container do not need.
     pub async fn remove_snapshot(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
-        found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
+        none_if_missing(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::from_status("Snapshots.Remove", id.as_str(), status))
     }
 
     async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request = self.client.call("Containers.Delete", DeleteContainerRequest { id: id.to_string() });
-        found(self.containers().delete(request).await)
+        none_if_missing(self.containers().delete(request).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::from_status("Containers.Delete", id.as_str(), status))
     }

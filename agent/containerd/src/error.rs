@@ -55,7 +55,7 @@ pub fn effective_code(status: &Status) -> Code {
 }
 
 /// Converts `NotFound` to `None`: for calls that stop or delete something it is success.
-pub fn found<T>(result: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
+pub fn none_if_missing<T>(result: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
     match result {
         Ok(response) => Ok(Some(response.into_inner())),
         Err(status) if status.code() == Code::NotFound => Ok(None),

@@ -30,7 +30,7 @@ use tonic::{Code, Status};
 use self::fifo::{FifoEnds, Fifos};
 pub use self::run::CappedOutput;
 use super::client::Client;
-use super::error::{RuntimeError, found};
+use super::error::{RuntimeError, none_if_missing};
 
 /// containerd's type for an OCI process.
 const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
@@ -273,7 +273,7 @@ impl ExecControl {
 
     async fn delete(&self) {
         let message = DeleteProcessRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
-        if let Err(status) = found(self.tasks().delete_process(self.client.request(message)).await) {
+        if let Err(status) = none_if_missing(self.tasks().delete_process(self.client.request(message)).await) {
             tracing::debug!(container = self.container, error = %status, "deleting a command's record in containerd failed");
         }
     }
@@ -316,7 +316,8 @@ async fn container_process(
 ) -> Result<Vec<u8>, ExecError> {
     let request = client.request(GetContainerRequest { id: container.to_owned() });
     let answer = ContainersClient::new(client.channel()).get(request).await;
-    let answer = found(answer).map_err(|status| RuntimeError::from_status("Containers.Get", container, status))?;
+    let answer =
+        none_if_missing(answer).map_err(|status| RuntimeError::from_status("Containers.Get", container, status))?;
     let not_running = || ExecError::NotRunning { container: container.to_owned() };
     let spec = answer.and_then(|answer| answer.container).ok_or_else(not_running)?.spec.unwrap_or_default();
     process::process(&spec.value, command, tty)

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use super::container::Containers;
-use super::error::{RuntimeError, found};
+use super::error::{RuntimeError, none_if_missing};
 use super::record;
 use limpet_model::container::ContainerId;
 
@@ -57,7 +57,7 @@ impl Containers {
     pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
         self.leases.end(lease);
         let request = self.client.call("Leases.Delete", DeleteRequest { id: lease.to_owned(), sync: false });
-        found(LeasesClient::new(self.client.channel()).delete(request).await)
+        none_if_missing(LeasesClient::new(self.client.channel()).delete(request).await)
             .map_err(|status| RuntimeError::from_status("Leases.Delete", lease, status))?;
         self.leases.deleted(lease);
         Ok(())

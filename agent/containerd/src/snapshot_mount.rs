@@ -141,8 +141,14 @@ impl Root {
     pub(crate) fn mount(&self, target: &Path, flags: MountFlags) -> io::Result<()> {
         match self {
             Self::Layers(layers) => mount_layers(layers, target, flags),
-            Self::FileSystem { fs_type, source, flags: own, data } => {
-                mount(source.as_str(), target, fs_type.as_str(), *own | (flags - MountFlags::RDONLY), data.as_c_str())?;
+            Self::FileSystem { fs_type, source, flags: mount_flags, data } => {
+                mount(
+                    source.as_str(),
+                    target,
+                    fs_type.as_str(),
+                    *mount_flags | (flags - MountFlags::RDONLY),
+                    data.as_c_str(),
+                )?;
                 Ok(mount_remount(target, MountFlags::BIND | flags, c"")?)
             }
         }

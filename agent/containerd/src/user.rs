@@ -56,7 +56,7 @@ impl UserRequest {
     /// The request of `container` in a pod, with an image that has this `USER`.
     pub fn new(pod: &PodSpec, container: &Container, image_user: Option<&str>) -> Self {
         let (of_pod, of_container) = (pod.security_context.as_ref(), container.security_context.as_ref());
-        let either = |own: Option<i64>, pods: Option<i64>| own.or(pods);
+        let either = |containers: Option<i64>, pods: Option<i64>| containers.or(pods);
         let fs_group = of_pod.and_then(|context| context.fs_group);
         let supplemental = of_pod.and_then(|context| context.supplemental_groups.as_ref());
         Self {

@@ -59,9 +59,9 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
 
     node.collect_garbage().await;
     // Another agent knows only what is in containerd.
-    let found = node.images().find(&name, ImagePlatform::Node).await.unwrap().unwrap();
-    assert_eq!((&found.chain_id, &found.digest), (&image.chain_id, &image.digest));
-    assert_eq!(found.size, image.size);
+    let stored = node.images().find(&name, ImagePlatform::Node).await.unwrap().unwrap();
+    assert_eq!((&stored.chain_id, &stored.digest), (&image.chain_id, &image.digest));
+    assert_eq!(stored.size, image.size);
     assert!(node.has_snapshot(&image.chain_id).await);
     let by_digest = format!("elsewhere.example/x@{}", image.digest);
     assert_eq!(node.images().find(&by_digest, ImagePlatform::Node).await.unwrap().unwrap().chain_id, image.chain_id);
@@ -317,8 +317,8 @@ async fn two_pods_share_one_pull() {
     registry.add(&made, "demo/big", "1").unwrap();
     let proxy = Proxy::start(registry.address()).unwrap();
     let (images, name) = (node.images(), format!("{}/demo/big:1", proxy.address()));
-    let (one, other) = tokio::join!(images.pull(&name), images.pull(&name));
-    assert!(std::sync::Arc::ptr_eq(&one.unwrap(), &other.unwrap()));
+    let (first, other) = tokio::join!(images.pull(&name), images.pull(&name));
+    assert!(std::sync::Arc::ptr_eq(&first.unwrap(), &other.unwrap()));
     assert_eq!(proxy.offsets(&made.layers[1].digest()), [0]);
 }
 

@@ -22,12 +22,12 @@ use super::state::{Instance, Life, Now, OngoingAction, PodState, PostStart};
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 
 /// Updates `pod` with containerd's view of it. Returns containers that never ran and must be removed.
-pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Processes, now: Now) -> Vec<ContainerId> {
+pub fn adopt(pod: &mut PodState, listed: Vec<FoundContainer>, processes: &dyn Processes, now: Now) -> Vec<ContainerId> {
     let mut never_ran = Vec::new();
     pod.outlived_connection = true;
-    mark_missing(pod, &found, processes, now);
+    mark_missing(pod, &listed, processes, now);
     let mut containers: Vec<FoundContainer> =
-        found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
+        listed.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
     containers.sort_by_key(|container| container.recorded.identity.attempt);
     take_records(pod, &containers);
     take_ephemeral(pod, &containers);
@@ -52,7 +52,10 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
         }
         match instance(&container, processes, now) {
             // A newer attempt was started after the state was read.
-            Some(old) if !old.is_running() && slot.instance.as_ref().is_some_and(|one| one.attempt > old.attempt) => {
+            Some(old)
+                if !old.is_running()
+                    && slot.instance.as_ref().is_some_and(|instance| instance.attempt > old.attempt) =>
+            {
                 slot.stale.push(old);
             }
             Some(mut instance) => {
@@ -82,14 +85,14 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
 
 /// Takes over what is recorded about the pod itself: when it started, why the node ended it, and the addresses of its
 /// last sandbox.
-fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
-    if let Some(start) = found.iter().filter_map(|container| container.recorded.identity.pod_start).min() {
+fn take_records(pod: &mut PodState, containers: &[FoundContainer]) {
+    if let Some(start) = containers.iter().filter_map(|container| container.recorded.identity.pod_start).min() {
         pod.start_time = pod.start_time.min(start);
     }
     if pod.verdict.is_none() {
-        pod.verdict = found.iter().find_map(|container| container.recorded.state.verdict.clone());
+        pod.verdict = containers.iter().find_map(|container| container.recorded.state.verdict.clone());
     }
-    let attached = found.iter().filter(|container| !container.recorded.identity.pod_ips.is_empty());
+    let attached = containers.iter().filter(|container| !container.recorded.identity.pod_ips.is_empty());
     if pod.last_addresses.is_empty()
         && let Some(last) = attached.max_by_key(|container| container.recorded.state.started_at)
     {
@@ -99,8 +102,8 @@ fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
 
 /// Adds the ephemeral containers that no source has. `limpet debug` has added them, and their own records contain
 /// them.
-fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
-    let identities = found.iter().map(|container| &container.recorded.identity);
+fn take_ephemeral(pod: &mut PodState, containers: &[FoundContainer]) {
+    let identities = containers.iter().map(|container| &container.recorded.identity);
     let unknown = identities.filter(|identity| pod.record.container(&identity.container).is_none());
     let unknown = unknown.filter_map(|identity| ephemeral::restore(identity.ephemeral.as_ref()?));
     let added: Vec<EphemeralContainer> = unknown.collect();
@@ -110,7 +113,7 @@ fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
 }
 
 /// A known running instance that containerd no longer has was removed without limpet, or its shim died.
-fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Processes, now: Now) {
+fn mark_missing(pod: &mut PodState, containers: &[FoundContainer], processes: &dyn Processes, now: Now) {
     let recorded = &pod.exits_being_recorded;
     for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
         // An instance that was started after containerd's state was read is not in it: it is alive, or its exit is
@@ -118,7 +121,7 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Pr
         if instance.is_running()
             && !recorded.contains(&instance.id)
             && !lives(instance, processes)
-            && !found.iter().any(|container| container.id == instance.id)
+            && !containers.iter().any(|container| container.id == instance.id)
         {
             instance.end(unknown_exit(now), now);
         }

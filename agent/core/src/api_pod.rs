@@ -79,22 +79,22 @@ pub enum Ended {
 
 /// The next step for one pod, if there is one. `acknowledged` is the status that the apiserver has accepted. The last
 /// status is reported before the pod is deleted.
-pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<Step> {
-    let uid = found.uid.clone();
+pub fn step(listed: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<Step> {
+    let uid = listed.uid.clone();
     match known {
         LocalPod::Nothing => None,
-        LocalPod::Gone => found.deleting.then_some(Step::Delete { uid }),
-        LocalPod::Refused(_) if found.deleting => Some(Step::Delete { uid }),
-        LocalPod::Refused(faults) => (found.refusal != Some(message(faults))).then_some(Step::Report { uid }),
+        LocalPod::Gone => listed.deleting.then_some(Step::Delete { uid }),
+        LocalPod::Refused(_) if listed.deleting => Some(Step::Delete { uid }),
+        LocalPod::Refused(faults) => (listed.refusal != Some(message(faults))).then_some(Step::Report { uid }),
         LocalPod::Observed(pod, ended) => {
             // A name may be reused at once.
-            if *pod.record.uid.to_string() != *found.uid {
+            if *pod.record.uid.to_string() != *listed.uid {
                 return None;
             }
-            let comparison = compare_status(acknowledged, &uid, found.status, pod);
-            let is_reported = !found.over || (found.status.runs() && comparison == StatusComparison::Outdated);
+            let comparison = compare_status(acknowledged, &uid, listed.status, pod);
+            let is_reported = !listed.over || (listed.status.runs() && comparison == StatusComparison::Outdated);
             let of_status = is_reported.then(|| Step::for_status(comparison, uid.clone())).flatten();
-            of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
+            of_status.or_else(|| (ended == Ended::Yes && listed.deleting).then_some(Step::Delete { uid }))
         }
     }
 }
@@ -167,10 +167,10 @@ mod tests {
 
     #[test]
     fn a_pod_is_deleted_once_its_last_status_is_known_and_nothing_of_it_runs() {
-        let (own, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
+        let (observed, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
         let report = Some(Step::Report { uid: uid.clone() });
         let delete = Some(Step::Delete { uid: uid.clone() });
-        let there = reported(&own, "17");
+        let there = reported(&observed, "17");
         let (nothing, known_there) = (None, Some(&there));
         let (stays, goes) = (api_pod(json!({})), api_pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
         let over = ApiPod { over: true, ..goes.clone() };
@@ -179,16 +179,16 @@ mod tests {
             (&goes, LocalPod::Nothing, nothing, None),
             (&stays, LocalPod::Gone, nothing, None),
             (&goes, LocalPod::Gone, nothing, delete.clone()),
-            (&stays, LocalPod::Observed(&own, Ended::No), nothing, report.clone()),
-            (&stays, LocalPod::Observed(&own, Ended::No), known_there, None),
+            (&stays, LocalPod::Observed(&observed, Ended::No), nothing, report.clone()),
+            (&stays, LocalPod::Observed(&observed, Ended::No), known_there, None),
             (&stays, LocalPod::Observed(&other, Ended::No), nothing, None),
-            (&goes, LocalPod::Observed(&own, Ended::No), known_there, None),
-            (&goes, LocalPod::Observed(&own, Ended::Yes), nothing, report),
-            (&goes, LocalPod::Observed(&own, Ended::Yes), known_there, delete.clone()),
-            (&over, LocalPod::Observed(&own, Ended::No), nothing, None),
-            (&over, LocalPod::Observed(&own, Ended::Yes), nothing, delete),
+            (&goes, LocalPod::Observed(&observed, Ended::No), known_there, None),
+            (&goes, LocalPod::Observed(&observed, Ended::Yes), nothing, report),
+            (&goes, LocalPod::Observed(&observed, Ended::Yes), known_there, delete.clone()),
+            (&over, LocalPod::Observed(&observed, Ended::No), nothing, None),
+            (&over, LocalPod::Observed(&observed, Ended::Yes), nothing, delete),
             (&goes, LocalPod::Observed(&other, Ended::Yes), known_there, None),
-            (&stays, LocalPod::Observed(&own, Ended::Yes), known_there, None),
+            (&stays, LocalPod::Observed(&observed, Ended::Yes), known_there, None),
         ];
         for (number, (api_pod, known, acknowledged, expected)) in table.into_iter().enumerate() {
             assert_eq!(step(api_pod, known, acknowledged), expected, "row {number}");
@@ -197,13 +197,13 @@ mod tests {
 
     #[test]
     fn of_a_pod_that_another_client_has_ended_the_containers_are_reported_until_none_runs_there() {
-        let (own, later) = (pod("u-1"), {
+        let (observed, later) = (pod("u-1"), {
             let mut later = (*pod("u-1")).clone();
             later.status.phase = Some("Succeeded".to_owned());
             later.status.reason = Some("own".to_owned());
             Arc::new(later)
         });
-        let known = reported(&own, "17");
+        let known = reported(&observed, "17");
         let ended = |state: &str, deleting: bool| {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "18"});
             let state = json!({ state: {}, "waiting": null });
@@ -215,10 +215,10 @@ mod tests {
         let (report, delete) = (Some(Step::Report { uid: uid.clone() }), Some(Step::Delete { uid }));
         let table = [
             // What was last reported is still true.
-            (ended("running", false), &own, Ended::No, None),
+            (ended("running", false), &observed, Ended::No, None),
             (ended("running", false), &later, Ended::No, report.clone()),
             (ended("running", true), &later, Ended::Yes, report),
-            (ended("running", true), &own, Ended::Yes, delete.clone()),
+            (ended("running", true), &observed, Ended::Yes, delete.clone()),
             (ended("terminated", false), &later, Ended::No, None),
             (ended("terminated", true), &later, Ended::Yes, delete),
         ];

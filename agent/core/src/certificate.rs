@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn certificates_are_asked_for_in_time_and_not_before() {
         let validity = Validity { not_before: at(1000), not_after: at(2000) };
-        let (year, own) = (Identity::Certificate(validity), Identity::Embedded(validity));
+        let (year, embedded) = (Identity::Certificate(validity), Identity::Embedded(validity));
         let table = [
             // There is none yet, or one that is not renewed.
             (Identity::None, true, true, 1500, Step::Bootstrap),
@@ -124,11 +124,11 @@ mod tests {
             (year, true, false, 2001, Step::Bootstrap),
             (year, false, true, 2001, Step::Wait(None)),
             // The kubeconfig's own certificate was not requested by this agent.
-            (own, true, true, 500, Step::Wait(Some(at(1000)))),
-            (own, false, true, 1000, Step::Renew),
-            (own, true, true, 1500, Step::Renew),
-            (own, true, true, 2001, Step::Bootstrap),
-            (own, false, false, 1500, Step::Wait(None)),
+            (embedded, true, true, 500, Step::Wait(Some(at(1000)))),
+            (embedded, false, true, 1000, Step::Renew),
+            (embedded, true, true, 1500, Step::Renew),
+            (embedded, true, true, 2001, Step::Bootstrap),
+            (embedded, false, false, 1500, Step::Wait(None)),
             // It is not rotated.
             (year, true, false, 1750, Step::Wait(Some(at(2000)))),
             (year, false, false, 1750, Step::Wait(None)),

@@ -33,8 +33,9 @@ pub enum HistoryBreak {
     LeaseWentBack {
         /// The confirmed renewal.
         renewed: String,
-        /// The renewal in the lease.
-        found: String,
+        /// The renewal in the lease. It is kept on disk by an earlier name.
+        #[serde(rename = "found")]
+        stored: String,
     },
     /// Its certificate is from another authority, and it has none of the pods.
     Replaced,
@@ -49,10 +50,10 @@ impl std::fmt::Display for HistoryBreak {
             Self::Restored { before, now } => {
                 write!(f, "the cluster was restored from an older backup (version {now}, {before} before)")
             }
-            Self::LeaseWentBack { renewed, found } => {
+            Self::LeaseWentBack { renewed, stored } => {
                 write!(
                     f,
-                    "the cluster was restored from an older backup (the node's lease is of {found}, it was renewed at {renewed})"
+                    "the cluster was restored from an older backup (the node's lease is of {stored}, it was renewed at {renewed})"
                 )
             }
             Self::Replaced => f.write_str("another cluster answers (its certificate authority is a different one)"),
@@ -80,12 +81,12 @@ pub struct Renewal {
 /// How the current lease contradicts the last renewal that the apiserver has confirmed. Versions tell, even if the
 /// node's clock was set in between. If one is not known, times do. Both have the form of a MicroTime, so the order of
 /// their texts is that of time.
-pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
-    let is_older = match (renewed.version, found.version) {
-        (0, _) | (_, 0) => found.time < renewed.time,
-        (renewed, found) => found < renewed,
+pub fn lease_break(renewed: &Renewal, stored: &Renewal) -> Option<HistoryBreak> {
+    let is_older = match (renewed.version, stored.version) {
+        (0, _) | (_, 0) => stored.time < renewed.time,
+        (renewed, stored) => stored < renewed,
     };
-    let went_back = || HistoryBreak::LeaseWentBack { renewed: renewed.time.clone(), found: found.time.clone() };
+    let went_back = || HistoryBreak::LeaseWentBack { renewed: renewed.time.clone(), stored: stored.time.clone() };
     is_older.then(went_back)
 }
 
@@ -137,8 +138,8 @@ impl ClusterHistory {
 
     /// Whether both are known to have a Service, and these differ.
     fn has_other_service(&self, other: &Self) -> bool {
-        let (one, other) = (&self.service_uid, &other.service_uid);
-        !one.is_empty() && !other.is_empty() && one != other
+        let (uid, other) = (&self.service_uid, &other.service_uid);
+        !uid.is_empty() && !other.is_empty() && uid != other
     }
 
     /// How the history of the server that sent a list contradicts this one. `knows_pods`: the list has a pod that was
@@ -221,7 +222,7 @@ mod tests {
     fn a_lease_that_is_older_than_its_renewal_is_of_a_restored_cluster() {
         let (earlier, later) = ("2026-11-25T02:00:00.000001Z", "2026-11-25T02:00:10.000000Z");
         let at = |time: &str, version| Renewal { time: time.to_owned(), version };
-        for (renewed, found, breaks) in [
+        for (renewed, stored, breaks) in [
             (at("", 0), at(earlier, 7), false),
             (at(earlier, 0), at(earlier, 7), false),
             (at(earlier, 0), at(later, 7), false),
@@ -233,7 +234,7 @@ mod tests {
             // It was behind, and is right now; the backup is older.
             (at(earlier, 9), at(later, 7), true),
         ] {
-            assert_eq!(lease_break(&renewed, &found).is_some(), breaks, "{renewed:?} {found:?}");
+            assert_eq!(lease_break(&renewed, &stored).is_some(), breaks, "{renewed:?} {stored:?}");
         }
     }
 

@@ -67,11 +67,15 @@ impl Cause {
 
 impl Cause {
     /// The actual cause, if the node's own certificate explains it: a server that rejects an expired one answers that
-    /// the client is unknown. `own` is the validity of that certificate, if the node uses one.
-    pub fn explained(self, own: Option<Validity>, now: Timestamp) -> Self {
-        match (self, own) {
-            (Self::Unauthorized | Self::Certificate, Some(own)) if now > own.not_after => Self::CertificateExpired,
-            (Self::Unauthorized | Self::Certificate, Some(own)) if now < own.not_before => Self::ClockSkew,
+    /// the client is unknown. `certificate` is the validity of that certificate, if the node uses one.
+    pub fn explained(self, certificate: Option<Validity>, now: Timestamp) -> Self {
+        match (self, certificate) {
+            (Self::Unauthorized | Self::Certificate, Some(certificate)) if now > certificate.not_after => {
+                Self::CertificateExpired
+            }
+            (Self::Unauthorized | Self::Certificate, Some(certificate)) if now < certificate.not_before => {
+                Self::ClockSkew
+            }
             _ => self,
         }
     }

@@ -350,8 +350,9 @@ pub fn changes_exclusive(old: &PodSpec, new: &PodSpec) -> bool {
 /// Why a pod of the apiserver that runs as `old` never gets the resources of `new`, in kubelet's words: kubelet changes no
 /// cpu of a guaranteed pod, exclusive or not (`guaranteedPodResourceResizeRequired`).
 pub fn infeasible(old: &PodSpec, new: &PodSpec) -> Option<&'static str> {
-    let requested =
-        |container: &Container| container.resources.as_ref().map(|own| request(own, CPU)).unwrap_or_default();
+    let requested = |container: &Container| {
+        container.resources.as_ref().map(|resources| request(resources, CPU)).unwrap_or_default()
+    };
     let changes = |container: &Container| {
         let before = resizable(old).find(|before| before.name == container.name);
         before.is_some_and(|before| requested(before) != requested(container))

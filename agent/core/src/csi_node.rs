@@ -99,17 +99,17 @@ pub enum Step {
     Patch(Value),
 }
 
-/// The next step towards the CSINode of the Node `name` with that UID. `found` is the current one; drivers in
+/// The next step towards the CSINode of the Node `name` with that UID. `current` is what there is; drivers in
 /// `hidden` are left out.
 pub fn step(
     name: &str,
     node_uid: &str,
-    found: Option<&Value>,
+    current: Option<&Value>,
     report: &DriverReport,
     hidden: &BTreeMap<String, String>,
 ) -> Step {
     let shown = || report.registered.iter().filter(|(name, _)| !hidden.contains_key(*name));
-    let Some(found) = found else {
+    let Some(current) = current else {
         return Step::Create(json!({
             "apiVersion": "storage.k8s.io/v1",
             "kind": "CSINode",
@@ -120,11 +120,11 @@ pub fn step(
             "spec": { "drivers": shown().map(|(name, driver)| entry(name, driver)).collect::<Vec<_>>() },
         }));
     };
-    let owners = found["metadata"]["ownerReferences"].as_array();
+    let owners = current["metadata"]["ownerReferences"].as_array();
     if !owners.is_some_and(|owners| owners.iter().any(|owner| owner["kind"] == "Node" && owner["uid"] == node_uid)) {
         return Step::Delete;
     }
-    let drivers = found["spec"]["drivers"].as_array().cloned().unwrap_or_default();
+    let drivers = current["spec"]["drivers"].as_array().cloned().unwrap_or_default();
     let named = |driver: &Value| driver["name"].as_str().unwrap_or_default().to_owned();
     let outdated = |driver: &Value| {
         let name = named(driver);
@@ -145,7 +145,7 @@ pub fn step(
         }
     };
     // Another client's change in between is not undone.
-    let version = &found["metadata"]["resourceVersion"];
+    let version = &current["metadata"]["resourceVersion"];
     Step::Patch(json!({ "metadata": { "resourceVersion": version }, "spec": { "drivers": all } }))
 }
 

@@ -198,7 +198,8 @@ impl EvictionPolicy {
     /// The same if the memory of all pods together is limited: a hard threshold for memory then also applies to that
     /// limit.
     pub fn with_allocatable_memory(mut self) -> Self {
-        let hard = self.thresholds.iter().find(|one| one.signal == Signal::MemoryAvailable && one.is_hard());
+        let hard =
+            self.thresholds.iter().find(|threshold| threshold.signal == Signal::MemoryAvailable && threshold.is_hard());
         let of_pods = hard.map(|hard| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*hard });
         self.thresholds.extend(of_pods);
         self.thresholds.sort_by_key(|threshold| threshold.signal);
@@ -206,19 +207,22 @@ impl EvictionPolicy {
     }
 
     /// The grace period of an evicted pod in seconds. kubelet's is never less than one.
-    pub fn pod_grace(&self, threshold: &Threshold, own: u64) -> u64 {
-        if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
+    pub fn pod_grace(&self, threshold: &Threshold, pod_grace: u64) -> u64 {
+        if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(pod_grace).max(1) }
     }
 
     /// Whether more must be reclaimed, because a threshold is met or its `evictionMinimumReclaim` is not reached.
     pub fn needs_more(&self, seen: &Observations) -> bool {
-        self.thresholds.iter().any(|one| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, true)))
+        self.thresholds
+            .iter()
+            .any(|threshold| seen.get(&threshold.signal).is_some_and(|seen| threshold.is_met(seen, true)))
     }
 
     /// The signals of the thresholds that are met, including their minimum reclaim.
     pub fn met(&self, seen: &Observations) -> impl Iterator<Item = Signal> {
-        let is_met = |one: &&Threshold| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, false));
-        self.thresholds.iter().filter(is_met).map(|one| one.signal)
+        let is_met =
+            |threshold: &&Threshold| seen.get(&threshold.signal).is_some_and(|seen| threshold.is_met(seen, false));
+        self.thresholds.iter().filter(is_met).map(|threshold| threshold.signal)
     }
 
     /// How long to wait for the next measurement if nothing happens: until shortly before what is available above a
@@ -287,28 +291,32 @@ pub struct ThresholdTracker {
 impl ThresholdTracker {
     /// Evaluates a measurement.
     pub fn observe(&mut self, policy: &EvictionPolicy, seen: &Observations, now: Instant) -> Assessment {
-        let met = |(index, one): &(usize, &Threshold)| {
+        let met = |(index, threshold): &(usize, &Threshold)| {
             let reclaims = self.acted_on.contains(index);
-            seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, reclaims))
+            seen.get(&threshold.signal).is_some_and(|seen| threshold.is_met(seen, reclaims))
         };
         let met: Vec<(usize, &Threshold)> = policy.thresholds.iter().enumerate().filter(met).collect();
         self.met_since = met.iter().map(|(index, _)| (*index, *self.met_since.get(index).unwrap_or(&now))).collect();
         for (_, threshold) in &met {
             self.last_met.insert(threshold.signal.pressure(), now);
         }
-        let met_now = |pressure: &Pressure| met.iter().any(|(_, one)| one.signal.pressure() == *pressure);
+        let met_now = |pressure: &Pressure| met.iter().any(|(_, threshold)| threshold.signal.pressure() == *pressure);
         // A condition that is met holds with any transition period; kubelet's does not if that is zero.
         self.last_met.retain(|pressure, last| met_now(pressure) || now.duration_since(*last) < policy.transition);
         let since = |index: &usize| now.duration_since(self.met_since[index]);
-        let (acting, waiting): (Vec<_>, Vec<_>) = met.iter().partition(|(index, one)| since(index) >= one.grace);
+        let (acting, waiting): (Vec<_>, Vec<_>) =
+            met.iter().partition(|(index, threshold)| since(index) >= threshold.grace);
         self.acted_on = acting.iter().map(|(index, _)| *index).collect();
 
-        let graces = waiting.iter().map(|(index, one)| self.met_since[index] + one.grace);
+        let graces = waiting.iter().map(|(index, threshold)| self.met_since[index] + threshold.grace);
         let ends = self.last_met.iter().filter(|(pressure, _)| !met_now(pressure));
         let ends = ends.map(|(_, last)| *last + policy.transition);
         Assessment {
             pressure: self.last_met.keys().copied().collect(),
-            starved: acting.iter().map(|(_, one)| **one).min_by_key(|one| (one.signal, !one.is_hard())),
+            starved: acting
+                .iter()
+                .map(|(_, threshold)| **threshold)
+                .min_by_key(|threshold| (threshold.signal, !threshold.is_hard())),
             next: graces.chain(ends).min(),
         }
     }

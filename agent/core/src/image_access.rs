@@ -187,12 +187,14 @@ pub fn access(policy: &VerificationPolicy, image: &str, record: Option<&PulledIm
 /// The credential that makes a pod one of the `holders`; `None` if it is not one. One that is not among them must be
 /// remembered: a Secret with a new password, or another Secret with a known one.
 pub fn holder<'a>(holders: &[PullCredential], pod: &'a [PullCredential]) -> Option<&'a PullCredential> {
-    pod.iter().find(|own| {
-        holders.iter().any(|known| match (*own, known) {
-            (PullCredential::Secret(own), PullCredential::Secret(known)) => {
-                own.hash.matches(&known.hash) || own.is_same_object(known)
+    pod.iter().find(|credential| {
+        holders.iter().any(|known| match (*credential, known) {
+            (PullCredential::Secret(credential), PullCredential::Secret(known)) => {
+                credential.hash.matches(&known.hash) || credential.is_same_object(known)
             }
-            (PullCredential::ServiceAccount(own), PullCredential::ServiceAccount(known)) => own.may_be(known),
+            (PullCredential::ServiceAccount(credential), PullCredential::ServiceAccount(known)) => {
+                credential.may_be(known)
+            }
             _ => false,
         })
     })

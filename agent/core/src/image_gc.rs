@@ -184,10 +184,10 @@ pub struct ImageUsage {
 
 impl Ledger {
     /// Evaluates the contents of the store. `needed`: a known pod or a container needs that image.
-    pub fn update(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
-        let mut look = ImageUsage { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
+    pub fn update(&mut self, stored: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
+        let mut look = ImageUsage { images: Vec::with_capacity(stored.len()), fallen_out_of_use: Vec::new() };
         let mut before = std::mem::take(&mut self.images);
-        for image in found {
+        for image in stored {
             let needed = needed(&image);
             let known = before.remove(&image.digest);
             // What was taken since the last check was used, even if only in between.

@@ -164,19 +164,19 @@ pub struct Acknowledged {
     pub deleted: Option<String>,
 }
 
-/// The next step for one pod, if there is one. `found` is the mirror of its key. `all_sources_read`: every source has
+/// The next step for one pod, if there is one. `current` is the mirror of its key. `all_sources_read`: every source has
 /// been read, so that a pod that none of them has is gone.
 pub fn step(
     wanted: Option<&DesiredMirror>,
-    found: Option<&Mirror>,
+    current: Option<&Mirror>,
     known: &Acknowledged,
     owner: &Owner,
     all_sources_read: bool,
 ) -> Option<Step> {
     let Some(wanted) = wanted else {
-        return found.filter(|_| all_sources_read).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
+        return current.filter(|_| all_sources_read).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
     };
-    let Some(mirror) = found else {
+    let Some(mirror) = current else {
         return (!wanted.is_ending() && !owner.deleting).then_some(Step::Create);
     };
     let uid = mirror.uid.clone();

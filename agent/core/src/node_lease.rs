@@ -89,12 +89,12 @@ mod tests {
         });
         let renewal = |known| renewal("edge1", duration, Timestamp::UNIX_EPOCH, known);
         let known = |version| KnownLease { version, ..KnownLease::default() };
-        let (own, tracked) =
+        let (of_node, tracked) =
             (KnownLease { is_own: true, ..known(7) }, KnownLease { is_tracked: true, ..KnownLease::default() });
         assert_eq!((&lease["spec"], &renewal(known(0))), (&spec, &json!({ "spec": spec })));
         assert_eq!(renewal(tracked), json!({ "metadata": { "managedFields": [{}] }, "spec": spec }));
         assert_eq!(renewal(known(7)), json!({ "metadata": { "resourceVersion": "7" }, "spec": spec }));
         let time = json!({ "renewTime": "1970-01-01T00:00:00.000000Z" });
-        assert_eq!(renewal(own), json!({ "metadata": { "resourceVersion": "7" }, "spec": time }));
+        assert_eq!(renewal(of_node), json!({ "metadata": { "resourceVersion": "7" }, "spec": time }));
     }
 }

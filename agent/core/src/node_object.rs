@@ -282,9 +282,9 @@ fn conditions(report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Vec<Value
         (Pressure::Pid, true) => (true, "KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
         (Pressure::Pid, false) => (false, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
     };
-    let pressures = Pressure::ALL.map(|one| {
-        let (holds, reason, message) = pressure(one);
-        (one.as_str(), holds, reason, message.to_owned())
+    let pressures = Pressure::ALL.map(|kind| {
+        let (holds, reason, message) = pressure(kind);
+        (kind.as_str(), holds, reason, message.to_owned())
     });
     let problem = not_ready(report);
     let reason = if problem.is_some() { "KubeletNotReady" } else { "KubeletReady" };
@@ -319,7 +319,7 @@ fn not_ready(report: &NodeReport) -> Option<String> {
     match (of_runtime, of_shutdown) {
         // This is how Go shows a list of errors.
         (Some(runtime), Some(shutdown)) => Some(format!("[{runtime}, {shutdown}]")),
-        (one, other) => one.or(other),
+        (newer, other) => newer.or(other),
     }
 }
 

@@ -43,7 +43,7 @@ impl NodePressure {
 
     /// Whether the condition holds.
     pub fn is_under(self, pressure: Pressure) -> bool {
-        self.iter().any(|one| one == pressure)
+        self.iter().any(|known| known == pressure)
     }
 
     /// The conditions that hold.

@@ -10,13 +10,13 @@ use limpet_model::source::SourceKind;
 #[derive(Debug)]
 pub struct Provisional {
     sources: Vec<SourceKind>,
-    found: BTreeMap<PodKey, SourceKind>,
+    adopted: BTreeMap<PodKey, SourceKind>,
 }
 
 impl Provisional {
     /// Without any pods yet.
     pub fn new(sources: Vec<SourceKind>) -> Self {
-        Self { sources, found: BTreeMap::new() }
+        Self { sources, adopted: BTreeMap::new() }
     }
 
     /// Whether this node has a source of that kind.
@@ -33,7 +33,7 @@ impl Provisional {
     pub fn add(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
         let waits = desired.pods.get(key).is_none_or(|wanted| self.may_claim(source, wanted.source, desired));
         if waits {
-            self.found.insert(key.clone(), source);
+            self.adopted.insert(key.clone(), source);
         }
         waits
     }
@@ -41,28 +41,28 @@ impl Provisional {
     /// Whether `wanted` has to wait, because the pod that runs under its key is of a source with precedence that has
     /// not reported. If not, the pod is no longer provisional.
     pub fn holds_back(&mut self, wanted: &PodRecord, desired: &DesiredPods) -> bool {
-        let running = self.found.get(&wanted.key).copied();
+        let running = self.adopted.get(&wanted.key).copied();
         let waits = running.is_some_and(|running| self.may_claim(running, wanted.source, desired));
         if !waits {
-            self.found.remove(&wanted.key);
+            self.adopted.remove(&wanted.key);
         }
         waits
     }
 
     /// Whether the pod is provisional.
     pub fn contains(&self, key: &PodKey) -> bool {
-        self.found.contains_key(key)
+        self.adopted.contains_key(key)
     }
 
     /// Removes and returns the pods whose source has reported, so that they are no longer provisional.
     pub fn remove_resolved(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
         let ready = SourceKind::ALL.map(|source| self.is_ready(source, desired));
-        self.found.extract_if(.., |_, source| ready[source.index()]).map(|(key, _)| key).collect()
+        self.adopted.extract_if(.., |_, source| ready[source.index()]).map(|(key, _)| key).collect()
     }
 
-    /// Whether `found` may still claim a key before `wanting`.
-    fn may_claim(&self, found: SourceKind, wanting: SourceKind, desired: &DesiredPods) -> bool {
-        found < wanting && self.sources.contains(&found) && !desired.is_ready(found)
+    /// Whether `claiming` may still claim a key before `wanting`.
+    fn may_claim(&self, claiming: SourceKind, wanting: SourceKind, desired: &DesiredPods) -> bool {
+        claiming < wanting && self.sources.contains(&claiming) && !desired.is_ready(claiming)
     }
 
     /// Whether the source counts as reported. One that is no longer configured does once all others have. An agent
@@ -116,11 +116,11 @@ mod tests {
             (Push, &[File, Http], None, true, false),
             (Push, &[Http], Some(Http), false, false),
         ];
-        for (found, ready, wanted, first, afterwards) in cases {
-            let case = format!("found of {found}, ready {ready:?}, wanted by {wanted:?}");
+        for (claiming, ready, wanted, first, afterwards) in cases {
+            let case = format!("found of {claiming}, ready {ready:?}, wanted by {wanted:?}");
             let desired = desired(ready, *wanted);
             let mut provisional = Provisional::new(vec![File, Http]);
-            assert_eq!(provisional.add(&key, *found, &desired), *first, "{case}");
+            assert_eq!(provisional.add(&key, *claiming, &desired), *first, "{case}");
             if let Some(record) = desired.pods.get(&key) {
                 assert_eq!(provisional.holds_back(record, &desired), *first, "{case}");
             }

@@ -75,11 +75,11 @@ pub enum StatusComparison {
     Overwritten,
 }
 
-/// How `found`, the status of the Pod of that UID, compares with `pod`.
+/// How `stored`, the status of the Pod of that UID, compares with `pod`.
 pub fn compare_status(
     reported: Option<&Reported>,
     uid: &str,
-    found: StoredStatus,
+    stored: StoredStatus,
     pod: &Arc<ObservedPod>,
 ) -> StatusComparison {
     let is_newest = |before: &Arc<ObservedPod>| {
@@ -87,7 +87,7 @@ pub fn compare_status(
     };
     match reported.filter(|reported| reported.uid == uid && is_newest(&reported.pod)) {
         None => StatusComparison::Outdated,
-        Some(reported) if found.differs_since(reported.stored) => StatusComparison::Overwritten,
+        Some(reported) if stored.differs_since(reported.stored) => StatusComparison::Overwritten,
         Some(_) => StatusComparison::Newest,
     }
 }
@@ -98,7 +98,7 @@ fn version(object: &Value) -> Option<u64> {
 
 fn runs(status: &Value) -> bool {
     let mut containers = CONTAINERS.iter().flat_map(|list| status[*list].as_array().into_iter().flatten());
-    containers.any(|one| one["state"]["running"].is_object())
+    containers.any(|status| status["state"]["running"].is_object())
 }
 
 /// Times, amounts and last states are left out, because the apiserver writes times and amounts in another form.
@@ -113,20 +113,20 @@ fn digest(status: &Value) -> u64 {
     ["phase", "reason", "message", "hostIP", "podIP"].iter().for_each(|field| add(&status[*field]));
     for list in ["hostIPs", "podIPs"] {
         // An element without an address is a directive of the patch.
-        let all = status[list].as_array().into_iter().flatten().map(|one| &one["ip"]);
+        let all = status[list].as_array().into_iter().flatten().map(|address| &address["ip"]);
         all.filter(|address| address.is_string()).for_each(&mut add);
         add(&Value::Null);
     }
     let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     for name in CONDITIONS {
-        let condition = conditions.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null);
+        let condition = conditions.iter().find(|condition| condition["type"] == name).unwrap_or(&Value::Null);
         ["type", "status", "reason", "message"].iter().for_each(|field| add(&condition[*field]));
     }
     for list in CONTAINERS {
-        for one in status[list].as_array().into_iter().flatten() {
-            ["name", "containerID", "restartCount", "ready", "started"].iter().for_each(|field| add(&one[*field]));
+        for status in status[list].as_array().into_iter().flatten() {
+            ["name", "containerID", "restartCount", "ready", "started"].iter().for_each(|field| add(&status[*field]));
             for (state, detail) in
-                one["state"].as_object().into_iter().flatten().filter(|(_, detail)| detail.is_object())
+                status["state"].as_object().into_iter().flatten().filter(|(_, detail)| detail.is_object())
             {
                 add(&Value::from(state.as_str()));
                 ["reason", "exitCode"].iter().for_each(|field| add(&detail[*field]));
@@ -176,7 +176,7 @@ mod tests {
         let taken = StoredStatus::of_patch(&json!({"status": status()})).taken(&answer);
         let reported = Reported { uid: "u-1".to_owned(), pod: Arc::clone(&pod), stored: taken };
         let not_ready = |status: &mut Value| status["conditions"][1]["status"] = json!("False");
-        let compared = |found| compare_status(Some(&reported), "u-1", found, &pod);
+        let compared = |stored| compare_status(Some(&reported), "u-1", stored, &pod);
         assert_eq!(compared(stored("17", |_| {})), StatusComparison::Newest);
         assert_eq!(compared(stored("18", |_| {})), StatusComparison::Newest, "another part of the Pod was changed");
         assert_eq!(compared(stored("18", not_ready)), StatusComparison::Overwritten);

@@ -85,12 +85,12 @@ impl ExclusiveCpus {
 
     /// The processors that each running container should have.
     async fn wanted(&self, containers: &Containers) -> Result<BTreeMap<ContainerId, CpuSet>, RuntimeError> {
-        let (found, _) = containers.list().await?;
+        let (containers, _) = containers.list().await?;
         let assignments = self.assignments();
-        let running = found.into_iter().filter(|one| matches!(one.task, Some(Task::Running { .. })));
-        let wanted = running.map(|one| {
-            let identity = &one.recorded.identity;
-            (one.id, assignments.cpus(&identity.uid, &identity.container).clone())
+        let running = containers.into_iter().filter(|container| matches!(container.task, Some(Task::Running { .. })));
+        let wanted = running.map(|container| {
+            let identity = &container.recorded.identity;
+            (container.id, assignments.cpus(&identity.uid, &identity.container).clone())
         });
         Ok(wanted.collect())
     }

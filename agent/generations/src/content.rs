@@ -131,6 +131,6 @@ fn sample(object: &ObjectRecord, node_name: &str) -> Option<PodRecord> {
     let (key, workload) = (&object.key, object.workload.as_ref()?);
     let controller = (key.kind.api_version(), key.kind.as_str(), &*key.name);
     // The name is of nothing that runs.
-    let of = (&object.origin, limpet_model::source::SourceKind::File, node_name);
-    workload.template.pod(key, &key.name, &Additions::default(), controller, of).ok()
+    let origin = (&object.origin, limpet_model::source::SourceKind::File, node_name);
+    workload.template.pod(key, &key.name, &Additions::default(), controller, origin).ok()
 }

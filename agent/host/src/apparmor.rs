@@ -190,7 +190,7 @@ mod tests {
         assert!(plain.contains("  deny mount,\n") && plain.ends_with("}\n"), "{plain}");
         let all = default_profile(&Includes { tunables: true, base: true, abi: true, ..none });
         for line in ["abi \"/etc/apparmor.d/abi/3.0\",", "#include \"/etc/apparmor.d/tunables/global\""] {
-            assert!(all.lines().any(|found| found == line), "{all}");
+            assert!(all.lines().any(|listed| listed == line), "{all}");
         }
         assert!(all.contains("  #include \"/etc/apparmor.d/abstractions/base\"") && !all.contains("@{PROC}="), "{all}");
     }

@@ -106,7 +106,7 @@ struct Subject {
 }
 
 impl Subject {
-    fn of(path: PathBuf) -> Arc<Self> {
+    fn acquire(path: PathBuf) -> Arc<Self> {
         let mut subjects = subjects();
         if let Some(known) = subjects.get(&path).and_then(Weak::upgrade) {
             return known;
@@ -158,7 +158,7 @@ pub async fn run<T: Send + 'static>(
     deadline: Duration,
     work: impl FnOnce(&Progress) -> T + Send + 'static,
 ) -> io::Result<T> {
-    let subject = Subject::of(subject);
+    let subject = Subject::acquire(subject);
     let waiting = Arc::clone(&subject);
     let mut call = std::pin::pin!(async move {
         let turn = Arc::clone(&waiting.turn).lock_owned().await;
@@ -184,7 +184,7 @@ pub fn is_busy(subject: &Path) -> bool {
 
 /// Resolves when no call on `subject` runs: immediately, or when its file system answers.
 pub async fn answered(subject: &Path) {
-    let turn = Arc::clone(&Subject::of(subject.to_owned()).turn);
+    let turn = Arc::clone(&Subject::acquire(subject.to_owned()).turn);
     drop(turn.lock().await);
 }
 

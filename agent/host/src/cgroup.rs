@@ -73,7 +73,7 @@ impl Default for CgroupSettings {
 
 /// Whether cgroups can limit huge pages here. Reads files of the kernel.
 pub fn limits_huge_pages() -> bool {
-    Hierarchies::find().is_ok_and(|found| found.controllers().contains(HUGE_PAGES_CONTROLLER))
+    Hierarchies::find().is_ok_and(|hierarchies| hierarchies.controllers().contains(HUGE_PAGES_CONTROLLER))
 }
 
 /// Which pod or container a cgroup belongs to.
@@ -98,7 +98,7 @@ struct Requested {
 }
 
 impl Requested {
-    fn of(pod: &PodRecord) -> Self {
+    fn from_pod(pod: &PodRecord) -> Self {
         let burstable_cpu = match qos_class(pod.spec()) {
             QosClass::Burstable => pod_cpu_request(pod.spec()),
             QosClass::Guaranteed | QosClass::BestEffort => 0,
@@ -230,7 +230,7 @@ impl Cgroups {
         let spec = pod.spec();
         let class = qos_class(spec);
         let layout = &self.shared.layout;
-        let of_all = self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
+        let of_all = self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::from_pod(pod))));
         let mut groups = self.levels(class, of_all);
         let requested = requests(spec);
         // As in kubelet, a pod gets no huge pages of sizes that it does not request.
@@ -252,7 +252,7 @@ impl Cgroups {
     /// weight. The level keeps its current weight until a pod's limits are set.
     pub fn adopt_pod(&self, pod: &PodRecord) {
         let class = qos_class(pod.spec());
-        self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
+        self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::from_pod(pod))));
         self.begin_oom_account(&pod.uid);
     }
 

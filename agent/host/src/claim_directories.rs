@@ -88,7 +88,7 @@ impl ClaimDirectories {
             return Ok(Vec::new());
         }
         self.clear_removed()?;
-        let mut found = Vec::new();
+        let mut claims = Vec::new();
         for source in directories(&self.base)? {
             let source_dir = self.base.join(&source);
             for namespace in directories(&source_dir)? {
@@ -96,11 +96,11 @@ impl ClaimDirectories {
                 for name in directories(&namespace_dir)? {
                     let retained = namespace_dir.join(&name).join(RETAINED).exists();
                     let (source, namespace) = (source.clone(), namespace.clone());
-                    found.push(FoundClaim { source, namespace, name, retained });
+                    claims.push(FoundClaim { source, namespace, name, retained });
                 }
             }
         }
-        Ok(found)
+        Ok(claims)
     }
 
     /// Makes the directory `data` of a claim unless it is there, and limits it to `size` bytes if its file system can. Returns
@@ -185,9 +185,9 @@ impl ClaimDirectories {
     fn verify(&self) -> Result<bool, ClaimDirectoryError> {
         let marker = self.base.join(ID);
         match (read_id(&marker)?, read_id(&self.id)?) {
-            (Some(found), Some(known)) if found == known => Ok(true),
+            (Some(project), Some(known)) if project == known => Ok(true),
             // The agent's persistent directory is new.
-            (Some(found), None) => write_synced(&self.id, &found).map(|()| true),
+            (Some(project), None) => write_synced(&self.id, &project).map(|()| true),
             (None, None) => Ok(false),
             (_, Some(_)) => Err(ClaimDirectoryError::Elsewhere { base: self.base.clone(), id: self.id.clone() }),
         }

@@ -104,7 +104,9 @@ fn the_walk_answers_as_the_kernel_does() {
     let base = tree();
     let root = rustix::fs::open(base.path().join("root"), DIRECTORY, Mode::empty()).unwrap();
     let each = [Confinement::BENEATH, Confinement::IN_ROOT];
-    let confinements = each.iter().flat_map(|one| [*one, one.without_symlinks(), one.without_mounts()]);
+    let confinements = each
+        .iter()
+        .flat_map(|confinement| [*confinement, confinement.without_symlinks(), confinement.without_mounts()]);
     let read = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags =
         [read, read | OFlags::DIRECTORY, NAME, DIRECTORY, OFlags::PATH | OFlags::CLOEXEC, read | OFlags::NOFOLLOW];

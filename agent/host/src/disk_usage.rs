@@ -97,8 +97,8 @@ fn walk(path: &Path, limits: Limits) -> io::Result<Walk> {
 /// NOFOLLOW, because a container may replace a directory by a symlink.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-fn is_directory(found: &Stat) -> bool {
-    FileType::from_raw_mode(found.st_mode) == FileType::Directory
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
 struct Count {
@@ -132,8 +132,8 @@ impl Count {
                     return Ok(false);
                 }
                 let parent = directory.fd()?;
-                let Ok(found) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-                if !self.add(&found) || !is_directory(&found) {
+                let Ok(stat) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+                if !self.add(&stat) || !is_directory(&stat) {
                     continue;
                 }
                 match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
@@ -156,12 +156,12 @@ impl Count {
 
     /// Counts a file. Returns whether it is on the same file system and was not counted before.
     #[allow(clippy::useless_conversion)] // the types of a Stat differ between architectures
-    fn add(&mut self, found: &Stat) -> bool {
-        let is_new = || is_directory(found) || found.st_nlink <= 1;
-        if found.st_dev != self.device || !(is_new() || self.linked.insert(found.st_ino.into())) {
+    fn add(&mut self, stat: &Stat) -> bool {
+        let is_new = || is_directory(stat) || stat.st_nlink <= 1;
+        if stat.st_dev != self.device || !(is_new() || self.linked.insert(stat.st_ino.into())) {
             return false;
         }
-        let blocks = u64::try_from(found.st_blocks).unwrap_or_default();
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or_default();
         self.seen += DiskUsage { bytes: blocks * BLOCK_SIZE, inodes: 1 };
         true
     }
@@ -226,8 +226,8 @@ mod tests {
             std::fs::create_dir_all(dir.path().join(format!("wide/{number}/a/b"))).unwrap();
             std::fs::hard_link(dir.path().join("file"), dir.path().join(format!("link{number}"))).unwrap();
             std::fs::write(dir.path().join(format!("one{number}")), "").unwrap();
-            let (one, other) = (format!("one{number}"), format!("other{number}"));
-            std::fs::hard_link(dir.path().join(one), dir.path().join(other)).unwrap();
+            let (target, other) = (format!("one{number}"), format!("other{number}"));
+            std::fs::hard_link(dir.path().join(target), dir.path().join(other)).unwrap();
         }
         let all = walk(dir.path(), limits()).unwrap();
         assert_eq!((all.complete, all.seen.inodes), (true, 1 + 1 + 50 + 1 + 150));

@@ -25,21 +25,21 @@ const DIRECTORY_MODE: u32 = 0o2770;
 ///
 /// A file cannot be changed, or the tree is deeper than 128 directories.
 pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
-    let (top, found) = tree::file(path)?;
-    if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY_MODE == DIRECTORY_MODE {
+    let (top, stat) = tree::file(path)?;
+    if on_root_mismatch && stat.st_gid == group && stat.st_mode & DIRECTORY_MODE == DIRECTORY_MODE {
         return Ok(());
     }
-    if !tree::visit_below(&top, &mut |file, found| set_group(file, found, group))? {
+    if !tree::visit_below(&top, &mut |file, stat| set_group(file, stat, group))? {
         return Err(io::Error::other(format!("the volume has more than {MAX_DEPTH} directories in one another")));
     }
     // Changed last, so that an interrupted walk is not taken for a complete one.
-    set_group(&top, &found, group)
+    set_group(&top, &stat, group)
 }
 
 /// Changes one file: the group first, because changing it clears the set-group-id bit.
-fn set_group(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
-    let kind = FileType::from_raw_mode(found.st_mode);
-    if found.st_gid != group {
+fn set_group(file: &impl AsFd, stat: &Stat, group: u32) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if stat.st_gid != group {
         rustix::fs::chownat(file, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
     }
     let added = match kind {
@@ -47,8 +47,8 @@ fn set_group(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
         FileType::Symlink => return Ok(()),
         _ => FILE_MODE,
     };
-    let mode = found.st_mode & 0o7777 | added;
-    if mode != found.st_mode & 0o7777 || found.st_gid != group {
+    let mode = stat.st_mode & 0o7777 | added;
+    if mode != stat.st_mode & 0o7777 || stat.st_gid != group {
         // fchmod does not work on an `O_PATH` descriptor.
         let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         rustix::fs::chmod(itself, Mode::from_raw_mode(mode))?;

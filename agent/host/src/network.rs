@@ -371,7 +371,7 @@ impl Network {
     /// Whether the pod has an interface in the namespace pinned at `netns`; false if none is pinned.
     async fn has_interface(&self, uid: &PodUid, netns: &Path) -> Result<bool, NetworkError> {
         match kernel::addresses(netns, INTERFACE).await {
-            Ok(found) => Ok(found.is_some()),
+            Ok(record) => Ok(record.is_some()),
             // The file is not a namespace, but a pin from before a reboot.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
             Err(source) => Err(self.failed(uid, "look into", netns.to_owned(), source)),

@@ -78,9 +78,9 @@ fn is_shim(process: &Path, digits: &str, socket: &Path) -> bool {
         && value(b"-address").is_none_or(|address| is_same_file(Path::new(OsStr::from_bytes(address)), socket))
 }
 
-fn is_same_file(one: &Path, other: &Path) -> bool {
+fn is_same_file(left: &Path, other: &Path) -> bool {
     let file = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    one == other || file(one).is_some_and(|one| file(other) == Some(one))
+    left == other || file(left).is_some_and(|id| file(other) == Some(id))
 }
 
 /// The NUL-separated values of one of a process's files in `/proc`; none when it has exited.

@@ -169,7 +169,7 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
         let (name, counters) = line.split_once(':')?;
         let name = name.trim();
         let counters: Vec<u64> = counters.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
-        let traffic = |of: &[u64]| match of {
+        let traffic = |counters: &[u64]| match counters {
             [bytes, packets, errors, dropped, ..] => {
                 Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
             }
@@ -178,8 +178,9 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
         let (received, sent) = (traffic(counters.get(..8)?)?, traffic(counters.get(8..)?)?);
         Some(Interface { name: name.to_owned(), received, sent })
     };
-    let shown =
-        |one: &Interface| !EXCLUDED_INTERFACES.iter().any(|prefix| one.name.to_ascii_lowercase().starts_with(prefix));
+    let shown = |interface: &Interface| {
+        !EXCLUDED_INTERFACES.iter().any(|prefix| interface.name.to_ascii_lowercase().starts_with(prefix))
+    };
     text.lines().filter_map(interface).filter(shown).collect()
 }
 

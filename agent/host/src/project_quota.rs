@@ -137,9 +137,9 @@ fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
 
 /// The disk usage of a project. `None`: it was never used.
 fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<ProjectUsage>> {
-    let mut found = Quota::default();
-    match control(directory, GET_QUOTA_OF_PROJECT, project, &mut found) {
-        Ok(()) => Ok(Some(ProjectUsage { bytes: found.bytes, inodes: found.inodes })),
+    let mut quota = Quota::default();
+    match control(directory, GET_QUOTA_OF_PROJECT, project, &mut quota) {
+        Ok(()) => Ok(Some(ProjectUsage { bytes: quota.bytes, inodes: quota.inodes })),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }

@@ -193,7 +193,7 @@ impl Sandboxes {
         let (sandboxes, uid, labelling) = (self.dir.clone(), request.uid.clone(), request.labelling.cloned());
         let (id, ids, level) = blocking(move || {
             // A sandbox from an earlier version may not have a level yet.
-            let level = labelling.map(|of| levels::allocate(&sandboxes, &dir, &uid, &of)).transpose()?;
+            let level = labelling.map(|policy| levels::allocate(&sandboxes, &dir, &uid, &policy)).transpose()?;
             Ok((read_id(&dir)?, users::read(&dir)?, level))
         })
         .await?;

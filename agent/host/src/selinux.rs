@@ -129,9 +129,9 @@ mod tests {
         let label = dir.path().join("current");
         assert!(!enabled(dir.path(), &label), "no SELinux");
         std::fs::write(dir.path().join("enforce"), "0").unwrap();
-        for (own, expected) in [("kernel\0", false), ("system_u:system_r:unconfined_t:s0\0", true)] {
-            std::fs::write(&label, own).unwrap();
-            assert_eq!(enabled(dir.path(), &label), expected, "{own:?}");
+        for (label_text, expected) in [("kernel\0", false), ("system_u:system_r:unconfined_t:s0\0", true)] {
+            std::fs::write(&label, label_text).unwrap();
+            assert_eq!(enabled(dir.path(), &label), expected, "{label_text:?}");
         }
     }
 

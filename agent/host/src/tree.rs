@@ -49,7 +49,7 @@ fn below(
         match visit_entry(directory, name, device, depth, visit) {
             // Removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            found => whole &= found?,
+            outcome => whole &= outcome?,
         }
     }
     Ok(whole)
@@ -62,12 +62,12 @@ fn visit_entry(
     depth: usize,
     visit: &mut impl FnMut(&OwnedFd, &Stat) -> io::Result<()>,
 ) -> io::Result<bool> {
-    let (file, found) = at(parent, name)?;
-    if found.st_dev != device {
+    let (file, stat) = at(parent, name)?;
+    if stat.st_dev != device {
         return Ok(true);
     }
-    visit(&file, &found)?;
-    match FileType::from_raw_mode(found.st_mode) {
+    visit(&file, &stat)?;
+    match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => below(&file, device, depth + 1, visit),
         _ => Ok(true),
     }

@@ -224,7 +224,7 @@ impl Volumes {
         addresses: &PodAddresses,
         hostname: &str,
     ) -> Result<Vec<Warning>, VolumeError> {
-        let work = preparation::Preparation::of(pod, objects, addresses, hostname, &self.settings)?;
+        let work = preparation::Preparation::new(pod, objects, addresses, hostname, &self.settings)?;
         self.mount_exports(pod, objects).await?;
         let settings = self.settings.clone();
         let path = settings.pod_dir(&pod.uid);

@@ -68,12 +68,12 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
         for (length, is_reached) in reached.iter().enumerate() {
             if byte != b'*' {
                 let fits = *is_reached && name.get(length) == Some(&byte);
-                next.iter_mut().skip(length + 1).take(1).for_each(|one| *one |= fits);
+                next.iter_mut().skip(length + 1).take(1).for_each(|reached| *reached |= fits);
                 continue;
             }
             let from_before =
                 length > 0 && next.get(length - 1) == Some(&true) && (crosses || name.get(length - 1) != Some(&b'/'));
-            next.iter_mut().skip(length).take(1).for_each(|one| *one = *is_reached || from_before);
+            next.iter_mut().skip(length).take(1).for_each(|reached| *reached = *is_reached || from_before);
         }
         reached = next;
     }

@@ -40,6 +40,6 @@ impl Clock {
 }
 
 /// The earlier of two optional times.
-pub(crate) fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
-    one.into_iter().chain(other).min()
+pub(crate) fn earlier(first: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    first.into_iter().chain(other).min()
 }

@@ -235,8 +235,9 @@ impl Controllers {
                 let id = owners.get(key).filter(|id| id.source == source)?;
                 entries.get(id)?.records.get(key).cloned()
             };
-            let own = entries.iter().filter(|(id, _)| id.source == source).flat_map(|(_, entry)| entry.claims.values());
-            let claims: Vec<Arc<ObjectRecord>> = own.cloned().collect();
+            let of_source =
+                entries.iter().filter(|(id, _)| id.source == source).flat_map(|(_, entry)| entry.claims.values());
+            let claims: Vec<Arc<ObjectRecord>> = of_source.cloned().collect();
             let claims = (claims.as_slice(), &touched_claims);
             self.effective[at].get_or_insert_default().expand(&raw, &touched, claims, is_settled, pod)
         })
@@ -282,8 +283,8 @@ impl Controllers {
         let is_held = entry.memory.is_none();
         match (&mut entry.memory, &self.adopted, &entry.object.workload) {
             (None, Some(adopted), Some(workload)) => {
-                let own = adopted.iter().filter(|record| adoption::workload(record).as_ref() == Some(id));
-                let recalled = adoption::recall(&id.key, &workload.spec, own, &self.node_name, now);
+                let recorded = adopted.iter().filter(|record| adoption::workload(record).as_ref() == Some(id));
+                let recalled = adoption::recall(&id.key, &workload.spec, recorded, &self.node_name, now);
                 entry.memory = Some(recalled);
                 self.held.remove(id);
             }

@@ -38,14 +38,20 @@ impl Facts {
             Some("Running") => Phase::Running,
             _ => Phase::Pending,
         };
-        let ready = status.conditions.iter().flatten().find(|one| one.type_ == "Ready" && one.status == "True");
+        let ready = status
+            .conditions
+            .iter()
+            .flatten()
+            .find(|condition| condition.type_ == "Ready" && condition.status == "True");
         let is_up = phase == Phase::Running && pod.terminating_since.is_none();
         let since = |time: Option<Timestamp>| time.unwrap_or(Timestamp::UNIX_EPOCH);
         let annotations = pod.record.pod.metadata.annotations.as_ref();
         let cost = annotations.and_then(|all| all.get("controller.kubernetes.io/pod-deletion-cost"));
         Self {
             phase,
-            ready_since: ready.filter(|_| is_up).map(|one| since(one.last_transition_time.as_ref().map(|time| time.0))),
+            ready_since: ready
+                .filter(|_| is_up)
+                .map(|condition| since(condition.last_transition_time.as_ref().map(|time| time.0))),
             restarts: pod.containers.values().map(|container| container.restart_count).sum(),
             deletion_cost: cost.and_then(|cost| cost.parse().ok()).unwrap_or(0),
         }

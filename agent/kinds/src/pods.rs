@@ -70,8 +70,8 @@ pub(crate) fn record(
         }
         (None, kind) => (Additions::default(), (kind.api_version(), kind.as_str(), key.name.to_string())),
     };
-    let of = (&owner.origin, source, node_name);
-    let mut record = revision.template().pod(key, &pod.name, &added, (version, kind, &name), of)?;
+    let origin = (&owner.origin, source, node_name);
+    let mut record = revision.template().pod(key, &pod.name, &added, (version, kind, &name), origin)?;
     if let Some(end) = pod.task.as_ref().and_then(|task| task.end) {
         record.pod.status.get_or_insert_default().phase = Some(end.phase().to_owned());
     }

@@ -209,8 +209,8 @@ impl Step<'_> {
         count > 0
     }
 
-    fn shrink(&mut self, of: impl Fn(&WantedPod) -> bool, count: usize) -> bool {
-        let victims = choose(self.memory.pods.iter().filter(|pod| of(pod)), self.situation.observed, count);
+    fn shrink(&mut self, is_candidate: impl Fn(&WantedPod) -> bool, count: usize) -> bool {
+        let victims = choose(self.memory.pods.iter().filter(|pod| is_candidate(pod)), self.situation.observed, count);
         self.memory.pods.retain(|pod| !victims.contains(&pod.name));
         !victims.is_empty()
     }

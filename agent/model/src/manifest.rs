@@ -59,7 +59,8 @@ impl Manifest {
         });
         let refused = &mut self.refused_objects;
         self.objects.retain(|object| {
-            let sample = object.workload.as_ref().and_then(|one| one.sample(&object.key, &object.origin, source));
+            let sample =
+                object.workload.as_ref().and_then(|workload| workload.sample(&object.key, &object.origin, source));
             let Some(fault) = sample.and_then(|pod| security::check(&pod, level)) else { return true };
             let path = format!("{}.{}", workload::template_path(object.key.kind), fault.path);
             faults.push(Fault { origin: Arc::clone(&object.origin), path, ..fault });

@@ -21,10 +21,10 @@ pub fn matches(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, St
 
 fn requirement_holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = wanted.values.as_deref().unwrap_or_default();
-    let is_in = || value.is_some_and(|value| values.iter().any(|one| one == value));
+    let is_in = || value.is_some_and(|value| values.iter().any(|listed| listed == value));
     let number = |text: &str| text.parse::<i64>().ok();
     let compared = |compare: fn(&i64, &i64) -> bool| {
-        let bound = values.first().filter(|_| values.len() == 1).and_then(|one| number(one));
+        let bound = values.first().filter(|_| values.len() == 1).and_then(|text| number(text));
         value.and_then(number).zip(bound).is_some_and(|(value, bound)| compare(&value, &bound))
     };
     match wanted.operator.as_str() {

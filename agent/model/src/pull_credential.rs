@@ -89,8 +89,10 @@ impl PullCredential {
     /// Whether both are from the same place and are the same credential.
     pub fn matches(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Secret(own), Self::Secret(other)) => own.is_same_object(other) && own.hash.matches(&other.hash),
-            (own, other) => own == other,
+            (Self::Secret(secret), Self::Secret(other)) => {
+                secret.is_same_object(other) && secret.hash.matches(&other.hash)
+            }
+            (credential, other) => credential == other,
         }
     }
 }
@@ -117,14 +119,14 @@ mod tests {
 
     #[test]
     fn a_salted_hash_recognizes_its_credential_and_shows_no_equal_ones() {
-        let (own, other) = (CredentialHash::new(b"pass"), CredentialHash::new(b"word"));
-        let salted = own.clone().salted(&[1; 16]);
-        assert!(salted.is_salted() && !own.is_salted());
-        assert!(!salted.as_str().contains(own.as_str()));
-        assert!(salted.matches(&own) && own.matches(&salted) && !salted.matches(&other) && !other.matches(&salted));
-        assert_ne!(own.clone().salted(&[2; 16]), salted, "the same password elsewhere");
+        let (first, other) = (CredentialHash::new(b"pass"), CredentialHash::new(b"word"));
+        let salted = first.clone().salted(&[1; 16]);
+        assert!(salted.is_salted() && !first.is_salted());
+        assert!(!salted.as_str().contains(first.as_str()));
+        assert!(salted.matches(&first) && first.matches(&salted) && !salted.matches(&other) && !other.matches(&salted));
+        assert_ne!(first.clone().salted(&[2; 16]), salted, "the same password elsewhere");
         assert_eq!(salted.clone().salted(&[2; 16]), salted, "the salt stays");
         assert_eq!(CredentialHash::from_text(salted.as_str().to_owned()), salted);
-        assert!(own.matches(&CredentialHash::from_text(own.as_str().to_owned())), "of an earlier version");
+        assert!(first.matches(&CredentialHash::from_text(first.as_str().to_owned())), "of an earlier version");
     }
 }

@@ -95,24 +95,24 @@ fn entries(field: &Field, value: &Value, bytes: &mut Vec<u8>) -> Result<(), Enco
     match field.shape {
         Shape::List => {
             let values = value.as_array().ok_or_else(|| wrong("not a list"))?;
-            values.iter().try_for_each(|value| one(field.kind, field.number, value, bytes))
+            values.iter().try_for_each(|value| encode_value(field.kind, field.number, value, bytes))
         }
         Shape::Map => object(value)?.iter().try_for_each(|(key, value)| {
             delimited(field.number, bytes, |bytes| {
                 text(1, key, bytes);
-                one(field.kind, 2, value, bytes)
+                encode_value(field.kind, 2, value, bytes)
             })
         }),
-        Shape::One | Shape::Inline => one(field.kind, field.number, value, bytes),
+        Shape::One | Shape::Inline => encode_value(field.kind, field.number, value, bytes),
     }
 }
 
-fn one(kind: Kind, number: u32, value: &Value, bytes: &mut Vec<u8>) -> Result<(), EncodeError> {
+fn encode_value(kind: Kind, number: u32, value: &Value, bytes: &mut Vec<u8>) -> Result<(), EncodeError> {
     match kind {
         Kind::String => text(number, value.as_str().ok_or_else(|| wrong("not a string"))?, bytes),
         Kind::Bool => integer(number, value.as_bool().ok_or_else(|| wrong("not a boolean"))?.into(), bytes),
         Kind::Integer => integer(number, value.as_i64().ok_or_else(|| wrong("not an integer"))?, bytes),
-        Kind::Quantity => delimited(number, bytes, |bytes| one(Kind::String, 1, value, bytes))?,
+        Kind::Quantity => delimited(number, bytes, |bytes| encode_value(Kind::String, 1, value, bytes))?,
         Kind::Time => delimited(number, bytes, |bytes| time(value, bytes))?,
         Kind::IntOrString => delimited(number, bytes, |bytes| int_or_string(value, bytes))?,
         Kind::Json => delimited(number, bytes, |bytes| {
@@ -139,7 +139,7 @@ fn int_or_string(value: &Value, bytes: &mut Vec<u8>) -> Result<(), EncodeError> 
             text(3, value, bytes);
             Ok(())
         }
-        None => one(Kind::Integer, 2, value, bytes),
+        None => encode_value(Kind::Integer, 2, value, bytes),
     }
 }
 

@@ -253,11 +253,15 @@ pub fn lacking(uses: AgentUses) -> io::Result<Vec<&'static Need>> {
 /// The capabilities this kernel has.
 fn known() -> CapabilitySet {
     // Numbers above the last capability are an error.
-    each(CapabilitySet::all()).take_while(|one| thread::capability_is_in_bounding_set(*one).is_ok()).collect()
+    each(CapabilitySet::all())
+        .take_while(|capability| thread::capability_is_in_bounding_set(*capability).is_ok())
+        .collect()
 }
 
 fn each(set: CapabilitySet) -> impl Iterator<Item = CapabilitySet> {
-    (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)).filter(move |one| set.contains(*one))
+    (0..u64::BITS)
+        .map(|bit| CapabilitySet::from_bits_retain(1 << bit))
+        .filter(move |capability| set.contains(*capability))
 }
 
 /// Permanently drops the capabilities that are not needed, from this thread and its future threads and children. Must
@@ -276,7 +280,7 @@ pub fn drop_unneeded(uses: AgentUses) {
 fn narrow(needed: CapabilitySet) -> io::Result<()> {
     // The bounding set comes first: dropping from it needs CAP_SETPCAP, which is dropped with the rest.
     let bounding = each(known().difference(needed))
-        .filter(|one| thread::capability_is_in_bounding_set(*one).unwrap_or(false))
+        .filter(|capability| thread::capability_is_in_bounding_set(*capability).unwrap_or(false))
         .try_for_each(thread::remove_capability_from_bounding_set);
     let now = thread::capabilities(None)?;
     let narrowed = CapabilitySets {

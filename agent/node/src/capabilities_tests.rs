@@ -67,8 +67,8 @@ fn a_missing_capability_is_reported_unless_implied_or_unknown_to_the_kernel() {
 }
 
 /// A field of this thread's status.
-fn status(of: &str, line: &str) -> u64 {
-    let text = std::fs::read_to_string(of).unwrap();
+fn status(path: &str, line: &str) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap();
     let digits = text.lines().find_map(|text| text.strip_prefix(line)).unwrap();
     u64::from_str_radix(digits.trim(), 16).unwrap()
 }

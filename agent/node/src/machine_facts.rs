@@ -59,7 +59,7 @@ fn oom_score_floor() -> i32 {
 /// Whether only the unified hierarchy is mounted.
 pub fn cgroup_v2() -> bool {
     match statfs("/sys/fs/cgroup") {
-        Ok(found) => u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC),
+        Ok(stat) => u64::try_from(stat.f_type) == Ok(CGROUP2_MAGIC),
         Err(error) => {
             tracing::warn!(%error, "cannot detect the cgroup version mounted at /sys/fs/cgroup, assuming v1");
             false

@@ -151,7 +151,11 @@ impl CsiDrivers {
     pub fn deregister(&self, id: RegistrationId) {
         let name = {
             let mut known = self.known();
-            let Some(name) = known.registered.iter().find(|(_, (one, _))| *one == id).map(|(name, _)| name.clone())
+            let Some(name) = known
+                .registered
+                .iter()
+                .find(|(_, (connection_id, _))| *connection_id == id)
+                .map(|(name, _)| name.clone())
             else {
                 return;
             };

@@ -149,7 +149,7 @@ impl DevicePlugins {
         {
             let mut connections = self.connections();
             // The plugin was restarted at the same path, before its predecessor's end was noticed.
-            let earlier = connections.values().filter(|one| one.is_at(resource, connection.socket()));
+            let earlier = connections.values().filter(|known| known.is_at(resource, connection.socket()));
             earlier.for_each(Connection::end);
             if connections.len() >= MAX_PLUGINS {
                 return Err(RegisterError::TooMany);

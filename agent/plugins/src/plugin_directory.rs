@@ -170,10 +170,10 @@ impl Registering {
     fn begin(plugins: Registries, path: PathBuf) -> Self {
         let plugin = Arc::new(OnceLock::new());
         let mut task = JoinSet::new();
-        let (registered, of) = (Arc::clone(&plugin), plugins.clone());
+        let (registered, known) = (Arc::clone(&plugin), plugins.clone());
         task.spawn(async move {
             for pause in PAUSES.into_iter().map(Some).chain([None]) {
-                match register(&of, &path, &registered).await {
+                match register(&known, &path, &registered).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!(path = %path.display(), why, "plugin not registered"),
                 }

@@ -40,7 +40,7 @@ pub(super) fn routes() -> Routes<ServerState> {
     let routes = Routes::default()
         .get("/api/v1/pods", Read, all)
         .get("/api/v1/namespaces/{namespace}/pods", Read, of_namespace)
-        .get(pod, Read, one)
+        .get(pod, Read, read_pod)
         .put(pod, Write, put)
         .delete(pod, Write, delete);
     let kinds = ObjectKind::LOCAL.into_iter().map(objects::routes);
@@ -58,7 +58,7 @@ async fn of_namespace(State(state): State<ServerState>, Path(namespace): Path<St
     json(&in_namespace.map(|(_, row)| row.pod()).collect::<PodListView<'_>>())
 }
 
-async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(String, String)>) -> Response {
+async fn read_pod(State(state): State<ServerState>, Path((namespace, name)): Path<(String, String)>) -> Response {
     let rows = rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
     let node = identity::key(Some(&namespace), &name, &state.node_name);
     let keys = [PodKey::parse(&*namespace, &*name), node];

@@ -107,7 +107,7 @@ pub(super) fn of_certificate(der: &[u8]) -> Option<User> {
 
 /// Adds the group of all authenticated users.
 pub(super) fn known(mut user: User) -> User {
-    let is_in = |user: &User, group: &str| user.groups.iter().any(|own| own == group);
+    let is_in = |user: &User, group: &str| user.groups.iter().any(|listed| listed == group);
     if user.name != ANONYMOUS && !is_in(&user, AUTHENTICATED) && !is_in(&user, UNAUTHENTICATED) {
         user.groups.push(AUTHENTICATED.to_owned());
     }

@@ -187,7 +187,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                         Ok(opened) => opened,
                         Err(error) => return debug!(%error, "connection refused"),
                     };
-                    let Some(place) = places.of(place, &caller, source).await else { return };
+                    let Some(place) = places.take(place, &caller, source).await else { return };
                     drop(unknown);
                     let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone(), L::DELIVERY);
                     let app = Served { caller, place: place.clone(), places, app };

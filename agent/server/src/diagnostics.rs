@@ -201,10 +201,10 @@ async fn checkpoint(
 ) -> (StatusCode, String) {
     let key = PodKey::parse(&*namespace, &*pod).ok();
     let observed = state.observed.load();
-    let Some(found) = key.and_then(|key| observed.pods.get(&key)) else {
+    let Some(observed_pod) = key.and_then(|key| observed.pods.get(&key)) else {
         return (StatusCode::NOT_FOUND, "pod does not exist\n".to_owned());
     };
-    let spec = found.record.spec();
+    let spec = observed_pod.record.spec();
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     if !containers.any(|known| known.name == container) {
         return (StatusCode::NOT_FOUND, format!("container {container} does not exist\n"));

@@ -172,7 +172,7 @@ impl DiffState {
 
     fn is_manifest_path(&self, directory: &Path) -> bool {
         let real = |path: &Path| path.canonicalize().ok();
-        self.manifest_path.as_deref().and_then(real).is_some_and(|own| real(directory) == Some(own))
+        self.manifest_path.as_deref().and_then(real).is_some_and(|manifests| real(directory) == Some(manifests))
     }
 
     /// Which of the required images are present. Images that containerd does not report in time are left out.

@@ -177,7 +177,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(failed("create the directory of"))?;
     }
-    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+    if std::fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket()) {
         return Err(ServerError::NotASocket { path: path.to_owned() });
     }
     let mut fresh = path.as_os_str().to_owned();

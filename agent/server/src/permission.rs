@@ -178,7 +178,7 @@ pub(super) enum Standing {
 
 pub(super) fn standing(settings: &ServerSettings, user: &User) -> Standing {
     let is_listed = |listed: &String| match listed.strip_prefix("group:") {
-        Some(group) => user.groups.iter().any(|own| own == group),
+        Some(group) => user.groups.iter().any(|listed| listed == group),
         None => *listed == user.name,
     };
     if settings.mode == AuthorizationMode::AlwaysAllow || settings.allowed_names.iter().any(is_listed) {

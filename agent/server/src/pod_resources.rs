@@ -102,7 +102,8 @@ fn of_pod(pod: &ObservedPod, table: &Table, plugins: &DevicePlugins) -> PodResou
         // A plugin's devices are assigned at the pod's admission.
         let of_plugins = plugins.given(&pod.record, name);
         let of_plugins = plugins.with(|inventory| {
-            let ids = of_plugins.iter().flat_map(|one| one.ids.iter().map(move |id| (one.resource.as_str(), id)));
+            let ids =
+                of_plugins.iter().flat_map(|devices| devices.ids.iter().map(move |id| (devices.resource.as_str(), id)));
             ids.map(|(name, id)| plugin_entry(name, id, inventory.device(name, id))).collect::<Vec<_>>()
         });
         ContainerResources {
@@ -182,7 +183,9 @@ mod tests {
         let shown: Vec<_> = resources
             .containers
             .iter()
-            .map(|one| (one.name.as_str(), one.devices.iter().map(|device| device.device_ids.join(" ")).collect()))
+            .map(|container| {
+                (container.name.as_str(), container.devices.iter().map(|device| device.device_ids.join(" ")).collect())
+            })
             .collect::<Vec<(&str, Vec<String>)>>();
         let modem = vec!["/dev/ttyS0 /dev/ttyS1".to_owned()];
         assert_eq!(shown, [("side", vec![]), ("main", modem), ("plain", vec![])]);

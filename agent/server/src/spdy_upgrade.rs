@@ -31,13 +31,14 @@ pub(crate) fn negotiate(request: &mut Request, supported: &[&'static str]) -> Re
         let message = format!("unable to upgrade: the request has no header {PROTOCOL}");
         return Err(refused(StatusCode::BAD_REQUEST, message));
     }
-    let Some(protocol) = offered.iter().find_map(|offer| supported.iter().find(|own| *own == offer).copied()) else {
+    let Some(protocol) = offered.iter().find_map(|offer| supported.iter().find(|known| *known == offer).copied())
+    else {
         let message = format!(
             "unable to upgrade: unable to negotiate protocol: client supports {offered:?}, server accepts {supported:?}"
         );
         let mut response = refused(StatusCode::FORBIDDEN, message);
-        for own in supported {
-            response.headers_mut().append(ACCEPTED, HeaderValue::from_static(own));
+        for protocol in supported {
+            response.headers_mut().append(ACCEPTED, HeaderValue::from_static(protocol));
         }
         return Err(response);
     };

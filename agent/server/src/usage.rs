@@ -29,10 +29,10 @@ fn document(usage: &NodeUsage, pressure: NodePressure) -> UsageDocument {
         containers: pod
             .containers
             .iter()
-            .map(|one| ContainerUsageDocument {
-                name: one.name.clone(),
-                id: one.id.clone(),
-                reading: reading(&one.group),
+            .map(|container| ContainerUsageDocument {
+                name: container.name.clone(),
+                id: container.id.clone(),
+                reading: reading(&container.group),
             })
             .collect(),
     };

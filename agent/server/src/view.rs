@@ -270,7 +270,7 @@ pub(super) fn authored(record: &PodRecord) -> PodView<'_> {
 }
 
 pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
-    event.pod().is_some_and(|(of, _)| of == key)
+    event.pod().is_some_and(|(subject, _)| subject == key)
 }
 
 /// A source as shown to users. A published pod that does not run because of another source counts as rejected too.

@@ -93,8 +93,8 @@ impl Ending {
 
     fn show(&self, record: &PodRecord, grace: Duration, state: PodEndState) {
         let name = record.key.to_string();
-        self.progress.send_modify(|progress| match progress.pods.iter_mut().find(|one| one.pod == name) {
-            Some(one) => one.state = state,
+        self.progress.send_modify(|progress| match progress.pods.iter_mut().find(|ending| ending.pod == name) {
+            Some(ending) => ending.state = state,
             None => progress.pods.push(PodEndProgress { state, ..waiting(record, grace) }),
         });
     }

@@ -96,9 +96,9 @@ mod tests {
     fn what_is_signed_is_verified_by_its_own_key_alone() {
         let dir = tempfile::tempdir().unwrap();
         let [secret, public, other] = ["s", "p", "o"].map(|name| dir.path().join(name));
-        let (key, own) = key_pair();
+        let (key, text) = key_pair();
         std::fs::write(&secret, key).unwrap();
-        std::fs::write(&public, own).unwrap();
+        std::fs::write(&public, text).unwrap();
         std::fs::write(&other, "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3").unwrap();
         let signature = SecretKey::read(&secret).unwrap().sign(&b"limpet"[..], "1.0").unwrap();
         let keys = PublicKeys::read(&[other.clone(), public.clone()]).unwrap();

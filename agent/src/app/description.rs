@@ -49,8 +49,8 @@ fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
 /// without a class.
 fn runtime_handlers(config: &Config) -> impl Iterator<Item = (String, &str)> {
     let classes = config.runtime.classes.iter().map(|(name, class)| (name.clone(), class.runtime.as_str()));
-    let own = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime.classes.contains_key(*name));
-    own.map(|name| (name.to_owned(), RUNC_SHIM)).chain(classes)
+    let built_in = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime.classes.contains_key(*name));
+    built_in.map(|name| (name.to_owned(), RUNC_SHIM)).chain(classes)
 }
 
 /// `nodeInfo`, as far as it comes from files.

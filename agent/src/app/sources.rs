@@ -132,8 +132,8 @@ fn start_bundles(
         let bundles = RemoteBundles::of_registry(images.clone(), image, settings.interval, remote());
         shared.tasks.spawn(bundles.run(shared.stop.clone()));
     }
-    let (own, stop) = (Arc::clone(&published), shared.stop.clone());
-    shared.tasks.spawn(async move { source.run(inbox, |snapshot| own.publish(snapshot), stop).await });
+    let (publisher, stop) = (Arc::clone(&published), shared.stop.clone());
+    shared.tasks.spawn(async move { source.run(inbox, |snapshot| publisher.publish(snapshot), stop).await });
     (published, Arc::new(intake))
 }
 

@@ -93,7 +93,7 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn of(findings: &'a [Finding]) -> Self {
+    fn new(findings: &'a [Finding]) -> Self {
         let count = |level| findings.iter().filter(|finding| finding.level == level).count();
         Self { findings, failed: count(Level::Failed), degraded: count(Level::Degraded), ok: count(Level::Ok) }
     }
@@ -102,7 +102,7 @@ impl<'a> Report<'a> {
 /// `socket` is `--socket`, as for the agent.
 pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Screen) -> Result<u8, CliError> {
     let (_, findings) = examine(&args.flags, socket).await;
-    let report = Report::of(&findings);
+    let report = Report::new(&findings);
     let text = match args.output {
         Some(format) => format.render(&report)?,
         None => render(&report, &screen),
@@ -114,7 +114,7 @@ pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Scree
 /// The configuration in effect and the report as text, for a support bundle.
 pub(super) async fn report(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, String) {
     let (config, findings) = examine(flags, socket).await;
-    (config, render(&Report::of(&findings), &Screen { color: false, quiet: false }))
+    (config, render(&Report::new(&findings), &Screen { color: false, quiet: false }))
 }
 
 /// The configuration, and all checks, ordered so that each comes after those it depends on.

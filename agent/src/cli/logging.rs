@@ -49,7 +49,7 @@ pub fn init(verbosity: u8) -> Verbosity {
 
 /// The level for `--v`: 0 warnings and errors, up to 3 info, 4 and 5 debug, 6 and more trace. Libraries log from 8 on.
 fn levels(verbosity: u8) -> Targets {
-    let own = match verbosity {
+    let level = match verbosity {
         0 => LevelFilter::WARN,
         1..=3 => LevelFilter::INFO,
         4 | 5 => LevelFilter::DEBUG,
@@ -60,7 +60,7 @@ fn levels(verbosity: u8) -> Targets {
         8 | 9 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    Targets::new().with_default(libraries).with_target("limpet", own)
+    Targets::new().with_default(libraries).with_target("limpet", level)
 }
 
 /// `time LEVEL message field=value… span_field=value…`: the message first, as in kubelet's log lines.

@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(named("TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA"), Some(Named::Old));
         assert_eq!(named("ECDHE-RSA-AES128-GCM-SHA256"), None);
         let provider = rustls::crypto::ring::default_provider();
-        let is_there = |suite: CipherSuite| provider.cipher_suites.iter().any(|own| own.suite() == suite);
+        let is_there = |suite: CipherSuite| provider.cipher_suites.iter().any(|offered| offered.suite() == suite);
         assert!(SPOKEN.iter().all(|(_, suite)| is_there(*suite)));
     }
 }

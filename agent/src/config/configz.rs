@@ -43,7 +43,7 @@ struct Eviction {
 }
 
 impl Eviction {
-    fn of(policy: &EvictionPolicy) -> Self {
+    fn from_policy(policy: &EvictionPolicy) -> Self {
         let text = |amount: Amount| match amount {
             Amount::Absolute(amount) => amount.to_string(),
             // The number as it was written, because in 32 bits 0.15 is 15.000001%.
@@ -142,7 +142,7 @@ fn kubelet_document(config: &Config) -> Value {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",
     };
-    let eviction = Eviction::of(&config.eviction);
+    let eviction = Eviction::from_policy(&config.eviction);
     json!({
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

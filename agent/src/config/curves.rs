@@ -37,7 +37,7 @@ mod tests {
             assert!(numbered(none).unwrap_err().starts_with(&format!("{none} is not a key exchange of Go; ")));
         }
         let provider = rustls::crypto::ring::default_provider();
-        let is_there = |group: NamedGroup| provider.kx_groups.iter().any(|own| own.name() == group);
+        let is_there = |group: NamedGroup| provider.kx_groups.iter().any(|offered| offered.name() == group);
         assert!(SPOKEN.iter().all(|(number, group)| is_there(*group) && i64::from(u16::from(*group)) == *number));
     }
 }

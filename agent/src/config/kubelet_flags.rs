@@ -214,7 +214,7 @@ impl KubeletFlags {
 /// The flag whose key, or a part of its value, `path` names.
 pub(super) fn flag_of(path: &str) -> Option<String> {
     let key = path.split(['.', '[']).next()?;
-    let (flag, ..) = OF_KEYS.iter().find(|(_, of, _)| *of == key)?;
+    let (flag, ..) = OF_KEYS.iter().find(|(_, flag_key, _)| *flag_key == key)?;
     Some(format!("--{flag}"))
 }
 
@@ -332,8 +332,8 @@ mod tests {
         assert!(shown[0].contains("1.1.1.1") && shown[0].contains("3.3.3.3"), "{shown:?}");
         assert_eq!(shown[1], "Int(2)");
         let gate = |name: &str, on: bool| {
-            let of = shown[2].split("key: ").find(|part| part.starts_with(&format!("\"{name}\"")));
-            of.is_some_and(|part| part.contains(&format!("Bool({on})")))
+            let gate = shown[2].split("key: ").find(|part| part.starts_with(&format!("\"{name}\"")));
+            gate.is_some_and(|part| part.contains(&format!("Bool({on})")))
         };
         assert!(gate("A", false) && gate("B", true), "{shown:?}");
         assert!(shown[3].contains("memory.available") && shown[3].contains("5%"), "{shown:?}");

@@ -175,8 +175,8 @@ impl ConfigDiagnostics {
                 self.keys(entries, inner, &path);
                 continue;
             }
-            if let Some((position, found)) = misfit(key.shape, &entry.node) {
-                self.error(Some(position), &path, format!("expected {}, found {found}", expected(key.shape)));
+            if let Some((position, kind)) = misfit(key.shape, &entry.node) {
+                self.error(Some(position), &path, format!("expected {}, found {kind}", expected(key.shape)));
                 continue;
             }
             match key.support {

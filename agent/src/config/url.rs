@@ -43,8 +43,8 @@ impl UrlParts {
             self.frequency = Some((frequency.to_owned(), ("httpCheckFrequency", Some(at))));
         }
         for entry in map.map("staticPodURLHeader") {
-            if let Some((position, found)) = misfit(Shape::Texts, &entry.node) {
-                let message = format!("expected {}, found {found}", expected(Shape::Texts));
+            if let Some((position, kind)) = misfit(Shape::Texts, &entry.node) {
+                let message = format!("expected {}, found {kind}", expected(Shape::Texts));
                 mistakes.push((position, format!("staticPodURLHeader.{}", entry.key), message));
             }
             let values = Map { entries: std::slice::from_ref(entry) }.texts(&entry.key);
@@ -150,10 +150,10 @@ mod tests {
         let (settings, mistakes) = parts.settle();
         assert_eq!(mistakes, []);
         let headers = settings.map(|settings| settings.headers).unwrap_or_default();
-        let of =
+        let header =
             |name: &str| headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).collect::<Vec<_>>().join(" ");
         assert_eq!(
-            (of("a"), of("b"), of("c"), of("old")),
+            (header("a"), header("b"), header("c"), header("old")),
             ("hello".into(), "again beautiful".into(), "world".into(), String::new())
         );
         assert!(UrlParts::default().header_flags(&["token".to_owned()]).is_err());

@@ -37,9 +37,10 @@ fn of_cgroup(cgroups: &Cgroups, signal: Signal, pod: &ObservedPod) -> Candidate 
     if signal == Signal::PidAvailable {
         return Candidate { record, used: cgroups.processes(uid).unwrap_or_default(), containers: Vec::new() };
     }
-    let of = |id: Option<&str>| cgroups.memory_in_use(uid, id);
-    let containers = pod.containers.iter().filter_map(|(name, one)| Some((name.clone(), of(Some(&one.id))?)));
-    Candidate { record, used: of(None).unwrap_or_default(), containers: containers.collect() }
+    let memory_in_use = |id: Option<&str>| cgroups.memory_in_use(uid, id);
+    let containers =
+        pod.containers.iter().filter_map(|(name, container)| Some((name.clone(), memory_in_use(Some(&container.id))?)));
+    Candidate { record, used: memory_in_use(None).unwrap_or_default(), containers: containers.collect() }
 }
 
 async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, pod: &ObservedPod) -> Candidate {
@@ -49,10 +50,10 @@ async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, po
     let amount = |usage: DiskUsage| if counts_bytes { usage.bytes } else { usage.inodes };
     // What could not be measured counts as nothing.
     let seen = |walk: Option<Walk>| amount(walk.unwrap_or_default().seen);
-    let layers: u64 = containers.iter().map(|one| amount(one.layer.unwrap_or_default())).sum();
-    let logs: u64 = containers.iter().map(|one| seen(one.logs) + seen(one.files)).sum();
+    let layers: u64 = containers.iter().map(|container| amount(container.layer.unwrap_or_default())).sum();
+    let logs: u64 = containers.iter().map(|container| seen(container.logs) + seen(container.files)).sum();
     let logs = logs + seen(Some(files));
-    let volumes: u64 = volumes.iter().filter(|one| one.ephemeral).map(|one| seen(one.used)).sum();
+    let volumes: u64 = volumes.iter().filter(|volume| volume.ephemeral).map(|volume| seen(volume.used)).sum();
     // If layers have their own disk, they use only that, and nothing else does.
     let used = match (node.own_image_disk, of_images) {
         (true, true) => layers,
@@ -61,7 +62,9 @@ async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, po
     };
     // kubelet names containers only for resources that can be requested.
     let named = containers.into_iter().filter(|_| counts_bytes);
-    let of_container = |one: &ContainerDisk| amount(one.layer.unwrap_or_default()) + seen(one.logs) + seen(one.files);
-    let containers = named.map(|one| (one.name.clone(), of_container(&one))).collect();
+    let of_container = |container: &ContainerDisk| {
+        amount(container.layer.unwrap_or_default()) + seen(container.logs) + seen(container.files)
+    };
+    let containers = named.map(|container| (container.name.clone(), of_container(&container))).collect();
     Candidate { record: Arc::clone(&pod.record), used, containers }
 }

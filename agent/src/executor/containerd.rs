@@ -323,19 +323,19 @@ impl ContainerdExecutor {
         if listed.is_err() {
             self.judge_snapshotter().await;
         }
-        let (found, unreadable) = listed?;
+        let (containers, unreadable) = listed?;
         if first {
-            self.find_devices(&found);
+            self.find_devices(&containers);
         }
         for (id, reason) in unreadable {
             tracing::error!(container = %id, reason, "a container of limpet cannot be read and is left alone");
         }
-        Ok(found)
+        Ok(containers)
     }
 
     /// What device plugins have given containers before the agent started. The newest attempt counts.
-    fn find_devices(&self, found: &[FoundContainer]) {
-        let recorded = found.iter().map(|container| &container.recorded.identity);
+    fn find_devices(&self, containers: &[FoundContainer]) {
+        let recorded = containers.iter().map(|container| &container.recorded.identity);
         let mut recorded: Vec<_> = recorded.filter(|identity| !identity.devices.is_empty()).collect();
         recorded.sort_by_key(|identity| std::cmp::Reverse(identity.attempt));
         for identity in recorded {

@@ -152,8 +152,8 @@ impl HttpSource {
         let saved = self.persister.load(load).await.unwrap_or_default();
         self.ledger.expect(&saved);
         let mut contents = Contents::default();
-        let own = saved.iter().filter(|(name, _)| **name == self.store_key);
-        for (name, saved) in own.chain(saved.iter().filter(|(name, _)| **name != self.store_key)) {
+        let of_this_url = saved.iter().filter(|(name, _)| **name == self.store_key);
+        for (name, saved) in of_this_url.chain(saved.iter().filter(|(name, _)| **name != self.store_key)) {
             let restored = self.decoder.restore_all(&saved.manifests, &self.origin, SourceKind::Http, &self.node_name);
             if *name != self.store_key {
                 self.other_urls.push(Arc::clone(name));

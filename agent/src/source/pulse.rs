@@ -75,8 +75,8 @@ impl Pulse {
     }
 }
 
-fn time(of: &AtomicI64) -> Option<Timestamp> {
-    Timestamp::from_millisecond(of.load(Ordering::Relaxed)).ok()
+fn time(milliseconds: &AtomicI64) -> Option<Timestamp> {
+    Timestamp::from_millisecond(milliseconds.load(Ordering::Relaxed)).ok()
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ pub(super) const MAX_CHANGES: usize = 2_000;
 const SWEEP_SIZE: usize = MAX_CHANGES / 10;
 
 /// The changes of one pod, oldest first. Unreadable entries are skipped.
-pub(super) fn of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, redb::Error> {
+pub(super) fn changes_of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, redb::Error> {
     let table = match database.begin_read()?.open_table(HISTORY) {
         Ok(table) => table,
         Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
@@ -44,7 +44,9 @@ pub(super) fn new_changes(
     let mut new_changes = Vec::new();
     for change in changes {
         let known = match (change.change, &change.pod) {
-            (ChangeKind::Rejected, Some(pod)) => of(database, pod)?.last().is_some_and(|last| change.repeats(last)),
+            (ChangeKind::Rejected, Some(pod)) => {
+                changes_of(database, pod)?.last().is_some_and(|last| change.repeats(last))
+            }
             (_, pod) => pod.is_none(),
         };
         if !known {

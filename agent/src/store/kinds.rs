@@ -15,13 +15,13 @@ use limpet_model::pull_credential::{CredentialHash, PullCredential, PullSecret, 
 
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
 pub(super) const TABLES: [Table; 7] = [
-    Table::of::<LastGood>(),
-    Table::of::<DirectoryId>(),
-    Table::of::<PulledImage>(),
-    Table::of::<PullIntent>(),
-    Table::of::<StoredMemory>(),
-    Table::of::<GenerationManifest>(),
-    Table::of::<GenerationDocument>(),
+    Table::for_records::<LastGood>(),
+    Table::for_records::<DirectoryId>(),
+    Table::for_records::<PulledImage>(),
+    Table::for_records::<PullIntent>(),
+    Table::for_records::<StoredMemory>(),
+    Table::for_records::<GenerationManifest>(),
+    Table::for_records::<GenerationDocument>(),
 ];
 
 impl Table {

@@ -102,7 +102,7 @@ fn siblings(path: &Path, suffix: &str) -> Vec<PathBuf> {
     let prefix = format!("{name}{suffix}");
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let like = |entry: &std::fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix));
-    let mut found: Vec<PathBuf> = entries.filter(like).map(|entry| entry.path()).collect();
-    found.sort();
-    found
+    let mut paths: Vec<PathBuf> = entries.filter(like).map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }

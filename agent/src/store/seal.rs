@@ -153,10 +153,10 @@ impl Sealer {
             KeyLocation::Encrypted(path) => (path.clone(), decrypted(path).await?),
         };
         let secret = parsed(&bytes).ok_or(KeyError::Form(path))?;
-        Ok(Self::of(&secret))
+        Ok(Self::new(&secret))
     }
 
-    fn of(secret: &[u8; KEY_SIZE]) -> Self {
+    fn new(secret: &[u8; KEY_SIZE]) -> Self {
         let secret = hmac::Key::new(HMAC_SHA256, secret);
         let derived = |purpose: &str| hmac::sign(&secret, purpose.as_bytes());
         let Ok(encryption) = UnboundKey::new(&CHACHA20_POLY1305, derived("encryption").as_ref()) else {

@@ -51,7 +51,7 @@ pub trait Stored: Debug + Clone + Send + Sync + Sized + 'static {
 /// The key of a record.
 pub trait Address: Key + 'static {
     /// The key of the record `name` of `source`.
-    fn of(source: SourceKind, name: &str) -> Self::SelfType<'_>;
+    fn build(source: SourceKind, name: &str) -> Self::SelfType<'_>;
 
     /// The record's name; `None` if the key is of another source than `source`.
     fn name<'a>(key: &Self::SelfType<'a>, source: SourceKind) -> Option<&'a str>;
@@ -59,7 +59,7 @@ pub trait Address: Key + 'static {
 
 /// By source and name. For every new table.
 impl Address for (&'static str, &'static str) {
-    fn of(source: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
+    fn build(source: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
         (source.as_str(), name)
     }
 
@@ -70,7 +70,7 @@ impl Address for (&'static str, &'static str) {
 
 /// By name alone, whatever the source.
 impl Address for &'static str {
-    fn of(_: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
+    fn build(_: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
         name
     }
 
@@ -115,7 +115,7 @@ fn find<R: Stored>(transaction: &ReadTransaction, source: SourceKind, name: &str
         Err(TableError::TableDoesNotExist(_)) => return Ok(Found::Nothing),
         Err(error) => return Err(error.into()),
     };
-    Ok(table.get(R::Key::of(source, name))?.map_or(Found::Nothing, |entry| Found::decode(entry.value())))
+    Ok(table.get(R::Key::build(source, name))?.map_or(Found::Nothing, |entry| Found::decode(entry.value())))
 }
 
 /// The record `name` of `source`. One that fails its checksum counts as absent.
@@ -141,7 +141,7 @@ pub(super) fn all<R: Stored>(
         Err(TableError::TableDoesNotExist(_)) => return Ok(all),
         Err(error) => return Err(error.into()),
     };
-    for entry in table.range(R::Key::of(source, "")..)? {
+    for entry in table.range(R::Key::build(source, "")..)? {
         let (key, value) = entry?;
         let key = key.value();
         let Some(name) = R::Key::name(&key, source) else { break };
@@ -259,7 +259,7 @@ impl<R: Stored> Write for Put<R> {
 
 fn insert<R: Stored>(transaction: &WriteTransaction, record: &Record<'_>) -> Result<(), redb::Error> {
     let mut table = transaction.open_table(definition::<R>())?;
-    table.insert(R::Key::of(record.source, record.name), record.encode().as_slice())?;
+    table.insert(R::Key::build(record.source, record.name), record.encode().as_slice())?;
     Ok(())
 }
 
@@ -267,7 +267,7 @@ fn insert<R: Stored>(transaction: &WriteTransaction, record: &Record<'_>) -> Res
 fn limit_removed<R: Stored>(transaction: &WriteTransaction, source: SourceKind) -> Result<(), redb::Error> {
     let mut table = transaction.open_table(definition::<R>())?;
     let mut removed = Vec::new();
-    for entry in table.range(R::Key::of(source, "")..)? {
+    for entry in table.range(R::Key::build(source, "")..)? {
         let (key, value) = entry?;
         let key = key.value();
         let Some(name) = R::Key::name(&key, source) else { break };
@@ -277,7 +277,7 @@ fn limit_removed<R: Stored>(transaction: &WriteTransaction, source: SourceKind) 
     }
     removed.sort_unstable();
     for (_, name) in removed.iter().take(removed.len().saturating_sub(MAX_REMOVED)) {
-        table.remove(R::Key::of(source, name))?;
+        table.remove(R::Key::build(source, name))?;
     }
     Ok(())
 }
@@ -294,7 +294,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) const fn of<R: Stored>() -> Self {
+    pub(super) const fn for_records<R: Stored>() -> Self {
         Self { tag: R::TAG, removed: R::REMOVED, recode: recode::<R>, insert: insert::<R> }
     }
 }

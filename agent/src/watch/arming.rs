@@ -197,7 +197,7 @@ fn arm(adder: &WatchAdder, directory: &Path) -> Armed {
     let mut armed = Armed::default();
     for _ in 0..SETTLE_ROUNDS {
         let place = DirectoryIdentity::resolve(directory);
-        let trail = trail::of(directory);
+        let trail = trail::resolve(directory);
         let path = armed.path.drain(..).map(|(wd, ..)| wd).chain(armed.main.take().map(|(wd, ..)| wd));
         let overtaken = std::mem::take(&mut armed.overtaken).into_iter().chain(path).collect();
         armed = Armed { overtaken, ..arm_trail(adder, &trail) };

@@ -36,7 +36,7 @@ impl Trail {
 }
 
 /// Resolves an absolute `path`.
-pub(super) fn of(path: &Path) -> Trail {
+pub(super) fn resolve(path: &Path) -> Trail {
     walk(PathBuf::from("/"), path)
 }
 
@@ -111,7 +111,7 @@ mod tests {
         symlink("..data/a.yaml", root.join("real/a.yaml")).unwrap();
         symlink("real", root.join("manifests")).unwrap();
 
-        let directory = of(&root.join("manifests"));
+        let directory = resolve(&root.join("manifests"));
         assert_eq!(directory.end, Some(root.join("real")));
         assert_eq!(names(&directory, &root), ["manifests@", "real"]);
 
@@ -125,8 +125,8 @@ mod tests {
         let root = root.path().canonicalize().unwrap();
         symlink("b", root.join("a")).unwrap();
         symlink("a", root.join("b")).unwrap();
-        assert_eq!(of(&root.join("a")).end, None);
-        let missing = of(&root.join("x/y/z"));
+        assert_eq!(resolve(&root.join("a")).end, None);
+        let missing = resolve(&root.join("x/y/z"));
         assert_eq!((missing.end.clone(), names(&missing, &root)), (None, vec!["x".to_owned()]));
     }
 }

@@ -283,7 +283,9 @@ impl Reporter {
     /// Reports that the OOM killer killed a process of a container other than its first one.
     pub fn report_survived(&self, pod: &PodState, id: &ContainerId, kills: u64) {
         let mut instances = pod.containers.iter().filter_map(|slot| Some((slot, slot.instance.as_ref()?)));
-        let Some((slot, instance)) = instances.find(|(_, one)| one.id == *id && one.is_running()) else { return };
+        let Some((slot, instance)) = instances.find(|(_, instance)| instance.id == *id && instance.is_running()) else {
+            return;
+        };
         let new = kills.saturating_sub(instance.oom_kills_survived);
         if new > 0 {
             let message =

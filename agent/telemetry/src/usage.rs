@@ -186,15 +186,15 @@ fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth, progress: &Progres
 
 fn of_pod(cgroups: &Cgroups, pod: &ObservedPod, depth: Depth) -> Option<PodUsage> {
     let uid = &pod.record.uid;
-    let running = || pod.containers.iter().filter_map(|(name, one)| Some((name, one, one.pid?)));
-    let container = |(name, one, _): (&String, &ObservedContainer, u32)| {
+    let running = || pod.containers.iter().filter_map(|(name, container)| Some((name, container, container.pid?)));
+    let container = |(name, container, _): (&String, &ObservedContainer, u32)| {
         let status = status_of(&pod.status, name);
         Some(ContainerUsage {
             name: name.clone(),
-            id: one.id.clone(),
+            id: container.id.clone(),
             image: status.map(|status| status.image.clone()).unwrap_or_default(),
             started: status.and_then(started),
-            group: cgroups.usage(Group::Container(uid, &one.id), depth)?,
+            group: cgroups.usage(Group::Container(uid, &container.id), depth)?,
         })
     };
     let containers: Vec<ContainerUsage> = running().filter_map(container).collect();
@@ -206,7 +206,8 @@ fn of_pod(cgroups: &Cgroups, pod: &ObservedPod, depth: Depth) -> Option<PodUsage
     Some(PodUsage {
         started: pod.status.start_time.as_ref().map(|time| time.0),
         group: cgroups.usage(Group::Pod(uid), depth),
-        interfaces: processes.find_map(|(_, one, pid)| interfaces_of(pid, &ContainerId::new(one.id.as_str()))),
+        interfaces: processes
+            .find_map(|(_, container, pid)| interfaces_of(pid, &ContainerId::new(container.id.as_str()))),
         record: Arc::clone(&pod.record),
         containers,
     })

@@ -64,8 +64,8 @@ async fn a_sandbox_is_made_once(node: &Node) -> Result<()> {
     node.act(&mut again, Action::PrepareSandbox).await?;
     let SandboxState::Ready(first) = &pod.sandbox else { anyhow::bail!("{:?}", pod.sandbox) };
     ensure!(first.sandbox.id.is_some() && pod.sandbox == again.sandbox, "{:?} {:?}", pod.sandbox, again.sandbox);
-    let found = Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await;
-    ensure!(found.as_ref() == Ok(&Some(Arc::clone(first))), "{found:?}");
+    let again = Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await;
+    ensure!(again.as_ref() == Ok(&Some(Arc::clone(first))), "{again:?}");
     ensure!(node.traces().await.contains(&pod.record.uid));
     node.tear_down(&mut pod).await?;
     node.tear_down(&mut pod).await
@@ -83,11 +83,11 @@ async fn an_image_is_found(node: &Node) -> Result<()> {
 
 async fn a_started_container_is_listed(node: &Node) -> Result<()> {
     let mut pod = node.running(Process::Obeys).await?;
-    let (instance, found) = (newest(&pod)?, node.only().await?);
-    let identity = &found.recorded.identity;
+    let (instance, container) = (newest(&pod)?, node.only().await?);
+    let identity = &container.recorded.identity;
     ensure!(
-        found.id == instance.id && found.id == ContainerId::derive(&pod.record.uid, "main", 0, pod.id_seed),
-        "{found:?}"
+        container.id == instance.id && container.id == ContainerId::derive(&pod.record.uid, "main", 0, pod.id_seed),
+        "{container:?}"
     );
     ensure!(
         identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid == pod.record.uid.as_str(),
@@ -95,12 +95,12 @@ async fn a_started_container_is_listed(node: &Node) -> Result<()> {
     );
     ensure!((identity.container.as_str(), identity.attempt, identity.init) == ("main", 0, false), "{identity:?}");
     ensure!(identity.fingerprint == instance.fingerprint && identity.sandbox == instance.sandbox, "{identity:?}");
-    ensure!(found.recorded.manifest == pod.record.manifest, "another manifest");
-    ensure!(found.recorded.state.exit.is_none() && found.recorded.state.started_at == instance.started_at);
-    ensure!(found.task == Some(Task::Running { pid: pid(&pod)? }) && found.has_snapshot, "{found:?}");
+    ensure!(container.recorded.manifest == pod.record.manifest, "another manifest");
+    ensure!(container.recorded.state.exit.is_none() && container.recorded.state.started_at == instance.started_at);
+    ensure!(container.task == Some(Task::Running { pid: pid(&pod)? }) && container.has_snapshot, "{container:?}");
     let processes = node.executor.processes();
-    ensure!(processes.in_container(&pod.record.uid, &found.id).is_some());
-    ensure!(processes.is_in_container(pid(&pod)?, &found.id));
+    ensure!(processes.in_container(&pod.record.uid, &container.id).is_some());
+    ensure!(processes.is_in_container(pid(&pod)?, &container.id));
     end(node, &mut pod).await
 }
 
@@ -129,14 +129,14 @@ async fn a_stopped_container_keeps_its_record(node: &Node) -> Result<()> {
     ensure!(node.wait_exit(&mut pod).await? == 143);
     let before = pod.clone();
     node.act(&mut pod, Action::Reap(MAIN)).await?;
-    let found = node.only().await?;
-    let exit = found.recorded.state.exit.clone().context("its exit is not recorded")?;
+    let container = node.only().await?;
+    let exit = container.recorded.state.exit.clone().context("its exit is not recorded")?;
     let task = node.shim_records_exits().then_some(Task::Stopped { code: 143, at: exit.finished_at });
-    ensure!(exit.code == 143 && found.task == task && !found.has_snapshot, "{found:?}");
+    ensure!(exit.code == 143 && container.task == task && !container.has_snapshot, "{container:?}");
     // Its answer may be lost.
     pod = before;
     node.act(&mut pod, Action::Reap(MAIN)).await?;
-    ensure!(node.only().await?.recorded.state == found.recorded.state);
+    ensure!(node.only().await?.recorded.state == container.recorded.state);
     node.tear_down(&mut pod).await
 }
 
@@ -179,9 +179,9 @@ async fn an_exit_is_recorded_before_anything_is_deleted(node: &Node) -> Result<(
     let exit = limpet_core::adopt::observed_exit(code, at);
     let recorded = Arc::clone(&node.executor).record_exit(before, MAIN, instance, exit).await;
     ensure!((recorded.code, recorded.finished_at) == (3, at), "{recorded:?}");
-    let found = node.only().await?;
-    ensure!(found.recorded.state.exit.as_ref() == Some(&recorded), "{:?}", found.recorded.state);
-    ensure!(found.task == Some(Task::Stopped { code: 3, at }) && found.has_snapshot, "{found:?}");
+    let container = node.only().await?;
+    ensure!(container.recorded.state.exit.as_ref() == Some(&recorded), "{:?}", container.recorded.state);
+    ensure!(container.task == Some(Task::Stopped { code: 3, at }) && container.has_snapshot, "{container:?}");
     node.wait_exit(&mut pod).await?;
     node.tear_down(&mut pod).await
 }
@@ -200,7 +200,7 @@ async fn an_older_instance_is_forgotten(node: &Node) -> Result<()> {
     ensure!(node.has_log(&stale) != Some(false), "no log of the first attempt");
     node.act(&mut pod, Action::Forget(MAIN)).await?;
     ensure!(pod.containers[MAIN].stale.is_empty());
-    let mut attempts: Vec<_> = node.list().await?.iter().map(|found| found.recorded.identity.attempt).collect();
+    let mut attempts: Vec<_> = node.list().await?.iter().map(|container| container.recorded.identity.attempt).collect();
     attempts.sort_unstable();
     ensure!(attempts == [1, 2], "{attempts:?}");
     ensure!(node.has_log(&stale) != Some(true), "the log of the first attempt stays");
@@ -211,9 +211,9 @@ async fn a_container_that_was_never_started_is_discarded(node: &Node) -> Result<
     let mut pod = node.pod(Process::Obeys)?;
     node.prepared(&mut pod).await?;
     let id = node.interrupt_start(&pod).await?;
-    let found = node.only().await?;
-    ensure!(found.id == id && found.recorded.state.started_at.is_none(), "{found:?}");
-    ensure!(found.task.is_none() && found.has_snapshot, "{found:?}");
+    let container = node.only().await?;
+    ensure!(container.id == id && container.recorded.state.started_at.is_none(), "{container:?}");
+    ensure!(container.task.is_none() && container.has_snapshot, "{container:?}");
     for _ in 0..2 {
         let outcome = Arc::clone(&node.executor).discard(MAIN, id.clone()).await;
         ensure!(matches!(outcome, Outcome::Discarded { gone: true, .. }), "{outcome:?}");
@@ -292,11 +292,11 @@ async fn a_container_is_resized_in_place(node: &Node) -> Result<()> {
         pod = before;
         node.act(&mut pod, Action::Resize(MAIN)).await?;
         ensure!(newest(&pod)?.fingerprint == pod.containers[MAIN].fingerprint && newest(&pod)?.fingerprint != first);
-        let found = node.only().await?;
-        ensure!(found.task == Some(Task::Running { pid }), "it was restarted");
-        ensure!(found.recorded.identity.fingerprint == pod.containers[MAIN].fingerprint, "not written down");
-        ensure!(found.recorded.manifest == pod.record.manifest && found.recorded.identity.resized_at.is_some());
-        let limits = node.limits_of(&found.id)?;
+        let container = node.only().await?;
+        ensure!(container.task == Some(Task::Running { pid }), "it was restarted");
+        ensure!(container.recorded.identity.fingerprint == pod.containers[MAIN].fingerprint, "not written down");
+        ensure!(container.recorded.manifest == pod.record.manifest && container.recorded.identity.resized_at.is_some());
+        let limits = node.limits_of(&container.id)?;
         ensure!(limits.is_none_or(|limits| limits == (quota, bytes)), "{limits:?}");
         let shrunk = self::limits(&pod);
         node.act(&mut pod, Action::UpdateCgroup(shrunk)).await?;

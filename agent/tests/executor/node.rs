@@ -319,9 +319,9 @@ impl Node {
 
     /// The only container of the node.
     pub(crate) async fn only(&self) -> Result<FoundContainer> {
-        let mut found = self.list().await?;
-        ensure!(found.len() == 1, "{found:?}");
-        found.pop().context("no container")
+        let mut containers = self.list().await?;
+        ensure!(containers.len() == 1, "{containers:?}");
+        containers.pop().context("no container")
     }
 
     /// The pods that have something on the node.
@@ -368,8 +368,8 @@ impl Node {
     /// The CPU quota and the bytes of memory that the container's cgroup allows; the simulated node has no such files.
     pub(crate) fn limits_of(&self, id: &ContainerId) -> Result<Option<(i64, i64)>> {
         let Ground::Real(real) = &self.ground else { return Ok(None) };
-        let own = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().contains(id.as_str()));
-        let dirs: Vec<PathBuf> = (real.cgroups)().into_iter().filter(own).collect();
+        let is_named = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().contains(id.as_str()));
+        let dirs: Vec<PathBuf> = (real.cgroups)().into_iter().filter(is_named).collect();
         let first = |files: [&str; 2]| {
             let paths = dirs.iter().flat_map(|dir| files.map(|file| dir.join(file)));
             let text = paths.filter_map(|path| fs::read_to_string(path).ok()).next().context("no such file")?;

@@ -249,14 +249,14 @@ impl Agent {
     pub(crate) fn unreported(&self) -> Vec<String> {
         let link = &self.member.as_ref().unwrap().link;
         let unsent = link.unsent(NODE);
-        let mut found = Vec::new();
+        let mut differences = Vec::new();
         if unsent != Unsent::default() {
-            found.push(format!("{unsent:?}"));
+            differences.push(format!("{unsent:?}"));
         }
         if !matches!(link.view().state, Connectivity::Online { .. }) {
-            found.push(format!("no connection: {:?}", link.view().state));
+            differences.push(format!("no connection: {:?}", link.view().state));
         }
-        found
+        differences
     }
 
     /// It ends as by SIGTERM.

@@ -46,7 +46,7 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
     let mains = spec.containers.iter().filter(|_| failed_init.is_none());
     let over = failed_init.is_some() || spec.containers.iter().all(stays);
     let authored = Authored::parse(&record.manifest);
-    let mut found = Vec::new();
+    let mut violations = Vec::new();
     // A sidecar that is replaced while the last of the others ends is not started again.
     let replaced = sidecars.iter().copied().filter(|_| !over);
     for container in inits.iter().copied().take(tried).chain(replaced).chain(mains) {
@@ -56,37 +56,37 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
         let for_good = code(container).is_some() && (failed_init.is_some() || stays(container));
         let ended_before = for_good && differs_in_cpu(record, container, ran);
         if wanted.as_ref() != Some(ran) && !ended_before {
-            found.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
+            violations.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
         }
     }
     // Sidecars run exactly as long as a regular container runs, or is to run again.
     let runs = |sidecar: &&&Container| newest.get(&sidecar.name).is_some_and(|(_, code)| code.is_none());
     for sidecar in sidecars.iter().filter(|sidecar| runs(sidecar) == over) {
-        found.push(format!("sidecar {}/{} runs: {}, its pod is over: {over}", record.key, sidecar.name, over));
+        violations.push(format!("sidecar {}/{} runs: {}, its pod is over: {over}", record.key, sidecar.name, over));
     }
     if failed_init.is_some() {
-        return found;
+        return violations;
     }
     let all = inits.iter().chain(&sidecars).copied().chain(&spec.containers);
     for container in all.filter(|container| !newest.contains_key(&container.name)) {
-        found.push(format!("{}/{} has never run", record.key, container.name));
+        violations.push(format!("{}/{} has never run", record.key, container.name));
     }
     for container in spec.containers.iter().filter(|container| code(container).is_some() && !stays(container)) {
-        found.push(format!("{}/{} has ended and does not run, with policy {policy}", record.key, container.name));
+        violations.push(format!("{}/{} has ended and does not run, with policy {policy}", record.key, container.name));
     }
-    found
+    violations
 }
 
 /// Whether `version` is the container's but for its limit of cpu.
 fn differs_in_cpu(record: &PodRecord, container: &Container, version: &str) -> bool {
-    let of = |cpu: &u32| {
-        let mut one = json!({ "name": container.name, "image": container.image });
+    let version_with = |cpu: &u32| {
+        let mut edited = json!({ "name": container.name, "image": container.image });
         if *cpu > 0 {
-            one["resources"] = json!({ "limits": { "cpu": format!("{cpu}m") } });
+            edited["resources"] = json!({ "limits": { "cpu": format!("{cpu}m") } });
         }
-        let manifest = json!({ "spec": { "containers": [one] } }).to_string();
+        let manifest = json!({ "spec": { "containers": [edited] } }).to_string();
         Authored::parse(manifest.as_bytes()).container(&container.name).map(AuthoredContainer::fingerprint)
     };
-    let is_main = record.spec().containers.iter().any(|one| one.name == container.name);
-    is_main && CPUS.iter().any(|cpu| of(cpu).as_deref() == Some(version))
+    let is_main = record.spec().containers.iter().any(|main| main.name == container.name);
+    is_main && CPUS.iter().any(|cpu| version_with(cpu).as_deref() == Some(version))
 }

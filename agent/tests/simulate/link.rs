@@ -371,7 +371,9 @@ impl Node {
         self.note("the node is taken for lost".to_owned());
         for (name, mut pod) in self.server.pods() {
             let conditions = pod["status"]["conditions"].as_array_mut();
-            let Some(ready) = conditions.into_iter().flatten().find(|one| one["type"] == "Ready") else { continue };
+            let Some(ready) = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready") else {
+                continue;
+            };
             ready["status"] = json!("False");
             self.server.store(&format!("{PODS}/{name}"), pod);
         }

@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     };
     if let Some(seed) = value("--seed") {
         let Ok(seed) = seed.parse() else { return usage() };
-        return one(chosen.0, seed, arguments.iter().any(|argument| argument == "--trace"));
+        return run_seed(chosen.0, seed, arguments.iter().any(|argument| argument == "--trace"));
     }
     match value("--seeds").map(range) {
         Some(Some(seeds)) => many(chosen, seeds),
@@ -87,7 +87,7 @@ fn range(text: &str) -> Option<Range<u64>> {
     Some(begin.parse().ok()?..end.parse().ok()?)
 }
 
-fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
+fn run_seed(run: Run, seed: u64, trace: bool) -> ExitCode {
     let report = bounded(run, seed, trace);
     report.trace.iter().for_each(|line| println!("{line}"));
     match report.violations.as_slice() {

@@ -12,7 +12,7 @@ pub(crate) struct Made {
     sidecars: Vec<bool>,
     mains: usize,
     /// The restart policy of each main container, if it has its own.
-    own: Vec<Option<&'static str>>,
+    policies: Vec<Option<&'static str>>,
     /// Whether an exit of each main container with another code than 0 restarts all of them.
     restarts_all: Vec<bool>,
     /// The first main container has the node's address in its environment.
@@ -53,7 +53,7 @@ impl Made {
             inits,
             sidecars: (0..inits).map(|_| rng.bool()).collect(),
             mains,
-            own: (0..mains)
+            policies: (0..mains)
                 .map(|_| rng.choice([None, None, None, None, Some("Always"), Some("Never")]).flatten())
                 .collect(),
             restarts_all: (0..mains).map(|_| rng.u32(0..8) == 0).collect(),
@@ -114,9 +114,9 @@ impl Made {
             for (name, _) in [("postStart", post_start), ("preStop", pre_stop)].iter().filter(|(_, has)| *has) {
                 main["lifecycle"][*name] = json!({ "exec": { "command": ["/bin/true"] } });
             }
-            let mut main = with_policy(main, self.own[index]);
+            let mut main = with_policy(main, self.policies[index]);
             if self.restarts_all[index] {
-                main["restartPolicy"] = self.own[index].unwrap_or("Never").into();
+                main["restartPolicy"] = self.policies[index].unwrap_or("Never").into();
                 let codes = json!({ "operator": "NotIn", "values": [0] });
                 main["restartPolicyRules"] = json!([{ "action": "RestartAllContainers", "exitCodes": codes }]);
             }

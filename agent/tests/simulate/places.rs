@@ -23,16 +23,17 @@ pub(crate) fn contradictions<'a>(most: Option<usize>, pods: impl Iterator<Item =
     let (waiting, others): (Vec<_>, Vec<_>) = pods.partition(|pod| waits(pod));
     let has_place = |pod: &&&Arc<ObservedPod>| matches!(pod.status.phase.as_deref(), Some("Pending" | "Running"));
     let taken: Vec<_> = others.iter().filter(has_place).collect();
-    let mut found = Vec::new();
-    for one in waiting {
+    let mut violations = Vec::new();
+    for pod in waiting {
         if most.is_none_or(|most| taken.len() < most) {
-            found.push(format!("{} waits for a place, and {} of {most:?} are taken", one.record.key, taken.len()));
+            violations.push(format!("{} waits for a place, and {} of {most:?} are taken", pod.record.key, taken.len()));
         }
-        for other in taken.iter().filter(|other| preempts(&one.record, &other.record)) {
-            found.push(format!("{} waits for a place, and {} does not end for it", one.record.key, other.record.key));
+        for other in taken.iter().filter(|other| preempts(&pod.record, &other.record)) {
+            violations
+                .push(format!("{} waits for a place, and {} does not end for it", pod.record.key, other.record.key));
         }
     }
-    found
+    violations
 }
 
 fn waits(pod: &ObservedPod) -> bool {

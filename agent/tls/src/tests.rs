@@ -39,13 +39,13 @@ fn outcome(named: &[&CertificateDer<'static>], shown: &CertificateDer<'_>, name:
 #[test]
 fn a_certificate_that_is_named_is_accepted_for_its_names_and_its_time() {
     use CertificateError::{Expired, InvalidPurpose, NotValidYet};
-    let (own, _) = made(|_| ());
+    let (self_signed, _) = made(|_| ());
     let (other, _) = made(|_| ());
     let (leaf, _) = made(|params| params.is_ca = IsCa::ExplicitNoCa);
     let usage = |usage| move |params: &mut CertificateParams| params.extended_key_usages = vec![usage];
     let (of_server, _) = made(usage(ExtendedKeyUsagePurpose::ServerAuth));
     let (of_client, _) = made(usage(ExtendedKeyUsagePurpose::ClientAuth));
-    for named in [&own, &leaf, &of_server] {
+    for named in [&self_signed, &leaf, &of_server] {
         assert_eq!(outcome(&[&other, named], named, "server", 5), Ok(()));
         assert_eq!(outcome(&[named], named, "127.0.0.1", 5), Ok(()));
         assert_eq!(outcome(&[named], named, "server", -1), Err(NotValidYet.into()));
@@ -59,10 +59,10 @@ fn a_certificate_that_is_named_is_accepted_for_its_names_and_its_time() {
 
 #[test]
 fn certificates_that_cannot_be_used_are_left_out_unless_all_are() {
-    let (own, _) = made(|_| ());
+    let (self_signed, _) = made(|_| ());
     let broken = CertificateDer::from(b"der".to_vec());
-    assert_eq!(outcome(&[&broken, &own], &own, "server", 5), Ok(()));
-    let error = outcome(&[&broken], &own, "server", 5).unwrap_err().to_string();
+    assert_eq!(outcome(&[&broken, &self_signed], &self_signed, "server", 5), Ok(()));
+    let error = outcome(&[&broken], &self_signed, "server", 5).unwrap_err().to_string();
     assert!(error.contains("no certificate of the authorities can be used"), "{error}");
 }
 

@@ -54,9 +54,9 @@ pub async fn read(
     Ok(pods)
 }
 
-async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], node_name: &str) -> Vec<PodState> {
+async fn incarnations(executor: &Arc<dyn Executor>, listed: &[FoundContainer], node_name: &str) -> Vec<PodState> {
     let mut by_uid: BTreeMap<&str, Vec<FoundContainer>> = BTreeMap::new();
-    for container in found {
+    for container in listed {
         by_uid.entry(&container.recorded.identity.uid).or_default().push(container.clone());
     }
     let mut incarnations = Vec::new();
@@ -79,11 +79,11 @@ async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], no
 pub fn take_over(
     executor: &dyn Executor,
     pod: &mut PodState,
-    found: Vec<FoundContainer>,
+    containers: Vec<FoundContainer>,
     now: Now,
 ) -> Vec<ContainerId> {
     let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
-    let never_ran = adopt(pod, found, executor.processes(), now);
+    let never_ran = adopt(pod, containers, executor.processes(), now);
     let record = Arc::clone(&pod.record);
     executor.adopt_pod(&record);
     let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
@@ -99,8 +99,8 @@ fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
 }
 
 /// Restores the pod from the newest manifest that is recorded on its containers.
-fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
-    let newest = found.iter().max_by_key(|container| {
+fn restore(containers: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
+    let newest = containers.iter().max_by_key(|container| {
         let Recorded { identity, state, .. } = &container.recorded;
         (state.started_at.max(identity.resized_at), identity.attempt)
     })?;

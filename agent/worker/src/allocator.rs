@@ -127,8 +127,9 @@ pub struct AllocationGuard {
 
 impl AllocationGuard {
     /// Records what a found pod's incarnations use.
-    pub fn adopt<'a>(&self, found: impl Iterator<Item = &'a PodState>) {
-        self.node.decide(|state, plugins| PodAllocation::adopt(&mut state.allocations, plugins, &self.key, found));
+    pub fn adopt<'a>(&self, incarnations: impl Iterator<Item = &'a PodState>) {
+        self.node
+            .decide(|state, plugins| PodAllocation::adopt(&mut state.allocations, plugins, &self.key, incarnations));
     }
 
     /// Decides whether the node admits the pod now, and adjusts its allocations. `alone` means that no other

@@ -153,7 +153,7 @@ impl FakeExecutor {
             }
             Action::Resize(index) => {
                 let slot = &pod.containers[index];
-                let id = slot.instance.as_ref().map_or(ContainerId::new(""), |one| one.id.clone());
+                let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
                 let resized = self.done("Resize", |world| world.resize(&pod, slot, &id)).await;
                 Outcome::Resized { index, id, result: resized.flatten() }
             }
@@ -162,7 +162,7 @@ impl FakeExecutor {
             Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
             Action::Probe(index, kind, _) => self.probe(&pod, index, kind).await,
             Action::RecordProbes(index, record) => {
-                let id = pod.containers[index].instance.as_ref().map(|one| one.id.clone());
+                let id = pod.containers[index].instance.as_ref().map(|instance| instance.id.clone());
                 let id = id.unwrap_or_else(|| ContainerId::new(""));
                 let written = self.done("RecordProbes", |world| world.record_probes(&id, record)).await;
                 Outcome::ProbesRecorded { index, id, done: written.is_ok() }
@@ -170,7 +170,8 @@ impl FakeExecutor {
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => {
-                let stale: Vec<ContainerId> = pod.containers[index].stale.iter().map(|one| one.id.clone()).collect();
+                let stale: Vec<ContainerId> =
+                    pod.containers[index].stale.iter().map(|instance| instance.id.clone()).collect();
                 let forgotten = self.done("Forget", |world| world.remove_containers(&stale)).await;
                 Outcome::Forgotten { index, ids: forgotten.map(|()| stale).unwrap_or_default() }
             }

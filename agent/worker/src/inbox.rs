@@ -87,7 +87,7 @@ pub struct Messages {
     /// The last report about each container's logger, by container name.
     pub loggers: BTreeMap<String, String>,
     /// containerd's complete view of the pod's containers, just read.
-    pub found: Option<Vec<FoundContainer>>,
+    pub containers: Option<Vec<FoundContainer>>,
 }
 
 impl Messages {

@@ -124,8 +124,8 @@ impl Supervisor {
 
     /// The pods of workloads that were running when the agent started, for their controllers.
     pub fn adopted(&mut self) -> Adopted {
-        let (found, adopted) = oneshot::channel();
-        self.found_workloads = Some(found);
+        let (sender, adopted) = oneshot::channel();
+        self.found_workloads = Some(sender);
         adopted
     }
 

@@ -45,7 +45,7 @@ pub struct Workloads {
     /// Present until the running pods are known.
     adopted: Option<Adopted>,
     /// Running pods that are known, but were not passed to the controllers yet.
-    found: Option<Vec<Arc<PodRecord>>>,
+    records: Option<Vec<Arc<PodRecord>>>,
     saving: Option<BoxFuture<'static, ()>>,
     volumes: ClaimedVolumes,
 }
@@ -61,7 +61,7 @@ impl Workloads {
         volumes: ClaimedVolumes,
     ) -> Self {
         let (changes, adopted) = (observed.changes(), Some(adopted));
-        Self { controllers, ledger, observed, events, changes, adopted, found: None, saving: None, volumes }
+        Self { controllers, ledger, observed, events, changes, adopted, records: None, saving: None, volumes }
     }
 
     /// Resolves when controllers may decide differently, although no source has published. Cancel safe.
@@ -83,7 +83,7 @@ impl Workloads {
         };
         tokio::select! {
             true = self.changes.next(), if follows => {}
-            found = received(&mut self.adopted), if follows => self.receive(found),
+            records = received(&mut self.adopted), if follows => self.receive(records),
             () = is_due => {}
             () = self.volumes.done() => {}
             else => std::future::pending().await,
@@ -98,10 +98,10 @@ impl Workloads {
     /// The snapshots with the pods of workloads.
     pub(crate) fn expand(&mut self, snapshots: Snapshots) -> Snapshots {
         if self.saving.is_none() {
-            if let Some(found) = self.adopted.as_mut().and_then(|adopted| adopted.try_recv().ok()) {
-                self.receive(found);
+            if let Some(records) = self.adopted.as_mut().and_then(|adopted| adopted.try_recv().ok()) {
+                self.receive(records);
             }
-            let (adopted, now) = (self.found.take(), self.ledger.now());
+            let (adopted, now) = (self.records.take(), self.ledger.now());
             let changes = self.controllers.turn(&snapshots, &self.observed.load(), adopted, now);
             match changes.is_empty() {
                 true => self.report(),
@@ -112,10 +112,10 @@ impl Workloads {
         self.volumes.expand(snapshots, &self.observed.load())
     }
 
-    fn receive(&mut self, found: Vec<Arc<PodRecord>>) {
+    fn receive(&mut self, records: Vec<Arc<PodRecord>>) {
         self.adopted = None;
-        self.volumes.adopt(&found);
-        self.found = Some(found);
+        self.volumes.adopt(&records);
+        self.records = Some(records);
     }
 
     /// Records what the controllers report as events, and logs it.
@@ -141,7 +141,7 @@ impl Workloads {
 async fn received(adopted: &mut Option<Adopted>) -> Vec<Arc<PodRecord>> {
     match adopted {
         Some(receiver) => match receiver.await {
-            Ok(found) => found,
+            Ok(records) => records,
             Err(_) => std::future::pending().await,
         },
         None => std::future::pending().await,

@@ -94,7 +94,7 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    pub(crate) fn of(base: &Path) -> Self {
+    pub(crate) fn below(base: &Path) -> Self {
         let above = base.join("above");
         Self { manifests: above.join("manifests"), above, config: base.join("config"), outside: base.join("outside") }
     }
@@ -113,7 +113,7 @@ impl Paths {
 }
 
 fn operate(operation: &str, base: &Path) -> io::Result<()> {
-    let at = Paths::of(base);
+    let at = Paths::below(base);
     let (web, new, other) = (at.manifests.join("web.yaml"), at.manifests.join("new"), at.outside.join("other"));
     match operation {
         "nothing" => Ok(()),

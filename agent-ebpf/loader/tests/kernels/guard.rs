@@ -66,7 +66,7 @@ fn rules_for(mode: GuardMode, names: &[String]) -> Result<(Vec<PathBuf>, GuardRu
     let (mut bases, mut guarded) = (Vec::new(), Vec::new());
     for name in names {
         let base = Path::new("/tmp").join(name);
-        let paths = Paths::of(&base);
+        let paths = Paths::below(&base);
         paths.create().map_err(to_text)?;
         guarded.push(Guarded::directory(&paths.manifests).map_err(to_text)?);
         guarded.push(Guarded::file(&paths.config).map_err(to_text)?);
@@ -191,7 +191,7 @@ pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
     expect_done("trusted", "open", &base)?;
     drop(loaded);
     strict.allowed_cgroups.clear();
-    strict.allowed_executables = vec![InodeId::of(Path::new("/proc/self/exe")).map_err(to_text)?];
+    strict.allowed_executables = vec![InodeId::read(Path::new("/proc/self/exe")).map_err(to_text)?];
     let loaded = guarded(kernel, &strict)?;
     expect_done(OUTSIDE, "open", &base)?;
     // An allowed executable in a pod is a container's copy of it, or an attack.
@@ -204,7 +204,7 @@ pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
 pub(crate) fn from_pods(kernel: &Kernel) -> CaseResult {
     for mode in [GuardMode::Containers, GuardMode::Strict] {
         let (base, mut rules) = rules(mode, &format!("host-{}", mode.name()))?;
-        let paths = Paths::of(&base);
+        let paths = Paths::below(&base);
         rules.guarded = vec![Guarded::directory(&paths.manifests).map_err(to_text)?.from_pods()];
         rules.guarded.extend(ancestors(&paths.manifests).map_err(to_text)?.into_iter().map(Guarded::from_pods));
         rules.guarded.push(Guarded::file(&paths.config).map_err(to_text)?);
@@ -222,7 +222,7 @@ pub(crate) fn from_pods(kernel: &Kernel) -> CaseResult {
         drop(loaded);
     }
     let (base, mut rules) = rules(GuardMode::Strict, "both")?;
-    let manifests = Paths::of(&base).manifests;
+    let manifests = Paths::below(&base).manifests;
     let both = [Guarded::file(&manifests.join("web.yaml")), Guarded::directory(&manifests)];
     for guarded in both {
         rules.guarded.push(guarded.map_err(to_text)?.from_pods());
@@ -290,7 +290,7 @@ pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
         other => return Err(format!("armed without a hook: {other:?}")),
     }
     drop(third);
-    if std::fs::read_dir(Paths::of(&base).manifests).map_err(to_text)?.count() != 2 {
+    if std::fs::read_dir(Paths::below(&base).manifests).map_err(to_text)?.count() != 2 {
         return Err("the trial left files in the directory".to_owned());
     }
     expect_refused(POD, "mkdir", &base)?;

@@ -131,7 +131,7 @@ fn to_text(error: impl std::fmt::Display) -> String {
 
 /// The first event that `accept` takes.
 async fn event<T>(events: &mut Events, what: &str, accept: impl Fn(Event) -> Option<T>) -> Result<T, String> {
-    let found = async {
+    let matching = async {
         loop {
             let event = events.next().await.map_err(to_text)?;
             if let Some(accepted) = accept(event) {
@@ -139,7 +139,7 @@ async fn event<T>(events: &mut Events, what: &str, accept: impl Fn(Event) -> Opt
             }
         }
     };
-    tokio::time::timeout(SOON, found).await.map_err(|_| format!("no event within {SOON:?}: {what}"))?
+    tokio::time::timeout(SOON, matching).await.map_err(|_| format!("no event within {SOON:?}: {what}"))?
 }
 
 fn failures(loaded: &Loaded, purpose: Purpose) -> Vec<&ProgramState> {

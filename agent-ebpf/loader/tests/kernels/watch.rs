@@ -23,7 +23,7 @@ struct Watched {
 impl Watched {
     fn watch(&mut self, directory: &Path) -> Result<(), String> {
         inotify::add_watch(&self.watches, directory, WatchFlags::CLOSE_WRITE).map_err(to_text)?;
-        self.loaded.watch(InodeId::of(directory).map_err(to_text)?).map_err(to_text)
+        self.loaded.watch(InodeId::read(directory).map_err(to_text)?).map_err(to_text)
     }
 }
 
@@ -35,7 +35,7 @@ fn watched(kernel: &Kernel, name: &str) -> Result<Watched, String> {
     }
     let events = loaded.events().map_err(to_text)?.ok_or("no events")?;
     let base = Path::new("/tmp").join(name);
-    let paths = Paths::of(&base);
+    let paths = Paths::below(&base);
     paths.create().map_err(to_text)?;
     let watches = inotify::init(CreateFlags::CLOEXEC).map_err(to_text)?;
     let manifests = paths.manifests.clone();
@@ -49,7 +49,7 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> CaseResult {
     block_on(async {
         let mut watched = watched(kernel, "short-lived")?;
         let cgroup = machine::cgroup("writers")?;
-        let own = std::env::current_exe().ok().map(|path| path.display().to_string());
+        let this_program = std::env::current_exe().ok().map(|path| path.display().to_string());
         let mut known = 0;
         for _ in 0..WRITERS {
             let mut writer = act::start("writers", "rename within", &watched.base)?;
@@ -63,7 +63,7 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> CaseResult {
             let (actor, program) = actor.await?;
             let parent = Some(std::process::id());
             let is_known = (actor.pid, actor.parent, actor.uid, actor.cgroup) == (writer.id(), parent, 0, cgroup);
-            known += usize::from(is_known && program == own);
+            known += usize::from(is_known && program == this_program);
             std::fs::rename(watched.paths.manifests.join("new"), watched.paths.manifests.join("web.yaml"))
                 .map_err(to_text)?;
             event(&mut watched.events, "the way back", |event| match event {
@@ -96,7 +96,7 @@ pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
         for (operation, wanted) in expected {
             // A directory of its own each: its setup is not watched yet.
             let base = Path::new("/tmp").join(format!("each {operation}"));
-            let paths = Paths::of(&base);
+            let paths = Paths::below(&base);
             paths.create().map_err(to_text)?;
             watched.watch(&paths.manifests)?;
             let mut writer = act::start(act::OUTSIDE, operation, &base)?;
@@ -108,7 +108,7 @@ pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
                 });
                 let change = change.await?;
                 let is_wanted = change.operation == *what && change.name == name.as_bytes();
-                let is_there = InodeId::of(&paths.manifests).is_ok_and(|id| id == change.directory);
+                let is_there = InodeId::read(&paths.manifests).is_ok_and(|id| id == change.directory);
                 if !is_wanted || !is_there || change.actor.pid != writer.id() {
                     return Err(format!("{operation}: {change:?}, expected {what:?} of {name} by {}", writer.id()));
                 }

@@ -12,8 +12,8 @@ use super::*;
 use crate::request::{Resource, Selector, WatchFrom};
 use crate::watch::Change;
 
-/// The headers of a request with the credentials that `of` makes of a kubeconfig whose user has this line.
-async fn headers(user: &str, of: impl Fn(Credentials) -> Credentials) -> String {
+/// The headers of a request with the credentials that `change` makes of a kubeconfig whose user has this line.
+async fn headers(user: &str, change: impl Fn(Credentials) -> Credentials) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
@@ -25,7 +25,7 @@ async fn headers(user: &str, of: impl Fn(Credentials) -> Credentials) -> String 
         listener.local_addr().unwrap()
     );
     std::fs::write(&path, text).unwrap();
-    let client = of(Credentials::read(&path, None).unwrap()).client().unwrap();
+    let client = change(Credentials::read(&path, None).unwrap()).client().unwrap();
     let answer = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut request = vec![0; 4_096];

@@ -205,9 +205,9 @@ fn contents(from: &File, mut to: &File, mut copied: impl FnMut(u64)) -> io::Resu
 fn create(to: Target<'_>) -> io::Result<File> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(to.directory, to.name, flags, Mode::empty()) {
-        Ok(found) => match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
+        Ok(file) => match FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) {
             FileType::Directory => return Err(Errno::ISDIR.into()),
-            FileType::RegularFile => match reopened(&found, OFlags::WRONLY | OFlags::TRUNC) {
+            FileType::RegularFile => match reopened(&file, OFlags::WRONLY | OFlags::TRUNC) {
                 // The file is a running program, so it is replaced; its next start uses the copy.
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
                 opened => return opened,

@@ -103,7 +103,7 @@ fn effect(pod: &PodDiffDocument, screen: Screen) -> String {
 fn update(pod: &PodDiffDocument, screen: Screen) -> String {
     let kept = match &pod.keeps[..] {
         [] => "the pod's address and volumes".to_owned(),
-        [one] => format!("container {one}, the pod's address and volumes"),
+        [name] => format!("container {name}, the pod's address and volumes"),
         many => format!("containers {}, the pod's address and volumes", many.join(", ")),
     };
     let restarted = |name: &String| {
@@ -162,7 +162,7 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
         _ => "",
     };
     let is_workload = ObjectKind::from_name(&object.kind).is_some_and(ObjectKind::is_workload);
-    let rows: Vec<(String, String)> = object.values.iter().map(|one| value(one, is_workload)).collect();
+    let rows: Vec<(String, String)> = object.values.iter().map(|change| value(change, is_workload)).collect();
     let mut page =
         format!("{} {name} ({} {}{state})\n{}", object.kind, object.source, printable(&object.origin), columns(&rows));
     if is_workload {

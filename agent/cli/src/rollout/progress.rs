@@ -182,12 +182,12 @@ mod tests {
             (vec![new(Some(0)), new(Some(997))], "1 of 2 updated replicas are available...", Some(7)),
         ];
         for (pods, message, again) in table {
-            let found = rollout.progress(pods.iter(), NOW);
+            let progress = rollout.progress(pods.iter(), NOW);
             let message = format!("Waiting for deployment \"web\" rollout to finish: {message}");
-            assert_eq!(found, Progress { message, is_done: false, again: again.map(Duration::from_secs) });
+            assert_eq!(progress, Progress { message, is_done: false, again: again.map(Duration::from_secs) });
         }
-        let found = rollout.progress([new(Some(0)), new(Some(990))].iter(), NOW);
-        assert_eq!((found.message.as_str(), found.is_done), ("deployment \"web\" successfully rolled out", true));
+        let progress = rollout.progress([new(Some(0)), new(Some(990))].iter(), NOW);
+        assert_eq!((progress.message.as_str(), progress.is_done), ("deployment \"web\" successfully rolled out", true));
     }
 
     #[test]

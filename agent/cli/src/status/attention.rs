@@ -43,7 +43,7 @@ pub(super) fn points(
     for condition in status.conditions.iter().flatten() {
         points.push(format!("the node has {}; see: limpet events", condition.as_str()));
     }
-    sources.iter().for_each(|one| of_source(one, now, &mut points));
+    sources.iter().for_each(|source| of_source(source, now, &mut points));
     of_pods(pods, &mut points);
     points
 }

@@ -108,7 +108,7 @@ fn files(pod_logs: &Path) -> io::Result<Vec<PathBuf>> {
             let logs = std::fs::read_dir(container.path()).into_iter().flatten().flatten();
             let mut logs: Vec<(u64, PathBuf)> =
                 logs.filter_map(|log| Some((instance(&log.path())?, log.path()))).collect();
-            logs.sort_unstable_by(|one, other| other.cmp(one));
+            logs.sort_unstable_by(|left, other| other.cmp(left));
             newest.extend(logs.into_iter().take(MAX_INSTANCES).map(|(_, path)| path));
         }
     }

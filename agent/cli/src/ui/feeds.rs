@@ -32,7 +32,7 @@ const LONGEST_LINE: usize = 8 << 10;
 /// The task that follows one stream; dropping it ends the task.
 #[derive(Debug)]
 struct Follower<T> {
-    of: T,
+    subject: T,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -59,20 +59,20 @@ impl Feeds {
     /// Follows exactly the `wanted` data.
     pub(super) fn want(&mut self, wanted: Subscriptions) {
         let (client, news) = (&self.client, &self.news);
-        let begin = |of: EventsOf| spawn(follow_events(client.clone(), of, news.clone()));
+        let begin = |subject: EventsOf| spawn(follow_events(client.clone(), subject, news.clone()));
         replace(&mut self.events, wanted.events, begin);
-        let begin = |of: LogOf| spawn(follow_log(client.clone(), of, news.clone()));
+        let begin = |subject: LogOf| spawn(follow_log(client.clone(), subject, news.clone()));
         replace(&mut self.log, wanted.log, begin);
         replace(&mut self.usage, wanted.usage, |_| spawn(follow_usage(client.clone(), news.clone())));
         match (wanted.detail, &self.detail) {
             (None, _) => self.detail = None,
-            (Some((of, revision)), Some((follower, revisions))) if follower.of == of => {
+            (Some((subject, revision)), Some((follower, revisions))) if follower.subject == subject => {
                 revisions.send_if_modified(|last| std::mem::replace(last, revision) != revision);
             }
-            (Some((of, revision)), _) => {
+            (Some((subject, revision)), _) => {
                 let (revisions, changed) = watch::channel(revision);
-                let task = spawn(follow_detail(client.clone(), of.clone(), changed, news.clone()));
-                self.detail = Some((Follower { of, _task: task }, revisions));
+                let task = spawn(follow_detail(client.clone(), subject.clone(), changed, news.clone()));
+                self.detail = Some((Follower { subject, _task: task }, revisions));
             }
         }
     }
@@ -90,8 +90,8 @@ fn replace<T: Clone + PartialEq>(
     wanted: Option<T>,
     begin: impl FnOnce(T) -> AbortOnDropHandle<()>,
 ) {
-    if now.as_ref().map(|follower| &follower.of) != wanted.as_ref() {
-        *now = wanted.map(|of| Follower { of: of.clone(), _task: begin(of) });
+    if now.as_ref().map(|follower| &follower.subject) != wanted.as_ref() {
+        *now = wanted.map(|subject| Follower { subject: subject.clone(), _task: begin(subject) });
     }
 }
 
@@ -152,44 +152,44 @@ fn existing(socket: &Path) -> PathBuf {
     above.into_iter().find(|dir| dir.is_dir()).unwrap_or(Path::new("/")).to_owned()
 }
 
-async fn follow_events(client: SocketClient, of: EventsOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
-    let about = of.pod.as_ref().map(|(namespace, name)| format!("&pod={namespace}/{name}")).unwrap_or_default();
+async fn follow_events(client: SocketClient, subject: EventsOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
+    let about = subject.pod.as_ref().map(|(namespace, name)| format!("&pod={namespace}/{name}")).unwrap_or_default();
     // If this stream ends, the stream of pods has ended too, and its task handles that.
     let mut events = client.lines(&format!("/limpet/v1/events?watch=1{about}")).await.ok()?;
     loop {
         let event = events.next().await.ok()??;
-        news.send(Feed::Event(of.clone(), Box::new(event))).await.ok()?;
+        news.send(Feed::Event(subject.clone(), Box::new(event))).await.ok()?;
     }
 }
 
 async fn follow_detail(
     client: SocketClient,
-    of: DetailOf,
+    subject: DetailOf,
     mut changed: watch::Receiver<u64>,
     news: mpsc::Sender<Feed>,
 ) -> Option<Infallible> {
-    let path = format!("/limpet/v1/pods/{}/{}/describe", of.pod.0, of.pod.1);
+    let path = format!("/limpet/v1/pods/{}/{}/describe", subject.pod.0, subject.pod.1);
     loop {
         changed.borrow_and_update();
         let document = client.get_json(&path).await.map(Box::new).map_err(|error| error.to_string());
-        news.send(Feed::Detail(of.clone(), document)).await.ok()?;
+        news.send(Feed::Detail(subject.clone(), document)).await.ok()?;
         changed.changed().await.ok()?;
         tokio::time::sleep(DESCRIPTION_INTERVAL).await;
     }
 }
 
-async fn follow_log(client: SocketClient, of: LogOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
-    let why = match read_log(&client, &of, &news).await {
+async fn follow_log(client: SocketClient, subject: LogOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
+    let why = match read_log(&client, &subject, &news).await {
         Ok(()) => "ended".to_owned(),
         Err(error) => error.to_string(),
     };
-    news.send(Feed::LogEnd(of, why)).await.ok()?;
+    news.send(Feed::LogEnd(subject, why)).await.ok()?;
     None
 }
 
-async fn read_log(client: &SocketClient, of: &LogOf, news: &mpsc::Sender<Feed>) -> Result<(), CliError> {
-    let ((namespace, name), previous) = (&of.pod, if of.previous { "&previous=true" } else { "" });
-    let container = &of.container;
+async fn read_log(client: &SocketClient, subject: &LogOf, news: &mpsc::Sender<Feed>) -> Result<(), CliError> {
+    let ((namespace, name), previous) = (&subject.pod, if subject.previous { "&previous=true" } else { "" });
+    let container = &subject.container;
     let path = format!("/containerLogs/{namespace}/{name}/{container}?follow=true&tailLines={LOG_LINES}{previous}");
     let mut body = client.accepted(client.get(&path).await?).await?.into_body();
     let mut pending: Vec<u8> = Vec::new();
@@ -200,12 +200,12 @@ async fn read_log(client: &SocketClient, of: &LogOf, news: &mpsc::Sender<Feed>) 
         };
         pending.extend(frame.map_err(broken)?.data_ref().into_iter().flatten());
         let lines = whole_lines(&mut pending);
-        if !lines.is_empty() && news.send(Feed::Log(of.clone(), lines)).await.is_err() {
+        if !lines.is_empty() && news.send(Feed::Log(subject.clone(), lines)).await.is_err() {
             return Ok(());
         }
     }
     if !pending.is_empty() {
-        let _ = news.send(Feed::Log(of.clone(), vec![log_line(&pending)])).await;
+        let _ = news.send(Feed::Log(subject.clone(), vec![log_line(&pending)])).await;
     }
     Ok(())
 }

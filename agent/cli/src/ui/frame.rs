@@ -55,8 +55,13 @@ fn title(ui: &Ui) -> String {
         None => format!("pods: {} of {}{filter}", ui.ids.len(), ui.pods.len()),
         Some(View::Detail(id, _)) => format!("pod {}", pod(id)),
         Some(View::Log(log)) => {
-            let which = if log.of.previous { ", previous instance" } else { "" };
-            format!("log of {} {}{which}: {}", pod(&log.of.pod), printable(&log.of.container), printable(&log.state))
+            let which = if log.subject.previous { ", previous instance" } else { "" };
+            format!(
+                "log of {} {}{which}: {}",
+                pod(&log.subject.pod),
+                printable(&log.subject.container),
+                printable(&log.state)
+            )
         }
         Some(View::Events(page)) => format!("events: {}{filter}", page.lines.len()),
         Some(View::Usage(_)) => "usage".to_owned(),

@@ -87,8 +87,8 @@ fn is_blank(cell: &Cell) -> bool {
     cell.symbol() == " " && !cell.modifier.contains(Modifier::REVERSED)
 }
 
-fn same(one: &Cell, other: &Cell) -> bool {
-    one == other || (is_blank(one) && is_blank(other))
+fn same(left: &Cell, other: &Cell) -> bool {
+    left == other || (is_blank(left) && is_blank(other))
 }
 
 /// The row's length without the blanks at its end.

@@ -134,7 +134,7 @@ impl Ui {
                 events: events(Some(pod.clone())),
                 ..Subscriptions::default()
             },
-            Some(View::Log(log)) => Subscriptions { log: Some(log.of.clone()), ..Subscriptions::default() },
+            Some(View::Log(log)) => Subscriptions { log: Some(log.subject.clone()), ..Subscriptions::default() },
             Some(View::Events(_)) => Subscriptions { events: events(None), ..Subscriptions::default() },
             Some(View::Usage(_)) => Subscriptions { usage: Some(epoch), ..Subscriptions::default() },
             Some(View::Help(_)) | None => Subscriptions::default(),
@@ -149,10 +149,10 @@ impl Ui {
                 self.link = Link::Away(now, why);
                 self.now = now;
             }
-            Feed::Event(of, event) => self.event(of, *event, now),
-            Feed::Detail(of, document) => {
+            Feed::Event(subject, event) => self.event(subject, *event, now),
+            Feed::Detail(subject, document) => {
                 let Some(View::Detail(pod, page)) = self.views.last_mut() else { return };
-                if of.pod != *pod || of.epoch != self.epoch {
+                if subject.pod != *pod || subject.epoch != self.epoch {
                     return;
                 }
                 let text = match document {
@@ -164,17 +164,17 @@ impl Ui {
                 page.lines = text.lines().map(str::to_owned).collect();
                 self.now = now;
             }
-            Feed::Log(of, lines) => {
+            Feed::Log(subject, lines) => {
                 if let Some(View::Log(log)) = self.views.last_mut()
-                    && log.of == of
+                    && log.subject == subject
                 {
                     log.lines(lines);
                     self.now = now;
                 }
             }
-            Feed::LogEnd(of, why) => {
+            Feed::LogEnd(subject, why) => {
                 if let Some(View::Log(log)) = self.views.last_mut()
-                    && log.of == of
+                    && log.subject == subject
                 {
                     log.state = why;
                 }
@@ -224,27 +224,28 @@ impl Ui {
     fn follow_log(&mut self) {
         let epoch = self.epoch;
         if let Some(View::Log(log)) = self.views.last_mut() {
-            log.follow(epoch, self.pods.get(&log.of.pod));
+            log.follow(epoch, self.pods.get(&log.subject.pod));
         }
     }
 
-    fn event(&mut self, of: EventsOf, event: Event, now: Timestamp) {
-        if self.wanted().events.as_ref() != Some(&of) {
+    fn event(&mut self, subject: EventsOf, event: Event, now: Timestamp) {
+        if self.wanted().events.as_ref() != Some(&subject) {
             return;
         }
         self.now = now;
-        if of.pod.is_some() {
+        if subject.pod.is_some() {
             self.revision += 1;
             return;
         }
-        if self.events_of.as_ref() != Some(&of) {
+        if self.events_of.as_ref() != Some(&subject) {
             self.events.clear();
-            self.events_of = Some(of);
+            self.events_of = Some(subject);
         }
-        let same = |one: &Event| {
-            (&one.involved_object, &one.reason, &one.message) == (&event.involved_object, &event.reason, &event.message)
+        let same = |known: &Event| {
+            (&known.involved_object, &known.reason, &known.message)
+                == (&event.involved_object, &event.reason, &event.message)
         };
-        self.events.retain(|one| !same(one));
+        self.events.retain(|known| !same(known));
         self.events.push(event);
         let gone = self.events.len().saturating_sub(MAX_EVENTS);
         self.events.drain(..gone);
@@ -295,8 +296,8 @@ impl Ui {
                 _ => {}
             },
             Some(View::Log(log)) => match key {
-                Key::Char('c') => log.next_container(epoch, self.pods.get(&log.of.pod)),
-                Key::Char('p') => log.toggle_previous(epoch, self.pods.get(&log.of.pod)),
+                Key::Char('c') => log.next_container(epoch, self.pods.get(&log.subject.pod)),
+                Key::Char('p') => log.toggle_previous(epoch, self.pods.get(&log.subject.pod)),
                 _ => drop(log.page.key(key, height, true)),
             },
             Some(View::Events(page)) => drop(page.key(key, height, true)),

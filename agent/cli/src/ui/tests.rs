@@ -211,7 +211,7 @@ fn what_is_not_shown_is_not_requested() {
 fn a_description_is_read_again_when_its_pod_changes() {
     let mut ui = ui(false, (80, 24), three());
     press(&mut ui, "G\r");
-    let (of, first) = ui.wanted().detail.unwrap();
+    let (subject, first) = ui.wanted().detail.unwrap();
     ui.news(Feed::Pod(PodChange::Modified(Box::new(entry("db", None, "c2")))), at(NOW));
     assert_eq!(ui.wanted().detail.unwrap().1, first, "another pod");
     ui.news(Feed::Pod(PodChange::Modified(Box::new(entry("web", None, "c2")))), at(NOW));
@@ -220,7 +220,7 @@ fn a_description_is_read_again_when_its_pod_changes() {
         "entry": serde_json::to_value(entry("web", None, "c2")).unwrap(), "containers": {}, "rejected": [], "events": [],
     }))
     .unwrap();
-    ui.news(Feed::Detail(of, Ok(Box::new(document))), at(NOW));
+    ui.news(Feed::Detail(subject, Ok(Box::new(document))), at(NOW));
     assert!(text(&mut ui).contains("Name:             web-edge1"), "{}", text(&mut ui));
 }
 

@@ -28,7 +28,7 @@ fn conditions(hold: Option<&[Pressure]>, screen: &Screen) -> String {
 }
 
 fn node(node: &Value, screen: &Screen) -> String {
-    let fs = |of: &Value| (of["usedBytes"].as_u64(), of["availableBytes"].as_u64());
+    let fs = |fs_stats: &Value| (fs_stats["usedBytes"].as_u64(), fs_stats["availableBytes"].as_u64());
     let memory = &node["memory"];
     let left = |limit: &Value, used: &Value| limit.as_u64()?.checked_sub(used.as_u64()?);
     let (disk, images, ids) = (&node["fs"], &node["runtime"]["imageFs"], &node["rlimit"]);

@@ -34,7 +34,7 @@ pub(super) async fn persistent(
     in_use: &mut Option<InUse>,
 ) -> Result<ClaimLookup, RequestError> {
     let (name, spec) = match bound_volume(key, bound) {
-        Ok(found) => found,
+        Ok(object) => object,
         Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let Some(source) = &spec.csi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))) };
@@ -181,7 +181,7 @@ pub(super) async fn keep_tokens(
 /// The CSIDriver with this name; `None` if the cluster does not have one, which is allowed.
 async fn driver(link: &Link, name: &str) -> Result<Option<CSIDriver>, RequestError> {
     match link.send(Request::get(Resource::CsiDriver(name.to_owned()))).await {
-        Ok(found) => decoded(found).map(Some),
+        Ok(object) => decoded(object).map(Some),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
@@ -195,7 +195,7 @@ async fn attached(
 ) -> Result<Result<BTreeMap<String, String>, String>, RequestError> {
     let attachment: VolumeAttachment = match link.send(Request::get(Resource::VolumeAttachment(name.to_owned()))).await
     {
-        Ok(found) => decoded(found)?,
+        Ok(object) => decoded(object)?,
         // A node may read only its own attachments, so a missing one is forbidden.
         Err(error) if error.is_not_found() || error.code() == Some(403) => {
             return Ok(Err(format!("volume {} has no VolumeAttachment {name}", volume.name)));

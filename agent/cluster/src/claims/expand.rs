@@ -40,9 +40,9 @@ pub(super) async fn follow(
     desired: &Desired,
     key: &ObjectKey,
     attachments: &Attachments,
-    found: &ObjectRecord,
+    held_claim: &ObjectRecord,
 ) {
-    let Ok(ClaimedSource::Csi(volume)) = claim::source(found).map(|found| found.source) else { return };
+    let Ok(ClaimedSource::Csi(volume)) = claim::source(held_claim).map(|claimed| claimed.source) else { return };
     if volume.ephemeral {
         return;
     }

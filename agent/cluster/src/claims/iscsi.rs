@@ -24,7 +24,7 @@ pub(super) async fn persistent(
     in_use: &mut Option<InUse>,
 ) -> Result<ClaimLookup, RequestError> {
     let (name, spec) = match bound_volume(key, bound) {
-        Ok(found) => found,
+        Ok(object) => object,
         Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let Some(source) = &spec.iscsi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not iscsi"))) };

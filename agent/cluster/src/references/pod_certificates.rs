@@ -134,7 +134,7 @@ async fn late<T>(
             for (at, reason, message) in times.into_iter().skip(*reported) {
                 sleep_until(at.unwrap_or(Timestamp::MAX)).await;
                 *reported += 1;
-                events.emit(of(pod), None, EventType::Warning, reason, message.to_owned());
+                events.emit(subject(pod), None, EventType::Warning, reason, message.to_owned());
             }
         }
         std::future::pending::<std::convert::Infallible>().await
@@ -146,7 +146,7 @@ async fn late<T>(
     }
 }
 
-fn of(pod: &PodRecord) -> Option<(limpet_model::pod::PodKey, limpet_model::pod::PodUid)> {
+fn subject(pod: &PodRecord) -> Option<(limpet_model::pod::PodKey, limpet_model::pod::PodUid)> {
     Some((pod.key.clone(), pod.uid.clone()))
 }
 
@@ -187,7 +187,7 @@ async fn issue(
             pod_certificate::record(key.clone(), ORIGIN, pair.serialize_pem(), chain, renewal, expires)
         }
         Answer::Refused(condition, why) => {
-            asking.events.emit(of(pod), None, EventType::Warning, condition, why.clone());
+            asking.events.emit(subject(pod), None, EventType::Warning, condition, why.clone());
             pod_certificate::refusal(key.clone(), ORIGIN, why)
         }
         Answer::Pending => return Err(Failure::Deleted),

@@ -81,9 +81,9 @@ async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
     let unary = containers.containers().list(test.client.request(all)).await;
     assert_eq!(unary.unwrap_err().code(), Code::ResourceExhausted, "together they exceed one message");
 
-    let (found, unreadable) = containers.list().await.unwrap();
-    assert_eq!(found.len(), 11);
-    assert!(found.iter().all(|container| container.recorded.manifest.len() == manifest.len()));
+    let (listed, unreadable) = containers.list().await.unwrap();
+    assert_eq!(listed.len(), 11);
+    assert!(listed.iter().all(|container| container.recorded.manifest.len() == manifest.len()));
     let [(broken, reason)] = &unreadable[..] else { panic!("{unreadable:?}") };
     assert_eq!(*broken, id(5));
     assert!(reason.contains(key), "{reason}");

@@ -10,7 +10,7 @@ use prost_types::{Any, FieldMask};
 use tonic::Code;
 
 use super::Containers;
-use crate::error::{RuntimeError, found};
+use crate::error::{RuntimeError, none_if_missing};
 use crate::record;
 use crate::spec::with_resources;
 
@@ -26,7 +26,7 @@ impl Containers {
             resources: Some(Any { type_url: RESOURCES_TYPE_URL.to_owned(), value: resources }),
             ..UpdateTaskRequest::default()
         };
-        found(self.tasks().update(self.client.call("Tasks.Update", message)).await)
+        none_if_missing(self.tasks().update(self.client.call("Tasks.Update", message)).await)
             .map(|response| response.is_some())
             .map_err(|status| RuntimeError::from_status("Tasks.Update", id.as_str(), status))
     }
@@ -41,7 +41,7 @@ impl Containers {
         change: impl FnOnce(&mut ContainerIdentity),
     ) -> Result<bool, RuntimeError> {
         let request = self.client.call("Containers.Get", GetContainerRequest { id: id.to_string() });
-        let response = found(self.containers().get(request).await)
+        let response = none_if_missing(self.containers().get(request).await)
             .map_err(|status| RuntimeError::from_status("Containers.Get", id.as_str(), status))?;
         let Some(container) = response.and_then(|response| response.container) else { return Ok(false) };
         let unreadable = |message| RuntimeError::Refused {
@@ -65,7 +65,7 @@ impl Containers {
             }),
             update_mask: Some(FieldMask { paths }),
         };
-        found(self.containers().update(self.client.call("Containers.Update", message)).await)
+        none_if_missing(self.containers().update(self.client.call("Containers.Update", message)).await)
             .map(|response| response.is_some())
             .map_err(|status| RuntimeError::from_status("Containers.Update", id.as_str(), status))
     }
@@ -90,7 +90,7 @@ impl Containers {
             }),
             update_mask: Some(FieldMask { paths: vec![format!("extensions.{key}")] }),
         };
-        found(self.containers().update(self.client.call("Containers.Update", message)).await)
+        none_if_missing(self.containers().update(self.client.call("Containers.Update", message)).await)
             .map(|response| response.is_some())
             .map_err(|status| RuntimeError::from_status("Containers.Update", id.as_str(), status))
     }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tonic::Code;
 
 use super::Containers;
-use crate::error::{RuntimeError, found};
+use crate::error::{RuntimeError, none_if_missing};
 use limpet_model::pod::PodUid;
 
 const GC_ROOT: &str = "containerd.io/gc.root";
@@ -46,7 +46,7 @@ impl Containers {
     pub async fn remove_view(&self, uid: &PodUid, volume: &str) -> Result<(), RuntimeError> {
         let key = key(uid, volume);
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: key.clone() };
-        found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
+        none_if_missing(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(drop)
             .map_err(|status| RuntimeError::from_status("Snapshots.Remove", &key, status))
     }

@@ -320,7 +320,7 @@ fn from_index(bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
     let platform = HostPlatform::current();
     let choose = |(name, descriptors): (String, Vec<Descriptor>)| {
         let chosen = match descriptors.as_slice() {
-            [one] => one,
+            [manifest] => manifest,
             many => platform.select(many, ImagePlatform::Any).map_err(|why| format!("{name}: {why}"))?,
         };
         Ok(ArchivedImage { target: Target::Blob(Box::new(chosen.clone())), name })

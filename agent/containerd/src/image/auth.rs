@@ -270,7 +270,7 @@ fn read_file(path: &Path) -> Result<Option<String>, std::io::Error> {
             Ok(None)
         }
         Err(error) => Err(error),
-        Ok(found) if found.len() > MAX_FILE => Err(std::io::Error::other("larger than 1 MiB")),
+        Ok(text) if text.len() > MAX_FILE => Err(std::io::Error::other("larger than 1 MiB")),
         Ok(_) => std::fs::read_to_string(path).map(Some),
     }
 }

@@ -115,7 +115,7 @@ enum OneOrMany<T> {
 impl<T> OneOrMany<T> {
     fn into_vec(self) -> Vec<T> {
         match self {
-            Self::One(one) => vec![one],
+            Self::One(value) => vec![value],
             Self::Many(many) => many,
         }
     }
@@ -181,7 +181,7 @@ fn read_hosts(path: &Path) -> io::Result<Option<String>> {
     match std::fs::metadata(path) {
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
-        Ok(found) if found.len() > MAX_FILE => Err(io::Error::other(format!("{} bytes are too many", found.len()))),
+        Ok(bytes) if bytes.len() > MAX_FILE => Err(io::Error::other(format!("{} bytes are too many", bytes.len()))),
         Ok(_) => std::fs::read_to_string(path).map(Some),
     }
 }

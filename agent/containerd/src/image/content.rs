@@ -142,8 +142,8 @@ impl Store {
                 break;
             }
         }
-        let (bytes, found) = document::examine(bytes, document::sha256).await;
-        if found == digest {
+        let (bytes, actual) = document::examine(bytes, document::sha256).await;
+        if actual == digest {
             return Ok(Some(bytes));
         }
         tracing::warn!(digest, "removed content that is damaged on disk; it is downloaded again");

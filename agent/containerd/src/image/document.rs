@@ -151,7 +151,7 @@ fn parse_manifest(mut manifest: Map<String, Value>) -> Result<Document, String> 
 
 /// The media type that a document names itself.
 fn own_media_type(document: &Map<String, Value>) -> Option<MediaType> {
-    document.get("mediaType")?.as_str().filter(|own| !own.is_empty()).map(MediaType::from)
+    document.get("mediaType")?.as_str().filter(|written| !written.is_empty()).map(MediaType::from)
 }
 
 fn descriptor(value: Value) -> Result<Descriptor, String> {

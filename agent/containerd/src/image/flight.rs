@@ -115,7 +115,7 @@ impl Images {
         let last = flights.last().and_then(|flight| Some((flight.running()?, flight)));
         let before = last.map(|(job, flight)| RunningPull { job, progress: flight.progress.clone() });
         let (sender, progress) = watch::channel(PullProgress::default());
-        let (inner, own) = (Arc::clone(&self.inner), access.clone());
+        let (inner, pull_access) = (Arc::clone(&self.inner), access.clone());
         let job = async move {
             if let Some(mut before) = before {
                 // This pull also uses what the earlier one downloads. Its result does not matter.
@@ -123,7 +123,7 @@ impl Images {
                     sender.send_replace(progress);
                 }
             }
-            inner.pull(name, &own, sender).await
+            inner.pull(name, &pull_access, sender).await
         };
         let job = job.boxed().shared();
         if let Some(weak) = job.downgrade() {

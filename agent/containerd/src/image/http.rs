@@ -41,7 +41,8 @@ const MIN_RATE_WINDOW: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Http {
     base: Url,
-    own: Client,
+    /// It has the certificate and the settings of the host, and is for its own origin alone.
+    trusted: Client,
     /// For other origins.
     foreign: Client,
     headers: HeaderMap,
@@ -56,7 +57,7 @@ impl Http {
         let full = client(endpoint, true)?;
         let same = !endpoint.skip_verify && endpoint.client.is_empty();
         let foreign = if same { full.clone() } else { client(endpoint, false)? };
-        Ok(Self { base, own: full, foreign, headers })
+        Ok(Self { base, trusted: full, foreign, headers })
     }
 
     /// Whether `url` belongs to the host itself.
@@ -70,7 +71,7 @@ impl Http {
 
     /// The client for `url`.
     fn client(&self, url: &Url) -> &Client {
-        if self.is_own(url) { &self.own } else { &self.foreign }
+        if self.is_own(url) { &self.trusted } else { &self.foreign }
     }
 
     /// The client for a `url` that `asker` refers to: settings for the host itself do not apply to URLs from
@@ -239,8 +240,8 @@ fn headers(endpoint: &Endpoint) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// A client that trusts the system's certificate authorities and the endpoint's; `own`: with what is for the endpoint alone.
-fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
+/// A client that trusts the system's certificate authorities and the endpoint's; `with_identity`: with what is for the endpoint alone.
+fn client(endpoint: &Endpoint, with_identity: bool) -> Result<Client, ImageError> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|error| ImageError::Config { path: path.clone(), cause: error.to_string() })
     };
@@ -254,7 +255,7 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
         }
     }
     let mut identity = None;
-    if let Some((certificate, key)) = endpoint.client.first().filter(|_| own) {
+    if let Some((certificate, key)) = endpoint.client.first().filter(|_| with_identity) {
         let mut pem = read(certificate)?;
         if let Some(key) = key {
             pem.push(b'\n');
@@ -271,7 +272,7 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
             .redirect(redirect::Policy::none())
     };
     let broken = |cause: String| config(endpoint.base.clone().into(), cause);
-    let skip_verify = own && endpoint.skip_verify;
+    let skip_verify = with_identity && endpoint.skip_verify;
     if !authorities.is_empty() && !skip_verify {
         // The certificates may include a server certificate, which reqwest rejects.
         let pem = identity.as_ref().map(|(_, pem)| &pem[..]);

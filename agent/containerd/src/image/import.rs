@@ -124,17 +124,17 @@ async fn store_blob(
                     ingest.write(&data).await?;
                 }
             }
-            Some(ArchivePart::End(found)) => {
+            Some(ArchivePart::End(actual)) => {
                 let completed = match ingest {
                     Some(ingest) if digest.is_some() => ingest.commit(Labels::new()).await?,
-                    Some(ingest) => ingest.commit_as(&found).await?,
+                    Some(ingest) => ingest.commit_as(&actual).await?,
                     None => Completed::Stored,
                 };
                 if let Completed::Appeared = completed {
-                    store.protect(Blob { digest: &found, size }, lease).await?;
+                    store.protect(Blob { digest: &actual, size }, lease).await?;
                 }
                 let layer_type = layer_type.unwrap_or(archive::layer_type(&[]));
-                return Ok(Some(StoredBlob { digest: found, size, layer_type }));
+                return Ok(Some(StoredBlob { digest: actual, size, layer_type }));
             }
             _ => return Ok(None),
         }

@@ -65,21 +65,20 @@ mod tests {
             let config = descriptor("application/vnd.oci.image.config.v1+json", &sha256(b"config"));
             serde_json::json!({ "schemaVersion": 2, "config": config, "layers": [layer] }).to_string().into_bytes()
         };
-        let (own, other) = (manifest("own"), manifest("other"));
+        let (local, other) = (manifest("own"), manifest("other"));
         let entry = |bytes: &[u8], architecture: &str| {
             let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &sha256(bytes));
             entry["platform"] = serde_json::json!({ "architecture": architecture, "os": "linux" });
             entry
         };
         let architecture = HostPlatform::current().architecture;
-        let index =
-            serde_json::json!({ "schemaVersion": 2, "manifests": [entry(&other, "s390x"), entry(&own, architecture)] });
+        let index = serde_json::json!({ "schemaVersion": 2, "manifests": [entry(&other, "s390x"), entry(&local, architecture)] });
         let index = index.to_string().into_bytes();
         let target = sha256(&index);
-        let documents = [index, own.clone()].map(|bytes| (sha256(&bytes), bytes));
+        let documents = [index, local.clone()].map(|bytes| (sha256(&bytes), bytes));
         assert_eq!(layers(&target, &BTreeMap::from(documents.clone())).unwrap(), [sha256(b"own")]);
         let [index, _] = documents;
         let error = layers(&target, &BTreeMap::from([index])).unwrap_err();
-        assert!(error.contains(&sha256(&own)) && error.contains("is not in it"), "{error}");
+        assert!(error.contains(&sha256(&local)) && error.contains("is not in it"), "{error}");
     }
 }

@@ -105,11 +105,11 @@ impl HostPlatform {
         manifests: &'a [Descriptor],
         wanted: ImagePlatform,
     ) -> Result<&'a Descriptor, String> {
-        let (own, wasm) = (self.choose(manifests), manifests.iter().find(|descriptor| is_wasm(descriptor)));
+        let (node, wasm) = (self.choose(manifests), manifests.iter().find(|descriptor| is_wasm(descriptor)));
         let chosen = match wanted {
-            ImagePlatform::Node => own,
-            ImagePlatform::Wasm => wasm.or(own),
-            ImagePlatform::Any => own.or(wasm),
+            ImagePlatform::Node => node,
+            ImagePlatform::Wasm => wasm.or(node),
+            ImagePlatform::Any => node.or(wasm),
         };
         chosen.ok_or_else(|| match (wanted, wasm) {
             (ImagePlatform::Node, Some(_)) => format!("no manifest for {self}; {WASM_REMEDY}"),

@@ -345,12 +345,12 @@ fn with_source(sources: &str, repository: &str) -> String {
 
 /// The media type for the record: the document's own, else the registry's.
 fn media_type(document: &Document, sent: &str) -> String {
-    let (own, usual) = match document {
+    let (written, usual) = match document {
         Document::Index(index) => (index.media_type(), "application/vnd.oci.image.index.v1+json"),
         Document::Manifest(manifest) => (manifest.media_type(), "application/vnd.oci.image.manifest.v1+json"),
     };
-    match own {
-        Some(own) => own.to_string(),
+    match written {
+        Some(written) => written.to_string(),
         None if document::ACCEPT.split(", ").any(|known| known.trim() == sent) => sent.to_owned(),
         None => usual.to_owned(),
     }

@@ -194,8 +194,8 @@ impl Session {
     async fn small_blob_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
         let response = self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, 0).await?;
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
-        let (bytes, found) = document::examine(bytes, document::sha256).await;
-        match found == digest {
+        let (bytes, actual) = document::examine(bytes, document::sha256).await;
+        match actual == digest {
             true => Ok(bytes),
             false => Err(Failure::new(Kind::Content, format!("{digest} is not what was sent"))),
         }

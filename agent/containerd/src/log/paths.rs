@@ -132,7 +132,12 @@ pub fn newest_attempt(directory: &Path) -> Option<u32> {
 
 /// The highest attempt below `current` with a log, which `--previous` shows.
 pub fn previous_attempt(directory: &Path, current: u32) -> Option<u32> {
-    list(directory).ok()?.iter().filter_map(|path| attempt(path.file_name()?)).filter(|found| *found < current).max()
+    list(directory)
+        .ok()?
+        .iter()
+        .filter_map(|path| attempt(path.file_name()?))
+        .filter(|attempt| *attempt < current)
+        .max()
 }
 
 /// The attempt a log file belongs to: `3.log`, `3.log.20260102-150405`.

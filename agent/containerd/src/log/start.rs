@@ -71,7 +71,7 @@ struct Backwards {
     /// `None` if all lines are wanted.
     wanted: Option<u64>,
     stream: Option<LogStream>,
-    found: u64,
+    counted: u64,
     streams: [Seen; 2],
     /// Set once all lines are counted: how many more bytes to search for their beginnings.
     beyond: Option<u64>,
@@ -91,7 +91,7 @@ struct Seen {
 impl Backwards {
     fn new(options: &ReadOptions) -> Self {
         let (wanted, stream) = (options.tail_lines, options.stream);
-        Self { wanted, stream, found: 0, streams: Default::default(), beyond: None }
+        Self { wanted, stream, counted: 0, streams: Default::default(), beyond: None }
     }
 
     /// The unwanted entries by stream.
@@ -112,8 +112,8 @@ impl Backwards {
         if self.beyond.is_none() {
             // A final line without its end counts as a line.
             let ends_line = !entry.partial || seen.entries == 0;
-            if !ends_line || self.found < wanted {
-                self.found += u64::from(ends_line);
+            if !ends_line || self.counted < wanted {
+                self.counted += u64::from(ends_line);
                 seen.entries += 1;
                 seen.wanted = seen.entries;
                 return false;

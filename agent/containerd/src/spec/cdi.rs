@@ -232,7 +232,7 @@ fn add_groups(spec: &mut Spec, groups: &[u32]) {
 
 /// A plugin's annotations for the OCI runtime's hooks.
 pub(super) fn annotations(given: &[limpet_model::device_allocation::DeviceAllocation]) -> HashMap<String, String> {
-    let all = given.iter().flat_map(|one| &one.annotations);
+    let all = given.iter().flat_map(|device| &device.annotations);
     all.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 

@@ -87,7 +87,7 @@ pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String>
         let (name, value) = entry.split_once('=').unwrap_or((entry, ""));
         all.set(name, value.to_owned());
     }
-    for (name, value) in input.given.iter().flat_map(|one| &one.env) {
+    for (name, value) in input.given.iter().flat_map(|device| &device.env) {
         all.set(name, value.clone());
     }
     for (name, value) in pod.iter() {
@@ -170,7 +170,7 @@ fn find<'a>(
 ) -> Result<Option<&'a Arc<ObjectRecord>>, SpecError> {
     match input.objects.get(kind, name) {
         None if optional != Some(true) => Err(SpecError::NoObject { kind, name: name.to_owned() }),
-        found => Ok(found),
+        value => Ok(value),
     }
 }
 

@@ -153,12 +153,12 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
 /// volumes, at their paths. Starting the container waits for a device that is not plugged in.
 fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
     let named = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
-    let named = named.flat_map(|one| one.paths.iter().map(move |path| (path, path, one.permissions.as_str())));
-    let given = input.given.iter().flat_map(|one| &one.devices);
-    let given = given.map(|one| (&one.host_path, &one.container_path, one.permissions.as_str()));
+    let named = named.flat_map(|device| device.paths.iter().map(move |path| (path, path, device.permissions.as_str())));
+    let given = input.given.iter().flat_map(|device| &device.devices);
+    let given = given.map(|device| (&device.host_path, &device.container_path, device.permissions.as_str()));
     // The access that kubelet requests; a container with read access must not create another node of the device.
-    let access = |one: &BlockDevice| if one.read_only { "r" } else { "mrw" };
-    let blocks = input.block_devices.iter().map(|one| (&one.host_path, &one.container_path, access(one)));
+    let access = |block: &BlockDevice| if block.read_only { "r" } else { "mrw" };
+    let blocks = input.block_devices.iter().map(|block| (&block.host_path, &block.container_path, access(block)));
     let mut granted = Vec::new();
     for (host, inside, permissions) in named.chain(given).chain(blocks) {
         let metadata = fs::metadata(host).map_err(|source| SpecError::read(host, source))?;
@@ -185,7 +185,7 @@ fn cdi_edits(input: &SpecInput<'_>) -> Result<Vec<cdi::ContainerEdits>, SpecErro
     let of_class = input.class_devices.iter().map(String::as_str);
     let of_table = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
     let of_table = of_table.flat_map(|device| device.cdi.iter().map(String::as_str));
-    let given = input.given.iter().flat_map(|one| one.cdi_names());
+    let given = input.given.iter().flat_map(|device| device.cdi_names());
     for name in of_class.chain(of_table).chain(given) {
         if !names.contains(&name) {
             names.push(name);

@@ -17,7 +17,7 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
         read_only: false,
         propagation: Propagation::Private,
     };
-    let given: Vec<volume::Mount> = input.given.iter().flat_map(|one| &one.mounts).map(given).collect();
+    let given: Vec<volume::Mount> = input.given.iter().flat_map(|device| &device.mounts).map(given).collect();
     let all = || given.iter().chain(input.mounts);
     let taken: BTreeSet<PathBuf> = all().map(|mount| clean(&mount.container_path)).collect();
     let dev = Path::new("/dev");

@@ -78,7 +78,7 @@ mod tests {
                     assert_eq!((mount.sub_path.as_deref(), &mount.sub_path_expr), (Some(wanted), &None));
                 }
                 (Err(error), Err(wanted)) => assert!(error.to_string().contains(wanted), "{error}"),
-                (found, wanted) => panic!("{found:?} is not {wanted:?}"),
+                (opened, wanted) => panic!("{opened:?} is not {wanted:?}"),
             }
         }
     }

@@ -80,19 +80,19 @@ fn images_without_account_files_have_numbers_only() {
 
 #[test]
 fn non_root_is_verified_with_kubelets_messages() {
-    let of = |run_as_user: Option<i64>, image: &str| {
+    let user = |run_as_user: Option<i64>, image: &str| {
         let request = UserRequest { run_as_user, run_as_non_root: true, ..request(image) };
         resolve(&request, Some(PASSWD), Some(GROUP)).map_err(|error| error.to_string())
     };
-    assert_eq!(of(Some(0), "www").unwrap_err(), "container's runAsUser breaks non-root policy");
-    assert_eq!(of(None, "").unwrap_err(), "container has runAsNonRoot and image will run as root");
-    assert_eq!(of(None, "0:5").unwrap_err(), "container has runAsNonRoot and image will run as root");
+    assert_eq!(user(Some(0), "www").unwrap_err(), "container's runAsUser breaks non-root policy");
+    assert_eq!(user(None, "").unwrap_err(), "container has runAsNonRoot and image will run as root");
+    assert_eq!(user(None, "0:5").unwrap_err(), "container has runAsNonRoot and image will run as root");
     assert_eq!(
-        of(None, "www").unwrap_err(),
+        user(None, "www").unwrap_err(),
         "container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root"
     );
-    assert_eq!(of(None, "33").unwrap().uid, 33);
-    assert_eq!(of(Some(1), "root").unwrap().uid, 1);
+    assert_eq!(user(None, "33").unwrap().uid, 33);
+    assert_eq!(user(Some(1), "root").unwrap().uid, 1);
 }
 
 #[test]

@@ -214,8 +214,8 @@ fn a_critical_pod_preempts_what_is_not_and_what_has_a_known_lower_priority() {
         (pod_of(api, cluster, None), pod_of(push, None, None), true),
         (pod_of(api, cluster, None), pod_of(file, None, None), false),
     ];
-    for (index, (one, other, expected)) in cases.into_iter().enumerate() {
-        assert_eq!(preempts(&one, &other), expected, "{index}");
+    for (index, (first, other, expected)) in cases.into_iter().enumerate() {
+        assert_eq!(preempts(&first, &other), expected, "{index}");
     }
 }
 
@@ -230,7 +230,7 @@ fn of_two_pods_that_are_as_good_the_smaller_one_ends() {
         let requested = Requests::from_spec(new.spec());
         victims(&new, &requested, with_places(&others), &used, &node)
             .iter()
-            .map(|one| one.key.name().to_owned())
+            .map(|victim| victim.key.name().to_owned())
             .collect()
     };
     assert_eq!(end_for("400m"), ["c"]);
@@ -279,7 +279,7 @@ fn a_place_among_the_pods_is_a_resource_as_any_other() {
         );
         let end_for = |pod: &PodRecord| -> Vec<String> {
             let victims = victims(pod, &requested, with_places(&running), &used, &node);
-            victims.iter().map(|one| one.key.name().to_owned()).collect()
+            victims.iter().map(|victim| victim.key.name().to_owned()).collect()
         };
         assert_eq!(end_for(&plain("new", SourceKind::File)), expected, "{case}");
         assert_eq!(end_for(&plain("new", push)), [""; 0], "{case}: it is not critical");

@@ -94,9 +94,9 @@ impl Processes for AllAlive {
     }
 }
 
-fn adopted(found: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
+fn adopted(containers: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
     let mut pod = pod();
-    let removed = adopt(&mut pod, found, &NoProcesses, now());
+    let removed = adopt(&mut pod, containers, &NoProcesses, now());
     (pod, removed)
 }
 
@@ -178,11 +178,11 @@ fn a_task_missing_in_containerd_counts_as_running_while_its_process_lives() {
 
 #[test]
 fn an_exit_that_is_being_recorded_is_no_missed_one() {
-    for found in [vec![], vec![container(0, started(), None)]] {
+    for containers in [vec![], vec![container(0, started(), None)]] {
         let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
         let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
         pod.exits_being_recorded.push(id.clone());
-        adopt(&mut pod, found, &NoProcesses, now());
+        adopt(&mut pod, containers, &NoProcesses, now());
         assert!(pod.containers[0].is_running(), "its exit is still to come");
         apply(&mut pod, Outcome::Ended { id, exit: exit(0) }, now());
         assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().map(|exit| exit.code), Some(0));
@@ -233,9 +233,9 @@ fn a_pod_without_sandbox_has_the_addresses_of_its_last_start() {
         (vec![recorded(1, 700, &[], None), recorded(0, 500, &["10.0.0.2"], None)], &["10.0.0.2"], 700),
         (vec![recorded(0, 500, &[], None)], &[], 500),
     ];
-    for (found, addresses, start) in cases {
+    for (containers, addresses, start) in cases {
         let mut pod = PodState::new(fixtures::record("Never", &[], &["a"]), now().wall);
-        adopt(&mut pod, found, &NoProcesses, now());
+        adopt(&mut pod, containers, &NoProcesses, now());
         let known: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
         assert_eq!(
             (known.iter().map(String::as_str).collect::<Vec<_>>(), pod.start_time.as_second()),
@@ -308,9 +308,9 @@ fn a_container_is_as_ready_as_its_record_says() {
     }
     // A container that was ended for its probe, and exited with 0 while no agent was running, has failed.
     let mut pod = PodState::new(crate::fixtures::version(spec), Timestamp::UNIX_EPOCH);
-    let mut found = container(1, ended(0), None);
-    found.recorded.probes = record(true, true, Some(ProbeKind::Liveness));
-    adopt(&mut pod, vec![found], &NoProcesses, now());
+    let mut recreated = container(1, ended(0), None);
+    recreated.recorded.probes = record(true, true, Some(ProbeKind::Liveness));
+    adopt(&mut pod, vec![recreated], &NoProcesses, now());
     assert!(pod.containers[0].instance.as_ref().unwrap().failed_probe().is_some());
 }
 
@@ -327,11 +327,11 @@ fn a_container_that_was_not_resized_yet_is_found_with_the_version_written_on_it(
     let fingerprint = |cpu: &str| PodState::new(record(cpu), Timestamp::UNIX_EPOCH).containers[0].fingerprint.clone();
     // The version written on the container, and whether it is resized to that of cpu 2.
     for (cpu, resized) in [("1", true), ("2", false)] {
-        let mut found = container(0, started(), Some(Task::Running { pid: 7 }));
-        found.recorded.identity.fingerprint = fingerprint(cpu);
-        found.recorded.manifest = Arc::clone(&record(cpu).manifest);
+        let mut edited = container(0, started(), Some(Task::Running { pid: 7 }));
+        edited.recorded.identity.fingerprint = fingerprint(cpu);
+        edited.recorded.manifest = Arc::clone(&record(cpu).manifest);
         let mut pod = PodState::new(record("2"), Timestamp::UNIX_EPOCH);
-        adopt(&mut pod, vec![found], &AllAlive, now());
+        adopt(&mut pod, vec![edited], &AllAlive, now());
         let slot = &pod.containers[0];
         assert_eq!((slot.resize().is_some(), slot.is_current()), (resized, !resized), "{cpu}");
     }

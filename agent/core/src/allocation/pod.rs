@@ -30,10 +30,10 @@ impl PodAllocation {
         node: &mut Allocations,
         plugins: &mut Inventory,
         key: &PodKey,
-        found: impl Iterator<Item = &'a PodState>,
+        incarnations: impl Iterator<Item = &'a PodState>,
     ) {
         let mut uids = Vec::new();
-        let using = found.filter(|pod| uses_node(pod)).inspect(|pod| uids.push(pod.record.uid.clone()));
+        let using = incarnations.filter(|pod| uses_node(pod)).inspect(|pod| uids.push(pod.record.uid.clone()));
         let used = using.map(|pod| Assignment::wanted(&pod.record, &node.offer, plugins)).reduce(Assignment::merge);
         if let Some(used) = used.filter(|used| !used.is_empty()) {
             node.assigned.insert(key.clone(), used);

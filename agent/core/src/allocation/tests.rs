@@ -158,8 +158,8 @@ impl Drop for Candidate<'_> {
 fn a_resource_of_no_plugin_is_the_schedulers_to_count() {
     let node = two_cores(&[]);
     let counted = json!({ "limits": { "x.io/counted": 1 } });
-    let mut own = node.candidate(&pod("own", File, counted.clone()));
-    assert!(own.settle().is_some(), "a pod of a manifest waits for a plugin");
+    let mut of_manifest = node.candidate(&pod("own", File, counted.clone()));
+    assert!(of_manifest.settle().is_some(), "a pod of a manifest waits for a plugin");
     let mut bound = node.candidate(&pod("bound", Api, counted));
     assert!(bound.settle().is_none() && !node.wants_plugins(&bound.pod.record), "{}", bound.reason());
     // A plugin that has none left registers the resource; the pod keeps running, as another version, too.
@@ -173,18 +173,18 @@ fn a_resource_of_no_plugin_is_the_schedulers_to_count() {
 fn an_exclusive_device_is_for_one_pod_and_free_once_that_no_longer_asks_for_it() {
     let node = two_cores(&[]);
     let device = json!({ "limits": { "x.io/modem": 1, "x.io/shared": 1 } });
-    let (mut one, mut other) =
+    let (mut first, mut other) =
         (node.candidate(&pod("one", File, device.clone())), node.candidate(&pod("other", File, device)));
-    let wanted = Assignment::wanted(&one.pod.record, &node.allocations.borrow().offer, &node.plugins.borrow());
+    let wanted = Assignment::wanted(&first.pod.record, &node.allocations.borrow().offer, &node.plugins.borrow());
     assert_eq!(wanted.exclusive, [Exclusive::Device("x.io/modem".to_owned())]);
-    assert!(one.settle().is_none());
+    assert!(first.settle().is_none());
     let refused = other.settle().unwrap();
     assert_eq!((&*refused.verdict.reason, refused.verdict.is_final()), ("OutOfx.io/modem", false));
     assert!(is_refusal(&refused.verdict) && refused.verdict.message.contains("pod default/one has it"), "{refused:?}");
     assert!(other.settle().is_none(), "it waits for the same reason, which is reported once");
     assert!(!other.is_woken());
-    one.pod.record = pod("one", File, json!({}));
-    assert!(one.settle().is_none());
+    first.pod.record = pod("one", File, json!({}));
+    assert!(first.settle().is_none());
     assert!(other.is_woken());
     assert!(other.settle().is_none() && other.reason().is_empty());
 }
@@ -292,31 +292,31 @@ fn of_several_reasons_the_first_in_kubelets_order_is_named() {
 fn a_resize_that_does_not_fit_waits_for_room_and_takes_nobodys_place() {
     let node = two_cores(&[]);
     let running = |name: &str, source, amount: &str| {
-        let mut one = node.candidate(&pod(name, source, cpu(amount)));
-        assert!(one.settle().is_none());
-        one.pod.sandbox = SandboxState::Ready(Arc::default());
-        one
+        let mut candidate = node.candidate(&pod(name, source, cpu(amount)));
+        assert!(candidate.settle().is_none());
+        candidate.pod.sandbox = SandboxState::Ready(Arc::default());
+        candidate
     };
-    let mut one = running("one", Api, "1");
+    let mut candidate = running("one", Api, "1");
     let mut other = running("other", File, "500m");
-    let resize = |one: &mut Candidate, source, amount: &str| {
-        let desired = pod(one.pod.record.key.name(), source, cpu(amount));
-        one.resize(&desired).map(|()| one.pod.record = desired)
+    let resize = |candidate: &mut Candidate, source, amount: &str| {
+        let desired = pod(candidate.pod.record.key.name(), source, cpu(amount));
+        candidate.resize(&desired).map(|()| candidate.pod.record = desired)
     };
-    assert!(resize(&mut one, Api, "1500m").is_ok() && one.settle().is_none());
-    let refused = resize(&mut one, Api, "1600m").unwrap_err();
+    assert!(resize(&mut candidate, Api, "1500m").is_ok() && candidate.settle().is_none());
+    let refused = resize(&mut candidate, Api, "1600m").unwrap_err();
     assert_eq!(refused.cause.reason, "OutOfcpu");
     assert!(refused.cause.message.ends_with("cpu, requested: 1600, used: 500, capacity: 2000"), "{refused:?}");
     assert!(refused.victims.is_empty(), "it is not critical");
-    assert!(!one.is_woken() && one.settle().is_none(), "it runs on");
+    assert!(!candidate.is_woken() && candidate.settle().is_none(), "it runs on");
     // What is left goes to the longest waiting pod; one that requests less gets it at once.
     assert!(resize(&mut other, File, "400m").is_ok() && other.settle().is_none());
-    assert!(one.is_woken());
+    assert!(candidate.is_woken());
     assert!(resize(&mut other, File, "500m").is_err(), "the other waits already");
-    assert!(resize(&mut one, Api, "1600m").is_ok() && one.settle().is_none());
+    assert!(resize(&mut candidate, Api, "1600m").is_ok() && candidate.settle().is_none());
     assert!(resize(&mut other, File, "500m").is_err());
-    assert!(!one.is_woken(), "it waits for nothing any more");
-    one.release();
+    assert!(!candidate.is_woken(), "it waits for nothing any more");
+    candidate.release();
     assert!(other.is_woken());
     assert!(resize(&mut other, File, "2").is_ok());
     // A pod that is yet to begin waits with all it needs.
@@ -331,75 +331,75 @@ fn a_resize_of_processors_that_stay_is_infeasible_and_waits_for_nothing() {
     let guaranteed =
         |source, cpu: &str, memory: &str| pod("one", source, json!({ "limits": { "cpu": cpu, "memory": memory } }));
     for (static_cpus, source, refused) in [(true, Api, true), (false, Api, false), (true, Push, false)] {
-        let mut one = node.candidate(&guaranteed(source, "1", "1Mi"));
-        assert!(one.settle().is_none());
-        one.pod.static_cpus = static_cpus;
-        let resized = one.resize(&guaranteed(source, "2", "1Mi"));
+        let mut candidate = node.candidate(&guaranteed(source, "1", "1Mi"));
+        assert!(candidate.settle().is_none());
+        candidate.pod.static_cpus = static_cpus;
+        let resized = candidate.resize(&guaranteed(source, "2", "1Mi"));
         let infeasible =
             |not: &NotResized| not.refusal == ResizeRefusal::Infeasible && not.cause.reason == "Infeasible";
         assert_eq!(resized.is_err_and(|not| infeasible(&not)), refused, "{static_cpus} {source}");
-        assert!(!one.allocation.waits());
-        assert!(one.resize(&guaranteed(source, "1", "2Mi")).is_ok(), "memory alone");
-        one.release();
+        assert!(!candidate.allocation.waits());
+        assert!(candidate.resize(&guaranteed(source, "1", "2Mi")).is_ok(), "memory alone");
+        candidate.release();
     }
 }
 
 #[test]
 fn a_critical_pods_resize_has_pods_of_the_apiserver_end_for_it() {
     let node = two_cores(&[]);
-    let (mut remote, mut own) =
+    let (mut remote, mut manifest_pod) =
         (node.candidate(&pod("remote", Api, cpu("1"))), node.candidate(&pod("own", File, cpu("1"))));
-    assert!(remote.settle().is_none() && own.settle().is_none());
-    let refused = own.resize(&pod("own", File, cpu("2"))).unwrap_err();
-    assert_eq!(refused.victims.iter().map(|one| one.key.name()).collect::<Vec<_>>(), ["remote"]);
+    assert!(remote.settle().is_none() && manifest_pod.settle().is_none());
+    let refused = manifest_pod.resize(&pod("own", File, cpu("2"))).unwrap_err();
+    assert_eq!(refused.victims.iter().map(|victim| victim.key.name()).collect::<Vec<_>>(), ["remote"]);
 }
 
 #[test]
 fn resources_freed_for_a_critical_pods_resize_are_reserved_until_it_no_longer_needs_them() {
     let node = two_cores(&[]);
-    let (mut pushed, mut own) =
+    let (mut pushed, mut manifest_pod) =
         (node.candidate(&pod("pushed", Push, cpu("1"))), node.candidate(&pod("own", File, cpu("1"))));
-    assert!(pushed.settle().is_none() && own.settle().is_none());
-    own.pod.sandbox = SandboxState::Ready(Arc::default());
+    assert!(pushed.settle().is_none() && manifest_pod.settle().is_none());
+    manifest_pod.pod.sandbox = SandboxState::Ready(Arc::default());
     let grown = |amount: &str| pod("own", File, cpu(amount));
     let taken_again = |pushed: &mut Candidate| {
         pushed.release();
         pushed.settle();
         pushed.reason().is_empty()
     };
-    assert!(own.resize(&grown("3")).unwrap_err().victims.is_empty(), "it never fits");
+    assert!(manifest_pod.resize(&grown("3")).unwrap_err().victims.is_empty(), "it never fits");
     assert!(taken_again(&mut pushed));
-    assert_eq!(own.resize(&grown("1500m")).unwrap_err().victims.len(), 1);
+    assert_eq!(manifest_pod.resize(&grown("1500m")).unwrap_err().victims.len(), 1);
     // An edit of something else leaves the resize as it is.
-    own.pod.record = pod("own", File, cpu("1"));
-    assert!(own.settle().is_none());
+    manifest_pod.pod.record = pod("own", File, cpu("1"));
+    assert!(manifest_pod.settle().is_none());
     assert!(!taken_again(&mut pushed), "what runs begins again at once");
     let mut small = node.candidate(&pod("small", Push, cpu("500m")));
     assert!(small.settle().is_none(), "what is left beside it is free");
-    assert!(own.is_woken());
-    assert!(own.resize(&grown("1500m")).is_ok());
-    own.pod.record = grown("1500m");
-    assert!(own.settle().is_none());
+    assert!(manifest_pod.is_woken());
+    assert!(manifest_pod.resize(&grown("1500m")).is_ok());
+    manifest_pod.pod.record = grown("1500m");
+    assert!(manifest_pod.settle().is_none());
     small.release();
-    assert_eq!(own.resize(&grown("2")).map_err(|refused| refused.victims.len()), Ok(()));
-    own.pod.record = grown("2");
+    assert_eq!(manifest_pod.resize(&grown("2")).map_err(|refused| refused.victims.len()), Ok(()));
+    manifest_pod.pod.record = grown("2");
     // Nothing is kept any more after another edit, and for one that ends.
     for ends in [false, true] {
-        own.pod.record = grown("1");
-        assert!(own.resize(&grown("1")).is_ok() && own.settle().is_none());
+        manifest_pod.pod.record = grown("1");
+        assert!(manifest_pod.resize(&grown("1")).is_ok() && manifest_pod.settle().is_none());
         assert!(taken_again(&mut pushed));
-        assert_eq!(own.resize(&grown("2")).unwrap_err().victims.len(), 1);
+        assert_eq!(manifest_pod.resize(&grown("2")).unwrap_err().victims.len(), 1);
         assert!(!taken_again(&mut pushed));
         assert!(!pushed.is_woken());
-        assert!(own.resize(&grown("3")).is_err() && pushed.is_woken());
+        assert!(manifest_pod.resize(&grown("3")).is_err() && pushed.is_woken());
         assert!(taken_again(&mut pushed), "a larger one never fits");
-        assert_eq!(own.resize(&grown("2")).unwrap_err().victims.len(), 1);
+        assert_eq!(manifest_pod.resize(&grown("2")).unwrap_err().victims.len(), 1);
         assert!(!taken_again(&mut pushed));
         if ends {
-            own.pod.fail(PodVerdict::deadline_exceeded());
-            assert!(own.settle().is_none());
+            manifest_pod.pod.fail(PodVerdict::deadline_exceeded());
+            assert!(manifest_pod.settle().is_none());
         } else {
-            assert!(own.resize(&grown("1")).is_ok());
+            assert!(manifest_pod.resize(&grown("1")).is_ok());
         }
         assert!(taken_again(&mut pushed), "{ends}");
     }

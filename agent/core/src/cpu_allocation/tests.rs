@@ -229,8 +229,10 @@ fn whole_cores_alone_are_given_where_that_is_wanted() {
 fn the_exclusive_processors_of_a_pod_that_runs_do_not_change() {
     const MESSAGE: &str = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
     let spec = |cpu: &str, memory: &str, limit: &str| -> PodSpec {
-        let own = json!({ "requests": { "cpu": cpu, "memory": memory }, "limits": { "cpu": limit, "memory": memory } });
-        let container = |name: &str, policy: Value| json!({ "name": name, "restartPolicy": policy, "resources": own });
+        let resources =
+            json!({ "requests": { "cpu": cpu, "memory": memory }, "limits": { "cpu": limit, "memory": memory } });
+        let container =
+            |name: &str, policy: Value| json!({ "name": name, "restartPolicy": policy, "resources": resources });
         let inits = [container("once", Value::Null), container("sidecar", json!("Always"))];
         serde_json::from_value(json!({ "initContainers": inits, "containers": [container("main", Value::Null)] }))
             .unwrap()

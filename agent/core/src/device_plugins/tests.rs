@@ -51,7 +51,7 @@ fn allocate(
     count: usize,
 ) -> Result<Vec<String>, AllocationError> {
     let Some(choice) = inventory.choose(&uid(pod), spec, container, CARD, count)? else {
-        return Ok(inventory.of_container(&uid(pod), container).flat_map(|one| one.ids.clone()).collect());
+        return Ok(inventory.of_container(&uid(pod), container).flat_map(|devices| devices.ids.clone()).collect());
     };
     let ids = choice.pick(&[]);
     inventory.allocated(&key(pod), &uid(pod), container, allocation(&ids));

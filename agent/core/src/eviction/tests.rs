@@ -68,13 +68,13 @@ fn the_defaults_are_kubelets_and_met_strictly_below() {
 #[test]
 fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
     let (memory, of_pods) = (Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable);
-    let [limit, own] = [100, 50].map(Amount::Absolute);
+    let [limit, of_pods_limit] = [100, 50].map(Amount::Absolute);
     let soft = Threshold { grace: Duration::from_secs(5), ..hard(memory, limit) };
     for (given, wanted) in [
         (vec![hard(memory, limit)], vec![hard(memory, limit), hard(of_pods, limit)]),
         (
-            vec![hard(memory, limit), hard(of_pods, own)],
-            vec![hard(memory, limit), hard(of_pods, own), hard(of_pods, limit)],
+            vec![hard(memory, limit), hard(of_pods, of_pods_limit)],
+            vec![hard(memory, limit), hard(of_pods, of_pods_limit), hard(of_pods, limit)],
         ),
         (vec![soft], vec![soft]),
         (vec![hard(memory, limit), soft], vec![hard(memory, limit), soft, hard(of_pods, limit)]),
@@ -316,7 +316,7 @@ fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
         let waits = plan(&pod, node, Instant::now()) == Step::Wait(None);
         assert_eq!(waits, refused);
         if let (true, Some(verdict)) = (refused, &pod.verdict) {
-            let names: Vec<&str> = conditions.iter().map(|one| one.as_str()).collect();
+            let names: Vec<&str> = conditions.iter().map(|condition| condition.as_str()).collect();
             assert_eq!(verdict.message, format!("The node had condition: [{}]. ", names.join(" ")));
         }
         assert!(!admission::refuse_start(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
@@ -371,7 +371,7 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     assert_eq!(plan(&pod, low, now.mono), Step::Wait(None), "it is not gone: it is shown");
     assert!(admission::is_cleared(&pod) && !admission::runs_again(&pod, low));
     let status = generate(&pod, low, "BestEffort", now, None);
-    let disrupted = status.conditions.iter().flatten().find(|one| one.type_ == "DisruptionTarget").unwrap();
+    let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
     assert_eq!((disrupted.status.as_str(), disrupted.reason.as_deref()), ("True", Some("TerminationByKubelet")));
     assert_eq!((status.phase.as_deref(), disrupted.message.as_deref()), (Some("Failed"), Some("low")));
     assert!(!admission::runs_again(&pod, READY), "not known yet");
@@ -396,7 +396,7 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     pod.verdict = Some(PodVerdict::preempted());
     assert!(admission::runs_again(&pod, low), "it waits for room as a pod that has not begun");
     let status = generate(&pod, low, "BestEffort", now, None);
-    let disrupted = status.conditions.iter().flatten().find(|one| one.type_ == "DisruptionTarget").unwrap();
+    let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
     assert!(disrupted.message.as_deref().unwrap().starts_with("Pod was preempted by Kubelet"), "{disrupted:?}");
     pod.record = std::sync::Arc::new(limpet_model::pod::PodRecord { source: SourceKind::Api, ..(*pod.record).clone() });
     assert!(!admission::runs_again(&pod, low), "its controller makes another");

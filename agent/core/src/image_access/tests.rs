@@ -209,14 +209,14 @@ fn what_is_remembered_is_bounded() {
 /// What is remembered is recognized with a salt, too, and is not remembered again.
 #[test]
 fn salted_hashes_count_as_those_of_their_credentials() {
-    let (one, new) = (secret("u", "n", "s", "hash"), secret("u", "n", "s", "other"));
+    let (known_secret, new) = (secret("u", "n", "s", "hash"), secret("u", "n", "s", "other"));
     let mut record = PulledImage::default();
-    assert!(record.add("image", one.clone()));
+    assert!(record.add("image", known_secret.clone()));
     let mut salts = 0..;
     let mut salt = || [salts.next().unwrap(); 16];
     assert!(record.salt(&mut salt) && !record.salt(&mut salt));
-    assert!(!record.names.iter().any(|(_, known)| known.contains(&one)), "{record:?}");
-    assert!(!record.add("image", one.clone()), "known already");
+    assert!(!record.names.iter().any(|(_, known)| known.contains(&known_secret)), "{record:?}");
+    assert!(!record.add("image", known_secret.clone()), "known already");
     let policy = VerificationPolicy::default();
     let elsewhere = [secret("v", "n", "t", "hash")];
     assert!(may_use(&policy, "image", Some(&record), false, &elsewhere), "the same credential by another Secret");

@@ -109,10 +109,10 @@ fn stored_image(digest: &str) -> StoredImage {
 }
 
 /// Updates the ledger `second` seconds after `start`.
-fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>, needed: &[&str]) -> ImageUsage {
+fn looked(ledger: &mut Ledger, start: Now, second: u64, stored: Vec<StoredImage>, needed: &[&str]) -> ImageUsage {
     let wall = start.wall + jiff::SignedDuration::from_secs(second as i64);
     let now = Now { mono: start.mono + Duration::from_secs(second), wall };
-    ledger.update(found, |image| needed.contains(&&*image.digest), now)
+    ledger.update(stored, |image| needed.contains(&&*image.digest), now)
 }
 
 #[test]

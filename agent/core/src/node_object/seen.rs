@@ -94,7 +94,7 @@ impl SeenNode {
             volumes_in_use: all(&node["status"]["volumesInUse"]).iter().filter_map(text).collect(),
             volumes_attached: all(&node["status"]["volumesAttached"])
                 .iter()
-                .filter_map(|one| text(&one["name"]))
+                .filter_map(|volume| text(&volume["name"]))
                 .collect(),
             uid: text(&node["metadata"]["uid"])?,
             deleting: node["metadata"]["deletionTimestamp"].is_string(),
@@ -108,9 +108,9 @@ impl SeenNode {
             controller_attaches: node["metadata"]["annotations"][CONTROLLER_ATTACHES] == "true",
             explanations: conditions().filter_map(explanation).collect(),
             conditions: conditions()
-                .filter_map(|one| {
-                    let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
-                    Some((text(&one["type"])?, (text(&one["status"])?, changed)))
+                .filter_map(|condition| {
+                    let changed = condition["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
+                    Some((text(&condition["type"])?, (text(&condition["status"])?, changed)))
                 })
                 .collect(),
         })
@@ -189,7 +189,8 @@ fn digest(status: &Value, fields: &[&str]) -> u64 {
 
 fn addresses(status: &Value) -> Vec<(String, String)> {
     let all = status["addresses"].as_array().into_iter().flatten();
-    all.filter_map(|one| Some((one["type"].as_str()?.to_owned(), one["address"].as_str()?.to_owned()))).collect()
+    all.filter_map(|address| Some((address["type"].as_str()?.to_owned(), address["address"].as_str()?.to_owned())))
+        .collect()
 }
 
 fn amounts(list: &Value) -> BTreeMap<String, Amount> {

@@ -131,7 +131,11 @@ fn a_condition_keeps_the_time_of_its_change() {
     assert_eq!(without["status"]["allocatable"].get("hugepages-2Mi"), Some(&Value::Null));
     let time = |name: &str, field: &str| {
         let all = patch["status"]["conditions"].as_array().unwrap();
-        all.iter().find(|one| one["type"] == name).unwrap()[field].as_str().unwrap().parse::<Timestamp>().unwrap()
+        all.iter().find(|condition| condition["type"] == name).unwrap()[field]
+            .as_str()
+            .unwrap()
+            .parse::<Timestamp>()
+            .unwrap()
     };
     assert_eq!((time("Ready", "lastTransitionTime"), time("Ready", "lastHeartbeatTime")), (at(200), at(200)));
     assert_eq!(

@@ -91,7 +91,8 @@ fn a_pod_that_was_shut_down_has_kubelets_status_and_runs_again_after_a_cancellat
         let status = crate::status::generate::generate(&pod, READY, "BestEffort", now, None);
         assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("Terminated")));
         assert_eq!(status.message.as_deref(), Some("Pod was terminated in response to imminent node shutdown."));
-        let target = status.conditions.unwrap().into_iter().find(|one| one.type_ == "DisruptionTarget").unwrap();
+        let target =
+            status.conditions.unwrap().into_iter().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
         assert_eq!((&*target.status, target.reason.as_deref()), ("True", Some("TerminationByKubelet")));
         assert_eq!(pod.lasting_verdict(), None, "it runs after the next boot");
         let cancelled = |pod: &PodState| admission::resumes(pod, READY);

@@ -180,15 +180,15 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
         let early_exit = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());
         (pod, early_exit)
     };
-    let (pod, found) = stopped(exit(7));
-    assert_eq!(found, Some((instance(0).id, exit(7))));
+    let (pod, exit_seen) = stopped(exit(7));
+    assert_eq!(exit_seen, Some((instance(0).id, exit(7))));
     assert!(pod.containers[0].is_running() && pod.containers[0].busy.is_none());
     assert!(
         pod.containers[0].stopping().unwrap().repeat_at.is_some(),
         "SIGKILL is repeated until the exit is collected"
     );
-    let (pod, found) = stopped(unknown_exit(now()));
-    assert_eq!(found, None);
+    let (pod, exit_seen) = stopped(unknown_exit(now()));
+    assert_eq!(exit_seen, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }
 

@@ -84,12 +84,12 @@ pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaite
     slots.filter_map(|slot| Some((slot, address(pod, pod.container_spec(&slot.name)?, node)?))).collect()
 }
 
-/// The first of the pod's objects selected by `of` that is not known yet.
-fn object(pod: &PodState, of: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) -> Option<Awaited> {
+/// The first of the pod's objects selected by `references` that is not known yet.
+fn object(pod: &PodState, references: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) -> Option<Awaited> {
     if !pod.objects.has_unknown() {
         return None;
     }
-    let key = pod.objects.first_unknown(of(&pod.record))?;
+    let key = pod.objects.first_unknown(references(&pod.record))?;
     Some(Awaited::Object { key, source: pod.record.source })
 }
 

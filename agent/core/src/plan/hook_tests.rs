@@ -26,10 +26,10 @@ fn with_hooks(policy: &str, inits: &[&str], mains: &[&str], post_start: &[&str],
     let handler = || Some(LifecycleHandler { sleep: Some(SleepAction { seconds: 1 }), ..LifecycleHandler::default() });
     let mut made = pod(policy, inits, mains).record.pod.clone();
     let spec = made.spec.as_mut().unwrap();
-    for one in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
-        one.lifecycle = Some(Lifecycle {
-            post_start: post_start.contains(&one.name.as_str()).then(handler).flatten(),
-            pre_stop: pre_stop.contains(&one.name.as_str()).then(handler).flatten(),
+    for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        container.lifecycle = Some(Lifecycle {
+            post_start: post_start.contains(&container.name.as_str()).then(handler).flatten(),
+            pre_stop: pre_stop.contains(&container.name.as_str()).then(handler).flatten(),
             stop_signal: None,
         });
     }

@@ -131,19 +131,19 @@ fn a_probe_in_progress_holds_back_no_stop() {
 #[test]
 fn a_failed_liveness_or_startup_probe_ends_the_container_within_its_own_grace() {
     let now = Instant::now();
-    for (kind, own, grace) in [
+    for (kind, probe_grace, grace) in [
         (Liveness, None, GRACE),
         (Startup, None, GRACE),
         (Liveness, Some(3), SECOND * 3),
         (Startup, Some(90), SECOND * 90),
     ] {
-        let mut pod = probed("Always", &[kind], own, now);
+        let mut pod = probed("Always", &[kind], probe_grace, now);
         step(&mut pod, now);
         result(&mut pod, kind, Some(false), now);
         assert!(!step(&mut pod, now).iter().any(|action| matches!(action, Action::Stop(..))), "below its threshold");
         result(&mut pod, kind, Some(false), now);
         let actions = step(&mut pod, now);
-        assert!(actions.contains(&kills(kind, grace, now)), "{kind} {own:?}: {actions:?}");
+        assert!(actions.contains(&kills(kind, grace, now)), "{kind} {probe_grace:?}: {actions:?}");
         assert_eq!(records(&actions).last().unwrap().failed, Some(kind));
         let at_end = now + grace;
         let killed = step(&mut pod, at_end);

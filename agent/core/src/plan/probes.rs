@@ -30,6 +30,6 @@ pub(super) fn probes(plan: &mut Plan, pod: &PodState, node: NodeState, pod_ends:
 /// The probe for which a running container is ended, and the grace period for that.
 pub(super) fn verdict(pod: &PodState, slot: &ContainerSlot) -> Option<(ProbeKind, Duration)> {
     let running = slot.instance.as_ref().filter(|instance| instance.is_running());
-    let (kind, own) = running.and_then(Instance::failed_probe)?;
-    Some((kind, own.unwrap_or(grace(pod))))
+    let (kind, probe_grace) = running.and_then(Instance::failed_probe)?;
+    Some((kind, probe_grace.unwrap_or(grace(pod))))
 }

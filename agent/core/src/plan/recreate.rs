@@ -125,12 +125,12 @@ mod tests {
         let with = |cpu: &str| {
             let mut edited = pod.record.pod.clone();
             let limits = serde_json::json!({ "cpu": cpu, "memory": "1Mi" });
-            let own = serde_json::json!({ "requests": limits, "limits": limits });
-            edited.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(own).unwrap());
+            let resources = serde_json::json!({ "requests": limits, "limits": limits });
+            edited.spec.as_mut().unwrap().containers[0].resources = Some(serde_json::from_value(resources).unwrap());
             version(edited)
         };
-        let (one, two) = (with("1"), with("2"));
-        pod.record = one;
+        let (first, two) = (with("1"), with("2"));
+        pod.record = first;
         assert!(takes_in_place(&pod, &two), "processors are not exclusive here");
         pod.static_cpus = true;
         assert_eq!(recreation_cause(&pod, &two), Some(RecreationCause::ExclusiveCpus));

@@ -10,11 +10,11 @@ use limpet_model::pod::Role;
 /// Whether an exited container is restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     let Some(code) = exit_code(slot) else { return false };
-    if restart_all::is_superseded(pod, slot) || slot.instance.as_ref().is_some_and(|one| one.replaced) {
+    if restart_all::is_superseded(pod, slot) || slot.instance.as_ref().is_some_and(|instance| instance.replaced) {
         return true;
     }
     // A container that was ended for a failed probe has failed, whatever its exit code.
-    let failed = code != 0 || slot.instance.as_ref().is_some_and(|one| one.failed_probe().is_some());
+    let failed = code != 0 || slot.instance.as_ref().is_some_and(|instance| instance.failed_probe().is_some());
     let by_policy = || restarts(restart_policy(pod), pod.container_spec(&slot.name), code, failed);
     match slot.role {
         Role::Sidecar => true,
@@ -27,10 +27,10 @@ pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
 
 /// kubelet's `ContainerShouldRestart`: the first rule that applies decides, or else the policy.
 fn restarts(of_pod: &str, container: Option<&Container>, code: i32, failed: bool) -> bool {
-    if container.and_then(|one| matching_rule(one, code)).is_some() {
+    if container.and_then(|container| matching_rule(container, code)).is_some() {
         return true;
     }
-    match container.and_then(|one| one.restart_policy.as_deref()).unwrap_or(of_pod) {
+    match container.and_then(|container| container.restart_policy.as_deref()).unwrap_or(of_pod) {
         "Never" => false,
         "OnFailure" => failed,
         _ => true,
@@ -111,11 +111,11 @@ mod tests {
             // The API refuses rules without a policy; kubelet ignores them.
             ("Never", None, &in_2_3, [false, false, false]),
         ];
-        for (of_pod, own, rules, expected) in cases {
-            let container = json!({ "name": "a", "restartPolicy": own, "restartPolicyRules": rules });
+        for (of_pod, container_policy, rules, expected) in cases {
+            let container = json!({ "name": "a", "restartPolicy": container_policy, "restartPolicyRules": rules });
             let container: Container = serde_json::from_value(container).unwrap();
             let restarted = [0, 1, 2].map(|code| restarts(of_pod, Some(&container), code, code != 0));
-            assert_eq!(restarted, expected, "{of_pod} {own:?} {rules}");
+            assert_eq!(restarted, expected, "{of_pod} {container_policy:?} {rules}");
         }
     }
 }

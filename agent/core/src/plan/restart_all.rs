@@ -20,8 +20,10 @@ pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 /// How often all containers of the pod have been restarted, including the restart in progress.
 pub fn pod_restarts(pod: &PodState) -> u32 {
     let of_slot = |slot: &ContainerSlot| {
-        let started =
-            slot.instance.as_ref().map(|one| one.pod_restarts.saturating_add(u32::from(pod.asks_for_all(slot))));
+        let started = slot
+            .instance
+            .as_ref()
+            .map(|instance| instance.pod_restarts.saturating_add(u32::from(pod.asks_for_all(slot))));
         started.max(starting(slot))
     };
     restartable(pod).filter_map(of_slot).max().unwrap_or_default()
@@ -29,7 +31,8 @@ pub fn pod_restarts(pod: &PodState) -> u32 {
 
 /// Whether the container's newest instance was started before the last restart of all.
 pub fn is_superseded(pod: &PodState, slot: &ContainerSlot) -> bool {
-    slot.role != Role::Ephemeral && slot.instance.as_ref().is_some_and(|one| one.pod_restarts < pod_restarts(pod))
+    slot.role != Role::Ephemeral
+        && slot.instance.as_ref().is_some_and(|instance| instance.pod_restarts < pod_restarts(pod))
 }
 
 /// Whether a start of the container is in progress that no restart of all has superseded.

@@ -124,14 +124,14 @@ fn a_failed_init_container_is_restarted_or_fails_the_pod() {
 #[test]
 fn an_init_container_fails_the_pod_by_its_own_restart_policy() {
     let now = Instant::now();
-    for (of_pod, own, failed) in
+    for (of_pod, container_policy, failed) in
         [("Always", "Never", true), ("Never", "OnFailure", false), ("Always", "OnFailure", false)]
     {
         let mut spec = record(of_pod, &["i"], &["a"]).pod.clone();
-        spec.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].restart_policy = Some(own.into());
+        spec.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].restart_policy = Some(container_policy.into());
         let mut pod = ready(PodState::new(version(spec), Timestamp::UNIX_EPOCH));
         exited(&mut pod, 0, 1, now);
-        assert_eq!((init_failed(&pod), is_finished(&pod)), (failed, failed), "{of_pod} {own}");
+        assert_eq!((init_failed(&pod), is_finished(&pod)), (failed, failed), "{of_pod} {container_policy}");
     }
 }
 

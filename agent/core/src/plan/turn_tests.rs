@@ -49,7 +49,7 @@ fn stops(pod: &mut PodState, now: Instant) -> Vec<(usize, StopPhase, Duration)> 
         begin(pod, action);
         if let Action::Stop(index, stopping, _) = action {
             stops.push((*index, stopping.phase, stopping.kill_at().saturating_duration_since(now)));
-            let id = pod.containers[*index].instance.as_ref().map(|one| one.id.clone());
+            let id = pod.containers[*index].instance.as_ref().map(|instance| instance.id.clone());
             apply(pod, Outcome::Stopped { index: *index, id, phase: stopping.phase, result: Ok(None) }, at(now));
         }
     }

@@ -190,12 +190,14 @@ fn phrase(part: &Part<'_>, old: &PodRecord, new: &PodRecord) -> String {
     let image = |record: &PodRecord| {
         let spec = record.spec();
         let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-        all.find(|one| one.name == *container).and_then(|one| one.image.clone()).unwrap_or_default()
+        all.find(|candidate| candidate.name == *container)
+            .and_then(|candidate| candidate.image.clone())
+            .unwrap_or_default()
     };
     let (before, after) = (image(old), image(new));
     // If both are tags of one image, only the tags matter.
     let (from, to) = match (before.rsplit_once(':'), after.rsplit_once(':')) {
-        (Some((one, from)), Some((other, to))) if one == other => (from, to),
+        (Some((name, from)), Some((other, to))) if name == other => (from, to),
         _ => (&*before, &*after),
     };
     short(&format!("image of {container} {from} -> {to}"))

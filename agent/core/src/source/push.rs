@@ -159,7 +159,7 @@ impl Pusher {
             return Err(mismatch(Resource::Pod, "name", written("name").unwrap_or_default(), name));
         }
         match written("namespace") {
-            Some(own) if own != namespace => Err(mismatch(Resource::Pod, "namespace", own, namespace)),
+            Some(written) if written != namespace => Err(mismatch(Resource::Pod, "namespace", written, namespace)),
             None if namespace != record.key.namespace() => self.one_pod(&in_namespace(value, namespace)),
             _ => Ok(record),
         }
@@ -218,9 +218,9 @@ fn only_one<R>(mut wanted: Vec<R>, all: usize, resource: Resource) -> Result<R, 
     }
 }
 
-fn mismatch(resource: Resource, field: &str, own: &str, asked: &str) -> PushError {
+fn mismatch(resource: Resource, field: &str, written: &str, asked: &str) -> PushError {
     let what = resource.kind();
-    PushError::BadRequest(format!("the {what}'s {field} is {own}, the request's is {asked}"))
+    PushError::BadRequest(format!("the {what}'s {field} is {written}, the request's is {asked}"))
 }
 
 fn in_namespace(mut value: Value, namespace: &str) -> Vec<u8> {

@@ -17,8 +17,11 @@ impl Hooks {
     /// The hooks of `container`.
     pub fn from_container(container: &Container) -> Self {
         let has = |handler: Option<&LifecycleHandler>| {
-            handler.is_some_and(|one| {
-                one.exec.is_some() || one.http_get.is_some() || one.sleep.is_some() || one.tcp_socket.is_some()
+            handler.is_some_and(|handler| {
+                handler.exec.is_some()
+                    || handler.http_get.is_some()
+                    || handler.sleep.is_some()
+                    || handler.tcp_socket.is_some()
             })
         };
         let hooks = container.lifecycle.as_ref();

@@ -72,9 +72,9 @@ fn gates(pod: &PodState) -> ConditionState {
         let name = &gate.condition_type;
         match set.iter().find(|condition| condition.type_ == *name) {
             None => Some(format!("corresponding condition of pod readiness gate {name:?} does not exist.")),
-            Some(found) if found.status == "True" => None,
-            Some(found) => {
-                Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", found.status))
+            Some(condition) if condition.status == "True" => None,
+            Some(condition) => {
+                Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", condition.status))
             }
         }
     });

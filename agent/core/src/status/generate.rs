@@ -310,7 +310,7 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
         }
     };
     // kubelet's reason, for containers of every role.
-    let has_inits = pod.containers.iter().any(|one| matches!(one.role, Role::Init | Role::Sidecar));
+    let has_inits = pod.containers.iter().any(|slot| matches!(slot.role, Role::Init | Role::Sidecar));
     let reason = if has_inits { "PodInitializing" } else { "ContainerCreating" };
     (reason.to_owned(), message)
 }

@@ -19,7 +19,7 @@ use crate::state::PodState;
 pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     let mut status = status.clone();
     let statuses = status.init_container_statuses.iter_mut().chain(&mut status.container_statuses);
-    statuses.flatten().for_each(|one| add(record, one));
+    statuses.flatten().for_each(|status| add(record, status));
     if status.container_statuses.is_some() {
         let wanted = pod_resources(record.spec());
         status.allocated_resources.clone_from(&wanted.requests);

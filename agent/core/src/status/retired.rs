@@ -80,21 +80,24 @@ impl Retired {
 
     /// Records that the consumer has taken that version. The last one to do so removes it.
     pub fn acknowledge(&mut self, id: ConsumerId, version: u64) {
-        let Some(one) = self.pods.get_mut(&version) else { return };
-        one.awaited.remove(&id);
-        if one.awaited.is_empty() {
+        let Some(retired) = self.pods.get_mut(&version) else { return };
+        retired.awaited.remove(&id);
+        if retired.awaited.is_empty() {
             self.pods.remove(&version);
         }
     }
 
     /// What the consumer has not taken yet, by version, the oldest first.
     pub fn awaited_by(&self, id: ConsumerId) -> impl Iterator<Item = (u64, &Arc<ObservedPod>)> {
-        self.pods.iter().filter(move |(_, one)| one.awaited.contains(&id)).map(|(version, one)| (*version, &one.pod))
+        self.pods
+            .iter()
+            .filter(move |(_, retired)| retired.awaited.contains(&id))
+            .map(|(version, retired)| (*version, &retired.pod))
     }
 
     /// Whether the status of a pod of that UID is kept.
     pub fn has(&self, uid: &PodUid) -> bool {
-        self.pods.values().any(|one| one.pod.record.uid == *uid)
+        self.pods.values().any(|retired| retired.pod.record.uid == *uid)
     }
 
     /// How many consumers are registered.

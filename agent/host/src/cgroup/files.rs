@@ -63,14 +63,15 @@ fn enable_controllers(path: &Path) {
 /// v1: a new group accepts no task before it has CPUs and memory nodes; it gets its parent's.
 fn inherit_cpuset(path: &Path) -> Result<(), CgroupError> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let own = path.join(file);
-        let is_set = fs::read_to_string(&own).map_err(|source| CgroupError::file("read", &own, source))?;
+        let child_file = path.join(file);
+        let is_set =
+            fs::read_to_string(&child_file).map_err(|source| CgroupError::file("read", &child_file, source))?;
         if !is_set.trim().is_empty() {
             continue;
         }
         let parents = path.parent().unwrap_or(path).join(file);
         let value = fs::read_to_string(&parents).map_err(|source| CgroupError::file("read", &parents, source))?;
-        write(&own, value.trim())?;
+        write(&child_file, value.trim())?;
     }
     Ok(())
 }

@@ -94,10 +94,10 @@ mod tests {
 
     impl Tree {
         fn new() -> Self {
-            Self::of("cgroup2 cgroup2 rw")
+            Self::mounted_as("cgroup2 cgroup2 rw")
         }
 
-        fn of(file_system: &str) -> Self {
+        fn mounted_as(file_system: &str) -> Self {
             let root = tempfile::tempdir().unwrap();
             let mountinfo = format!("30 23 0:26 / {} rw - {file_system}\n", root.path().display());
             let shared = Shared {
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_first_version_counts_no_removed_group() {
-        let tree = Tree::of("cgroup cgroup rw,memory");
+        let tree = Tree::mounted_as("cgroup cgroup rw,memory");
         let group = tree.group("killed");
         fs::create_dir_all(&group).unwrap();
         fs::write(group.join("memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n").unwrap();

@@ -35,7 +35,8 @@ impl Cgroups {
         let written_by_systemd = self.shared.systemd.is_some();
         blocking(move || {
             let hierarchies = &shared.hierarchies;
-            let of_controllers = REQUIRED_CONTROLLERS.iter().filter_map(|one| hierarchies.path(one, &directory));
+            let of_controllers =
+                REQUIRED_CONTROLLERS.iter().filter_map(|controller| hierarchies.path(controller, &directory));
             if let Some(path) = of_controllers.into_iter().find(|path| !path.is_dir()) {
                 return Err(CgroupError::Missing(path));
             }

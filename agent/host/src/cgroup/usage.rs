@@ -186,7 +186,9 @@ impl Cgroups {
             Group::Pod(uid) => CLASSES.map(|class| layout.directory(&layout.pod(class, uid))).to_vec(),
             Group::Container(uid, id) => CLASSES.map(|class| layout.container_directory(class, uid, id)).to_vec(),
         };
-        let any = |group: &PathBuf| ["cpuacct", "memory", "pids"].iter().find_map(|one| hierarchies.path(one, group));
+        let any = |group: &PathBuf| {
+            ["cpuacct", "memory", "pids"].iter().find_map(|controller| hierarchies.path(controller, group))
+        };
         let directory = candidates.into_iter().find(|group| any(group).is_some_and(|path| path.is_dir()))?;
         Some(GroupFiles { hierarchies, v2: hierarchies.is_v2(), directory })
     }

@@ -72,7 +72,7 @@ pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses,
         // Plugins need not name the interface; the requested one is assumed.
         None => true,
         Some(index) => {
-            result.interfaces.get(index).is_some_and(|found| found.name == interface && !found.sandbox.is_empty())
+            result.interfaces.get(index).is_some_and(|listed| listed.name == interface && !listed.sandbox.is_empty())
         }
     };
     let old = [&result.ip4, &result.ip6].into_iter().flatten().map(|old| &old.ip);

@@ -50,7 +50,7 @@ impl IdMapping {
     /// # Errors
     ///
     /// The pin cannot be opened.
-    pub fn of(sandbox: &Sandbox) -> Result<Option<Self>, SandboxError> {
+    pub fn open(sandbox: &Sandbox) -> Result<Option<Self>, SandboxError> {
         let Some(pin) = sandbox.namespaces.user.as_deref() else { return Ok(None) };
         let users = rustix::fs::open(pin, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let users = users.map_err(|errno| at("open", pin, errno))?;

@@ -64,7 +64,7 @@ pub(super) fn exists(path: &Path) -> Result<bool, SandboxError> {
 /// The magic number of the file system of `path`; `None` if the path does not exist.
 pub(super) fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
     match rustix::fs::statfs(path) {
-        Ok(found) => Ok(Some(found.f_type)),
+        Ok(stat) => Ok(Some(stat.f_type)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(at("stat", path, errno)),
     }

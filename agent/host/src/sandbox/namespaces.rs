@@ -115,7 +115,7 @@ fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
 /// Writes containerd's defaults and the Pod's sysctls. `/proc/sys` shows the calling thread's namespaces.
 fn set_sysctls(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<(), SandboxError> {
     for (name, value) in NETWORK_DEFAULTS.iter().filter(|_| wanted.network.is_some()) {
-        let overridden = settings.sysctls.iter().any(|(own, _)| sysctl::dotted(own) == *name);
+        let overridden = settings.sysctls.iter().any(|(set, _)| sysctl::dotted(set) == *name);
         if overridden {
             continue;
         }

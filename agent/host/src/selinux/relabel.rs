@@ -101,9 +101,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Files that are too deep keep their labels, because a container's files must never prevent its restart.
     fn all(&self, path: &Path) -> io::Result<()> {
-        let (top, found) = tree::file(path)?;
+        let (top, stat) = tree::file(path)?;
         let has_labels = self.set_label(&top)?;
-        if has_labels && FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+        if has_labels && FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             tree::visit_below(&top, &mut |file, _| self.set_label(file).map(drop))?;
         }
         Ok(())
@@ -148,7 +148,7 @@ mod tests {
         Walk { attribute: STAND_IN, label: label.as_bytes() }.all(path).unwrap();
     }
 
-    fn of(path: &Path) -> Option<String> {
+    fn label(path: &Path) -> Option<String> {
         let mut buffer = [0; 64];
         let length = rustix::fs::lgetxattr(path, STAND_IN, &mut buffer[..]).ok()?;
         Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
@@ -169,15 +169,15 @@ mod tests {
         rustix::fs::mknodat(CWD, volume.join("a/pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
         set(&volume, "one");
         for path in ["", "a", "a/b", "a/b/file", "a/link", "a/pipe"] {
-            assert_eq!(of(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
+            assert_eq!(label(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
         }
-        assert_eq!(of(&outside), None);
+        assert_eq!(label(&outside), None);
         // Files with another level, and added files, get the same label.
         std::fs::write(volume.join("late"), "").unwrap();
         set(&volume.join("a/b"), "two");
         set(&volume, "one");
         for path in ["late", "a/b", "a/b/file"] {
-            assert_eq!(of(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
+            assert_eq!(label(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
         }
     }
 
@@ -191,10 +191,10 @@ mod tests {
         std::fs::create_dir(&added).unwrap();
         std::fs::write(added.join("key"), "").unwrap();
         inherit_attribute(STAND_IN, &added, dir.path()).unwrap();
-        assert_eq!(of(&added), None, "the volume has none");
+        assert_eq!(label(&added), None, "the volume has none");
         rustix::fs::setxattr(dir.path(), STAND_IN, b"mine\0", XattrFlags::empty()).unwrap();
         inherit_attribute(STAND_IN, &added, dir.path()).unwrap();
-        assert_eq!((of(&added).as_deref(), of(&added.join("key")).as_deref()), (Some("mine"), Some("mine")));
+        assert_eq!((label(&added).as_deref(), label(&added.join("key")).as_deref()), (Some("mine"), Some("mine")));
     }
 
     #[test]

@@ -153,9 +153,9 @@ fn no_lookups() -> Resolver {
 }
 
 fn append(resolver: &mut Resolver, config: &PodDNSConfig) {
-    let joined = |own: &mut Vec<String>, more: &Option<Vec<String>>| {
-        own.extend(more.iter().flatten().cloned());
-        *own = without_repeats(std::mem::take(own));
+    let joined = |list: &mut Vec<String>, more: &Option<Vec<String>>| {
+        list.extend(more.iter().flatten().cloned());
+        *list = without_repeats(std::mem::take(list));
     };
     joined(&mut resolver.nameservers, &config.nameservers);
     joined(&mut resolver.searches, &config.searches);

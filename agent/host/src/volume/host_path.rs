@@ -81,17 +81,17 @@ enum TypeCheck {
 }
 
 /// kubelet's `checkType`: "a file" is anything that exists and is not a directory.
-fn check_type(kind: HostPathType, found: Option<FileType>) -> TypeCheck {
+fn check_type(kind: HostPathType, actual: Option<FileType>) -> TypeCheck {
     use HostPathType as T;
     let check =
         |right: bool, wanted: &'static str| if right { TypeCheck::Matches } else { TypeCheck::Mismatch(wanted) };
-    let is = |test: fn(&FileType) -> bool| found.as_ref().is_some_and(test);
+    let is = |test: fn(&FileType) -> bool| actual.as_ref().is_some_and(test);
     match kind {
-        T::Unset | T::DirectoryOrCreate if found.is_none() => TypeCheck::MakeDirectory,
-        T::FileOrCreate if found.is_none() => TypeCheck::MakeFile,
+        T::Unset | T::DirectoryOrCreate if actual.is_none() => TypeCheck::MakeDirectory,
+        T::FileOrCreate if actual.is_none() => TypeCheck::MakeFile,
         T::Unset => TypeCheck::Matches,
         T::DirectoryOrCreate | T::Directory => check(is(FileType::is_dir), "a directory"),
-        T::FileOrCreate | T::File => check(is(|found| !found.is_dir()), "a file"),
+        T::FileOrCreate | T::File => check(is(|actual| !actual.is_dir()), "a file"),
         T::Socket => check(is(FileType::is_socket), "a socket file"),
         T::CharDevice => check(is(FileType::is_char_device), "a character device"),
         T::BlockDevice => check(is(FileType::is_block_device), "a block device"),

@@ -23,7 +23,7 @@ const MAX_PADDED: u64 = 1 << 20;
 /// The file cannot be written; it keeps its old content, and a new file is not created.
 pub(super) fn write(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
     match files::read(path)? {
-        Some(found) if found == text || (keep_appended && found.starts_with(text)) => Ok(()),
+        Some(current) if current == text || (keep_appended && current.starts_with(text)) => Ok(()),
         Some(_) => overwrite(path, text.as_bytes()).map_err(VolumeError::io("write", path)),
         None => create(path, text),
     }

@@ -15,7 +15,7 @@ pub struct VolumesInUse(Arc<watch::Sender<BTreeMap<String, usize>>>);
 /// A use, which ends when it is dropped.
 #[derive(Debug)]
 pub struct InUse {
-    of: VolumesInUse,
+    uses: VolumesInUse,
     name: String,
 }
 
@@ -23,7 +23,7 @@ impl VolumesInUse {
     /// Marks the volume as in use.
     pub fn begin(&self, name: String) -> InUse {
         self.0.send_modify(|uses| *uses.entry(name.clone()).or_default() += 1);
-        InUse { of: self.clone(), name }
+        InUse { uses: self.clone(), name }
     }
 
     /// The names of the volumes in use.
@@ -39,7 +39,7 @@ impl VolumesInUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.of.0.send_modify(|uses| {
+        self.uses.0.send_modify(|uses| {
             if let Some(count) = uses.get_mut(&self.name) {
                 *count -= 1;
                 if *count == 0 {

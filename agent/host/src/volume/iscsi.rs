@@ -81,31 +81,32 @@ impl IscsiMount {
         pod: &PodRecord,
         pod_dir: &Path,
         volume: &str,
-        found: &IscsiVolume,
+        claimed: &IscsiVolume,
         secret: SecretValues,
         read_only: bool,
     ) -> Result<Self, VolumeError> {
-        let disk = Disk::new(found).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
+        let disk =
+            Disk::new(claimed).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
         let context = pod.spec().security_context.as_ref();
         let group = context.and_then(|context| u32::try_from(context.fs_group?).ok());
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
-        let path = match found.block {
+        let path = match claimed.block {
             true => pod_dir.join("volumeDevices/kubernetes.io~iscsi").join(volume),
             false => path(pod_dir, volume),
         };
         Ok(Self {
             volume: volume.to_owned(),
             path,
-            block: found.block,
+            block: claimed.block,
             disk,
-            fs_type: found.fs_type.clone(),
-            options: found.options.clone(),
+            fs_type: claimed.fs_type.clone(),
+            options: claimed.options.clone(),
             read_only,
-            unique_name: found.unique_name(),
+            unique_name: claimed.unique_name(),
             missing_secret: secret.as_ref().err().cloned(),
             chap: Chap {
-                discovery: found.chap_discovery,
-                session: found.chap_session,
+                discovery: claimed.chap_discovery,
+                session: claimed.chap_session,
                 values: secret.unwrap_or_default(),
             },
             group: group.filter(|_| !read_only).map(|group| (group, policy == Some("OnRootMismatch"))),
@@ -296,7 +297,7 @@ impl From<RunError> for String {
 
 /// Points a volume's link to `device`. Blocks.
 fn link(device: &Path, path: &Path) -> Result<(), VolumeError> {
-    if std::fs::read_link(path).is_ok_and(|found| found == device) {
+    if std::fs::read_link(path).is_ok_and(|target| target == device) {
         return Ok(());
     }
     match std::fs::remove_file(path) {

@@ -90,12 +90,12 @@ impl LocalVolume {
     }
 
     fn differs(&self, group: u32) -> Result<Option<Warning>, VolumeError> {
-        let found = self.path.metadata().map_err(VolumeError::io("stat", &self.path))?.gid();
+        let current = self.path.metadata().map_err(VolumeError::io("stat", &self.path))?.gid();
         let message = format!(
-            "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
+            "The requested fsGroup is {}, but the volume {} has GID {current}. The volume may not be shareable.",
             group, self.volume
         );
-        Ok((found != group).then_some(Warning { reason: "AlreadyMountedVolume", message }))
+        Ok((current != group).then_some(Warning { reason: "AlreadyMountedVolume", message }))
     }
 }
 

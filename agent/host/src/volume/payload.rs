@@ -189,8 +189,8 @@ impl Builder<'_> {
             let text = if let Some(field) = &item.field_ref {
                 self.field(&field.field_path).ok_or_else(|| self.no_field(&field.field_path))?
             } else if let Some(resource) = &item.resource_field_ref {
-                let found = resource_field(self.sources.pod, None, resource, self.sources.node);
-                found.ok_or_else(|| self.no_field(&resource.resource))?
+                let amount = resource_field(self.sources.pod, None, resource, self.sources.node);
+                amount.ok_or_else(|| self.no_field(&resource.resource))?
             } else {
                 return Err(self.unsupported("a downwardAPI item needs fieldRef or resourceFieldRef"));
             };
@@ -248,8 +248,8 @@ impl Builder<'_> {
 /// The `runAsUser` of all containers, if they have the same one (kubelet's `FsUserFrom`).
 fn common_user(pod: &PodRecord) -> Option<i64> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
-    let own = |container: &Container| container.security_context.as_ref().and_then(|context| context.run_as_user);
-    let mut users = pod.containers().map(|container| own(container).or(of_pod));
+    let user_of = |container: &Container| container.security_context.as_ref().and_then(|context| context.run_as_user);
+    let mut users = pod.containers().map(|container| user_of(container).or(of_pod));
     let first = users.next()??;
     users.all(|user| user == Some(first)).then_some(first)
 }

@@ -53,7 +53,7 @@ enum HostsFile {
 }
 
 impl Preparation {
-    pub(super) fn of(
+    pub(super) fn new(
         pod: &PodRecord,
         objects: &PodObjects,
         addresses: &PodAddresses,
@@ -70,7 +70,7 @@ impl Preparation {
         };
         let pod_dir = settings.pod_dir(&pod.uid);
         let sources = Sources { pod, objects, node: settings.limits };
-        let volumes = spec.volumes.iter().flatten().map(|volume| PreparedVolume::of(volume, &pod_dir, sources));
+        let volumes = spec.volumes.iter().flatten().map(|volume| PreparedVolume::new(volume, &pod_dir, sources));
         Ok(Self {
             uid: pod.uid.clone(),
             volumes: volumes.collect::<Result<_, _>>()?,
@@ -119,7 +119,7 @@ impl PreparedVolume {
         }
     }
 
-    fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
+    fn new(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
         let name = &volume.name;
         match VolumeKind::find(volume).ok_or_else(|| unsupported(volume))? {
             VolumeKind::EmptyDir(source) => {

@@ -69,7 +69,7 @@ fn source(path: &Path) -> Result<(PathBuf, Option<Mount>), VolumeError> {
 
 /// The propagation that a mount cannot have.
 fn missing_propagation(propagation: Propagation, source: &Mount) -> Option<&'static str> {
-    let is = |kind: &str| source.propagation.iter().any(|one| one.starts_with(kind));
+    let is = |kind: &str| source.propagation.iter().any(|tag| tag.starts_with(kind));
     match propagation {
         Propagation::Bidirectional if !is("shared:") => Some("Bidirectional"),
         Propagation::HostToContainer if !is("shared:") && !is("master:") => Some("HostToContainer"),
@@ -91,20 +91,20 @@ mod tests {
             return;
         }
         let directory = tempfile::tempdir().unwrap();
-        let [own, node] = ["own", "node"].map(|name| directory.path().join(name));
-        for path in [&own, &node] {
+        let [private, node] = ["own", "node"].map(|name| directory.path().join(name));
+        for path in [&private, &node] {
             std::fs::create_dir(path).unwrap();
             mount_bind(path, path).unwrap();
             mount_change(path, MountPropagationFlags::PRIVATE).unwrap();
         }
-        let volume = own.join("volume");
+        let volume = private.join("volume");
         std::fs::create_dir(&volume).unwrap();
         let refused = check("v", Propagation::HostToContainer, &node);
         let prepared = [(); 2].map(|()| prepare(Propagation::Bidirectional, &volume));
         let checked = check("v", Propagation::Bidirectional, &volume);
         let points = mount_table::mount_points().unwrap();
         let count = points.iter().filter(|point| **point == volume.canonicalize().unwrap()).count();
-        for path in [&volume, &own, &node] {
+        for path in [&volume, &private, &node] {
             unmount(path, UnmountFlags::DETACH).unwrap();
         }
         assert!(prepared.iter().chain([&checked]).all(Result::is_ok), "{prepared:?} {checked:?}");
@@ -129,8 +129,8 @@ mod tests {
             let line =
                 format!("22 27 0:21 / /data rw {fields}{}- ext4 disk rw\n", if fields.is_empty() { "" } else { " " });
             let mounts = mount_table::parse(line.as_bytes());
-            let found = missing_propagation(propagation, &mounts[0]);
-            assert_eq!(found.is_none(), wanted, "{propagation:?} {fields}: {found:?}");
+            let missing = missing_propagation(propagation, &mounts[0]);
+            assert_eq!(missing.is_none(), wanted, "{propagation:?} {fields}: {missing:?}");
         }
     }
 }

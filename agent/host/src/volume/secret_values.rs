@@ -10,6 +10,6 @@ pub(super) type SecretValues = Result<BTreeMap<String, SecretBytes>, String>;
 /// The values of the Secret of that name, for the volume's target or driver.
 pub(super) fn secret_values(name: Option<&str>, objects: &PodObjects) -> SecretValues {
     let Some(name) = name else { return Ok(BTreeMap::new()) };
-    let found = objects.get(ObjectKind::Secret, name).ok_or_else(|| name.to_owned())?;
-    Ok(found.data.iter().map(|(key, entry)| (key.clone(), entry.bytes.clone())).collect())
+    let secret = objects.get(ObjectKind::Secret, name).ok_or_else(|| name.to_owned())?;
+    Ok(secret.data.iter().map(|(key, entry)| (key.clone(), entry.bytes.clone())).collect())
 }

@@ -45,7 +45,7 @@ impl VolumeSource {
         objects: &PodObjects,
         pod_dir: &Path,
     ) -> Result<Option<(Self, bool)>, VolumeError> {
-        let (usage, name) = (Usage::of(pod, &volume.name), &volume.name);
+        let (usage, name) = (Usage::in_pod(pod, &volume.name), &volume.name);
         let Some(kind) = VolumeKind::find(volume) else { return Ok(None) };
         Ok(Some(match kind {
             VolumeKind::HostPath(source) => {
@@ -94,23 +94,23 @@ impl VolumeSource {
         pod_dir: &Path,
     ) -> Result<Option<(Self, bool)>, VolumeError> {
         if let Some(name) = claim::local_name(pod, volume) {
-            let found = ClaimDirectory::find(volume, name, objects)?;
+            let directory = ClaimDirectory::find(volume, name, objects)?;
             let agrees = usage.agrees(false, &volume.name);
             agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-            let read_only = !found.writable;
-            return Ok(Some((Self::Claim(found), read_only)));
+            let read_only = !directory.writable;
+            return Ok(Some((Self::Claim(directory), read_only)));
         }
         let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
         let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
         let object = objects.get(kind, &object);
         let object = object.ok_or_else(|| VolumeError::NoObject { volume: volume.name.clone(), kind, name })?;
         let source = claim::source(object);
-        let claimed = source.and_then(|found| usage.agrees(found.block, &volume.name).map(|()| found));
+        let claimed = source.and_then(|claimed| usage.agrees(claimed.block, &volume.name).map(|()| claimed));
         let claimed = claimed.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
         let read_only_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
         match claimed.source {
             ClaimedSource::HostPath(source) => {
-                HostPath::new(&volume.name, &source).map(|found| Some((Self::Node(found), read_only_claim)))
+                HostPath::new(&volume.name, &source).map(|path| Some((Self::Node(path), read_only_claim)))
             }
             ClaimedSource::Local(source) => {
                 let owned = !read_only_claim && !claimed.block;
@@ -122,19 +122,19 @@ impl VolumeSource {
                 let mount = NfsMount::new(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
             }
-            ClaimedSource::Iscsi(found) => {
-                let read_only = read_only_claim || found.read_only;
+            ClaimedSource::Iscsi(iscsi_volume) => {
+                let read_only = read_only_claim || iscsi_volume.read_only;
                 let secret = claim::iscsi::secret(object);
-                let mount = IscsiMount::new(pod, pod_dir, &volume.name, &found, Ok(secret), read_only)?;
+                let mount = IscsiMount::new(pod, pod_dir, &volume.name, &iscsi_volume, Ok(secret), read_only)?;
                 Ok(Some((Self::Disk(Box::new(mount)), read_only)))
             }
-            ClaimedSource::Csi(found) if found.block => {
-                let device = csi::device(pod_dir, &volume.name, &found.name);
-                Ok(Some((Self::Node(device), read_only_claim || found.read_only)))
+            ClaimedSource::Csi(csi_volume) if csi_volume.block => {
+                let device = csi::device(pod_dir, &volume.name, &csi_volume.name);
+                Ok(Some((Self::Node(device), read_only_claim || csi_volume.read_only)))
             }
-            ClaimedSource::Csi(found) => {
-                let mount = CsiMount::new(pod_dir, &volume.name, &found.driver, &found.name);
-                Ok(Some((Self::Driver(mount), read_only_claim || found.read_only)))
+            ClaimedSource::Csi(csi_volume) => {
+                let mount = CsiMount::new(pod_dir, &volume.name, &csi_volume.driver, &csi_volume.name);
+                Ok(Some((Self::Driver(mount), read_only_claim || csi_volume.read_only)))
             }
         }
     }
@@ -148,7 +148,7 @@ struct Usage {
 }
 
 impl Usage {
-    fn of(pod: &PodRecord, volume: &str) -> Self {
+    fn in_pod(pod: &PodRecord, volume: &str) -> Self {
         let containers = || all_containers(pod.spec()).chain(&pod.ephemeral);
         let mounts = |container: &Container| container.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
         let devices =

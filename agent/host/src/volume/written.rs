@@ -226,14 +226,14 @@ fn set_owner(path: &Path, user: Option<u32>, group: Option<u32>, mode: u32) -> R
 }
 
 /// The files below `dir`, by path from there.
-fn list(dir: &Path, prefix: &str, found: &mut BTreeSet<String>) -> Result<(), VolumeError> {
+fn list(dir: &Path, prefix: &str, paths: &mut BTreeSet<String>) -> Result<(), VolumeError> {
     for entry in std::fs::read_dir(dir).map_err(VolumeError::io("list", dir))? {
         let entry = entry.map_err(VolumeError::io("list", dir))?;
         let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
         match entry.file_type() {
-            Ok(kind) if kind.is_dir() => list(&entry.path(), &format!("{path}/"), found)?,
+            Ok(kind) if kind.is_dir() => list(&entry.path(), &format!("{path}/"), paths)?,
             _ => {
-                found.insert(path);
+                paths.insert(path);
             }
         }
     }

@@ -164,20 +164,20 @@ fn without_memory_the_running_pods_say_what_was() {
 #[test]
 fn a_source_with_precedence_has_the_workload() {
     let mut controllers = Controllers::new(NODE, zones, []);
-    let of = |source: SourceKind, image: &str| {
+    let deployment_of = |source: SourceKind, image: &str| {
         let read = manifest::read(deployment(image, 1).to_string().as_bytes(), "web.yaml", source, NODE);
         let objects = read.objects.into_iter().map(|object| (object.key.clone(), object)).collect();
         Arc::new(SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() })
     };
     let mut all = Snapshots::default();
-    all[SourceKind::Push.index()] = of(SourceKind::Push, "pushed:1");
+    all[SourceKind::Push.index()] = deployment_of(SourceKind::Push, "pushed:1");
     let pods = |controllers: &mut Controllers, all: &Snapshots, adopted| {
         controllers.turn(all, &ObservedPods::default(), adopted, at(1));
         controllers.remembered();
         controllers.expand(all.clone()).map(|snapshot| snapshot.pods.len())
     };
     assert_eq!(pods(&mut controllers, &all, Some(Vec::new())), [0, 1, 0, 0, 0]);
-    all[SourceKind::File.index()] = of(SourceKind::File, "file:1");
+    all[SourceKind::File.index()] = deployment_of(SourceKind::File, "file:1");
     assert_eq!(pods(&mut controllers, &all, None), [1, 0, 0, 0, 0]);
     all[SourceKind::File.index()] = Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() });
     assert_eq!(pods(&mut controllers, &all, None), [0, 1, 0, 0, 0]);

@@ -64,8 +64,8 @@ impl Scene {
         self.memory = Memory::from_bytes(&self.memory.to_bytes()).unwrap();
         let mut notices = Notices::default();
         let at = step(&mut self.memory, &mut self.pace, &situation, zone.as_ref(), &mut notices);
-        let new = notices.0.into_iter().filter(|one| one.object.kind == ObjectKind::CronJob);
-        self.said.extend(new.map(|one| one.reason.into_owned()));
+        let new = notices.0.into_iter().filter(|notice| notice.object.kind == ObjectKind::CronJob);
+        self.said.extend(new.map(|notice| notice.reason.into_owned()));
         at
     }
 

@@ -50,8 +50,8 @@ fn reason<'a>(rule: &FailureRule, seen: &'a Seen) -> Option<Reason<'a>> {
             seen.exits.iter().find(applies).map(|(name, code)| Reason::Exit(name, *code))
         }
         Requirement::Conditions(patterns) => {
-            let found = seen.conditions.iter().find(|condition| patterns.contains(condition));
-            found.map(|(name, _)| Reason::Condition(name))
+            let condition = seen.conditions.iter().find(|condition| patterns.contains(condition));
+            condition.map(|(name, _)| Reason::Condition(name))
         }
     }
 }

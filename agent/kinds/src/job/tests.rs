@@ -67,7 +67,11 @@ impl Scene {
         let mut notices = Notices::default();
         let next = step(&mut self.memory, &mut self.pods, &situation, &mut notices);
         self.said.extend(
-            notices.0.into_iter().map(|one| one.reason.into_owned()).filter(|reason| !reason.starts_with("Successful")),
+            notices
+                .0
+                .into_iter()
+                .map(|notice| notice.reason.into_owned())
+                .filter(|reason| !reason.starts_with("Successful")),
         );
         next
     }

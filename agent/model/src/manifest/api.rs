@@ -117,7 +117,8 @@ mod tests {
         ]);
         let after = read(&pod, "edge1").unwrap();
         let conditions = after.pod.status.as_ref().unwrap().conditions.as_ref().unwrap();
-        let kept: Vec<_> = conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+        let kept: Vec<_> =
+            conditions.iter().map(|condition| (condition.type_.as_str(), condition.status.as_str())).collect();
         assert_eq!(kept, [("example.com/dns", "True")]);
         assert!(after != before && after.fingerprint == before.fingerprint && after.is_same_incarnation(&before));
         pod["status"]["conditions"][0]["status"] = json!("True");

@@ -404,10 +404,10 @@ mod tests {
             let record = check_spec(spec, "c-1")?;
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
-            source(&record).map(|found| match found.source {
+            source(&record).map(|claimed| match claimed.source {
                 ClaimedSource::HostPath(source) | ClaimedSource::Local(source) => {
                     let kind = source.type_.unwrap_or_default();
-                    assert_eq!(found.block, kind == "BlockDevice");
+                    assert_eq!(claimed.block, kind == "BlockDevice");
                     (source.path, kind)
                 }
                 ClaimedSource::Nfs { export, options } => {

@@ -95,7 +95,7 @@ impl DriverSettings {
         let spec = &driver.spec;
         let modes = spec.volume_lifecycle_modes.as_deref().unwrap_or_default();
         // An apiserver fills the list, so an empty one means the default mode.
-        let has = if modes.is_empty() { !ephemeral } else { modes.iter().any(|one| one == mode) };
+        let has = if modes.is_empty() { !ephemeral } else { modes.iter().any(|listed| listed == mode) };
         if !has {
             return Err(format!("volume mode \"{mode}\" not supported by driver {name} (only supports {modes:?})"));
         }

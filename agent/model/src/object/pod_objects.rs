@@ -17,8 +17,8 @@ pub enum ObjectState {
 }
 
 impl From<Option<Arc<ObjectRecord>>> for ObjectState {
-    fn from(found: Option<Arc<ObjectRecord>>) -> Self {
-        found.map_or(Self::Absent, Self::Known)
+    fn from(record: Option<Arc<ObjectRecord>>) -> Self {
+        record.map_or(Self::Absent, Self::Known)
     }
 }
 

@@ -43,8 +43,8 @@ fn variables<'a>(services: impl IntoIterator<Item = &'a Service>) -> BTreeMap<St
         all.insert(format!("{name}_SERVICE_HOST"), address.to_owned());
         all.insert(format!("{name}_SERVICE_PORT"), first.port.to_string());
         for port in ports {
-            if let Some(of) = port.name.as_deref().filter(|of| !of.is_empty()) {
-                all.insert(format!("{name}_SERVICE_PORT_{}", variable_name(of)), port.port.to_string());
+            if let Some(port_name) = port.name.as_deref().filter(|port_name| !port_name.is_empty()) {
+                all.insert(format!("{name}_SERVICE_PORT_{}", variable_name(port_name)), port.port.to_string());
             }
         }
         // As for Docker's links, the first port has one more name.

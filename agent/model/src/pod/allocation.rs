@@ -40,7 +40,7 @@ fn keep_resources(manifest: &mut Value, before: &Value) {
     for list in LISTS {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             let kept = before["spec"][list].as_array().into_iter().flatten();
-            let kept = kept.into_iter().find(|one| one["name"] == container["name"]);
+            let kept = kept.into_iter().find(|kept_container| kept_container["name"] == container["name"]);
             if let (Some(kept), Some(container)) = (kept, container.as_object_mut()) {
                 container.insert("resources".to_owned(), kept["resources"].clone());
             }

@@ -64,7 +64,9 @@ impl<'a> Authored<'a> {
         let spec = &mut authored.spec;
         if spec.resources.is_some_and(|resources| parsed(resources).is_some_and(|resources| names_any(&resources))) {
             let containers = spec.init_containers.iter_mut().chain(&mut spec.containers);
-            containers.filter(|one| one.has_limits_of_pod()).for_each(|one| one.of_pod = spec.resources);
+            containers
+                .filter(|container| container.has_limits_of_pod())
+                .for_each(|container| container.of_pod = spec.resources);
         }
         authored
     }
@@ -165,12 +167,12 @@ mod tests {
             let authored = Authored::parse(manifest.as_bytes());
             ["none", "half", "own"].map(|name| authored.container(name).unwrap().fingerprint())
         };
-        let [none, half, own] = fingerprints(json!(null));
-        assert_eq!(fingerprints(json!({})), [none.clone(), half.clone(), own.clone()], "a pod without resources");
+        let [none, half, whole] = fingerprints(json!(null));
+        assert_eq!(fingerprints(json!({})), [none.clone(), half.clone(), whole.clone()], "a pod without resources");
         let limits = |cpu: &str| fingerprints(json!({ "limits": { "cpu": cpu } }));
         let [of_pod, half_of_pod, still_own] = limits("1");
-        assert!(of_pod != none && half_of_pod != half && still_own == own);
-        assert!(limits("2")[0] != of_pod && limits("2")[2] == own);
+        assert!(of_pod != none && half_of_pod != half && still_own == whole);
+        assert!(limits("2")[0] != of_pod && limits("2")[2] == whole);
     }
 
     #[test]

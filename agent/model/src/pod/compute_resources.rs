@@ -124,7 +124,7 @@ pub fn effective_limit(pod: &PodSpec, container: &Container, name: &str) -> Amou
 pub fn container_limits(pod: &PodSpec, container: &Container) -> CgroupLimits {
     let cpu = effective_limit(pod, container, CPU);
     let requested = container.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(CPU));
-    let request = requested.map_or(cpu, |_| container.resources.iter().map(|one| request(one, CPU)).sum());
+    let request = requested.map_or(cpu, |_| container.resources.iter().map(|resources| request(resources, CPU)).sum());
     CgroupLimits {
         cpu_shares: cpu_shares(request.milli()),
         cpu_quota: cpu_quota(cpu.milli()),
@@ -149,9 +149,9 @@ pub fn pod_resources(spec: &PodSpec) -> ResourceRequirements {
     ResourceRequirements { requests: listed(requests), limits: listed(limits), claims: None }
 }
 
-fn replace_with(amounts: &mut BTreeMap<String, Amount>, own: Option<&BTreeMap<String, Quantity>>) {
-    let of_pods = own.into_iter().flatten().filter(|(name, _)| is_of_pods(name));
-    amounts.extend(of_pods.map(|(name, _)| (name.clone(), amount(own, name))));
+fn replace_with(amounts: &mut BTreeMap<String, Amount>, written: Option<&BTreeMap<String, Quantity>>) {
+    let of_pods = written.into_iter().flatten().filter(|(name, _)| is_of_pods(name));
+    amounts.extend(of_pods.map(|(name, _)| (name.clone(), amount(written, name))));
 }
 
 fn listed(amounts: BTreeMap<String, Amount>) -> Option<BTreeMap<String, Quantity>> {

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer};
 
 /// The part of an ephemeral container that all kinds of container have.
-pub(super) fn as_container(one: &EphemeralContainer) -> Container {
+pub(super) fn as_container(ephemeral: &EphemeralContainer) -> Container {
     let EphemeralContainer {
         args,
         command,
@@ -31,7 +31,7 @@ pub(super) fn as_container(one: &EphemeralContainer) -> Container {
         volume_devices,
         volume_mounts,
         working_dir,
-    } = one.clone();
+    } = ephemeral.clone();
     Container {
         args,
         command,

@@ -161,22 +161,24 @@ fn limpets_defaults_are_the_apiservers() {
 /// amounts, which the apiserver rounds up to thousandths.
 fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>) {
     match (ours, theirs) {
-        (Value::Object(own), Value::Object(other)) => {
-            let keys: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
+        (Value::Object(limpet), Value::Object(other)) => {
+            let keys: BTreeSet<&String> = limpet.keys().chain(other.keys()).collect();
             for key in keys {
-                let (own, other) = (own.get(key).unwrap_or(&Value::Null), other.get(key).unwrap_or(&Value::Null));
-                compare(own, other, &format!("{at}/{key}"), differences);
+                let (limpet, other) = (limpet.get(key).unwrap_or(&Value::Null), other.get(key).unwrap_or(&Value::Null));
+                compare(limpet, other, &format!("{at}/{key}"), differences);
             }
         }
-        (Value::Array(own), Value::Array(other)) if own.len() == other.len() => {
-            for (index, (own, other)) in own.iter().zip(other).enumerate() {
-                compare(own, other, &format!("{at}/{index}"), differences);
+        (Value::Array(limpet), Value::Array(other)) if limpet.len() == other.len() => {
+            for (index, (limpet, other)) in limpet.iter().zip(other).enumerate() {
+                compare(limpet, other, &format!("{at}/{index}"), differences);
             }
         }
-        (Value::String(own), Value::String(other)) if same_amount(own, other, at) => {}
-        (own, other)
-            if own == other || (other.is_null() && is_zero(own, at)) || (own.is_null() && is_zero(other, at)) => {}
-        (own, other) => differences.push(format!("{at}: limpet {own}, apiserver {other}")),
+        (Value::String(limpet), Value::String(other)) if same_amount(limpet, other, at) => {}
+        (limpet, other)
+            if limpet == other
+                || (other.is_null() && is_zero(limpet, at))
+                || (limpet.is_null() && is_zero(other, at)) => {}
+        (limpet, other) => differences.push(format!("{at}: limpet {limpet}, apiserver {other}")),
     }
 }
 
@@ -189,8 +191,8 @@ fn is_zero(value: &Value, at: &str) -> bool {
         || value.as_array().is_some_and(Vec::is_empty)
 }
 
-fn same_amount(own: &str, other: &str, at: &str) -> bool {
+fn same_amount(limpet: &str, other: &str, at: &str) -> bool {
     let paths = ["/limits/", "/requests/", "/overhead/", "/sizeLimit", "/divisor"];
     let milli = |text: &str| quantity::parse(text).map(quantity::Amount::milli);
-    paths.iter().any(|path| at.contains(path)) && milli(own).is_ok() && milli(own) == milli(other)
+    paths.iter().any(|path| at.contains(path)) && milli(limpet).is_ok() && milli(limpet) == milli(other)
 }

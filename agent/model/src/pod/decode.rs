@@ -68,10 +68,10 @@ fn type_fault(type_error: TypeError) -> Fault {
 /// serde's message in limpet's form.
 fn type_message(message: &str) -> String {
     match message.split_once(", expected ") {
-        Some((found, expected)) => {
+        Some((actual, expected)) => {
             format!(
                 "must be {expected}, not {}",
-                found.trim_start_matches("invalid type: ").trim_start_matches("invalid value: ")
+                actual.trim_start_matches("invalid type: ").trim_start_matches("invalid value: ")
             )
         }
         None => message.to_owned(),

@@ -18,8 +18,8 @@ pub(crate) fn default(pod: &mut Pod) {
 }
 
 /// Sets the defaults of an ephemeral container.
-pub(super) fn ephemeral(one: &mut EphemeralContainer) {
-    container::ephemeral(one);
+pub(super) fn ephemeral(container: &mut EphemeralContainer) {
+    container::ephemeral(container);
 }
 
 fn set<T>(field: &mut Option<T>, value: T) {
@@ -48,8 +48,8 @@ fn spec_defaults(spec: &mut PodSpec) {
     set(&mut spec.enable_service_links, true);
     set(&mut spec.security_context, PodSecurityContext::default());
     let host_network = spec.host_network.unwrap_or(false);
-    for one in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
-        container::container(one, host_network);
+    for each in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+        container::container(each, host_network);
     }
     spec.ephemeral_containers.iter_mut().flatten().for_each(ephemeral);
     spec.volumes.iter_mut().flatten().for_each(volume::volume);

@@ -75,8 +75,8 @@ impl<'a> PodDiff<'a> {
                 parts.push(Part::Metadata("uid"));
             }
             containers(old.spec(), new.spec(), (&authored.0, &authored.1), &mut parts);
-            let added = new.ephemeral.iter().filter(|one| old.container(&one.name).is_none());
-            parts.extend(added.map(|one| Part::ContainerAdded(&one.name)));
+            let added = new.ephemeral.iter().filter(|container| old.container(&container.name).is_none());
+            parts.extend(added.map(|container| Part::ContainerAdded(&container.name)));
             volumes(old.spec(), new.spec(), &mut parts);
             spec(old.spec(), new.spec(), &mut parts);
             if parts.is_empty() {
@@ -204,7 +204,7 @@ fn containers<'a>(
         let gone = old.iter().map(|before| before.name.as_str()).filter(|name| new.iter().all(|now| now.name != *name));
         parts.extend(gone.map(Part::ContainerRemoved));
         let stays = |list: &'a [Container], other: &'a [Container]| {
-            list.iter().map(|one| &one.name).filter(|name| other.iter().any(|two| two.name == **name))
+            list.iter().map(|entry| &entry.name).filter(|name| other.iter().any(|two| two.name == **name))
         };
         if !stays(old, new).eq(stays(new, old)) {
             parts.push(Part::ContainerOrder);

@@ -49,16 +49,16 @@ pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
 }
 
 /// A request or limit of a container (`resourceFieldRef`). An absent limit is that of the node. Without a container
-/// name in the selector, `own` is used. `None` if the container or the resource does not exist.
+/// name in the selector, `reader` is used. `None` if the container or the resource does not exist.
 pub fn resource_field(
     pod: &PodRecord,
-    own: Option<&Container>,
+    reader: Option<&Container>,
     selector: &ResourceFieldSelector,
     node: NodeLimits,
 ) -> Option<String> {
     let container = match selector.container_name.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => all_containers(pod.spec()).find(|other| other.name == name)?,
-        None => own?,
+        None => reader?,
     };
     let resources = container.resources.clone().unwrap_or_default();
     let (kind, name) = selector.resource.split_once('.')?;

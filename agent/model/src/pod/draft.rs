@@ -122,13 +122,19 @@ impl Draft {
     /// Checks the names of containers and volumes.
     fn check_parts(&self, faults: &mut FaultList) {
         let spec = self.spec();
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| one.name.as_str());
-        let containers = (spec.init_containers.iter().flatten().map(|one| one.name.as_str()).enumerate())
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str());
+        let containers = (spec.init_containers.iter().flatten().map(|container| container.name.as_str()).enumerate())
             .map(|name| ("initContainers", name))
-            .chain(spec.containers.iter().map(|one| one.name.as_str()).enumerate().map(|name| ("containers", name)))
+            .chain(
+                spec.containers
+                    .iter()
+                    .map(|container| container.name.as_str())
+                    .enumerate()
+                    .map(|name| ("containers", name)),
+            )
             .chain(ephemeral.enumerate().map(|name| ("ephemeralContainers", name)));
         let containers = containers.map(|(list, (index, name))| (list, index, name, ContainerName::parse(name).err()));
-        let volumes = spec.volumes.iter().flatten().map(|one| one.name.as_str()).enumerate();
+        let volumes = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).enumerate();
         let volumes = volumes.map(|(index, name)| ("volumes", index, name, VolumeName::parse(name).err()));
         for (list, index, name, error) in containers.chain(volumes) {
             if let Some(error) = error {

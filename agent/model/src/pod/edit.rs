@@ -94,21 +94,21 @@ impl<'a> Location<'a> {
     }
 }
 
-fn compare<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+fn compare<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, edits: &mut Vec<Edit>) {
     if old == new {
         return;
     }
-    let before = found.len();
+    let before = edits.len();
     if let (Some(old), Some(new)) = (fields(at, old), fields(at, new)) {
         for name in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
-            compare(&at.field(name), old.get(name), new.get(name), found);
+            compare(&at.field(name), old.get(name), new.get(name), edits);
         }
     } else if let (Some(old), Some(new)) = (items(at, old), items(at, new)) {
-        lists(at, &old, &new, found);
+        lists(at, &old, &new, edits);
     }
     // None of its fields differs, or it has none: `{}` was added, or a scalar became a list.
-    if found.len() == before {
-        found.push(at.edit(old, new));
+    if edits.len() == before {
+        edits.push(at.edit(old, new));
     }
 }
 
@@ -140,13 +140,13 @@ fn items<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
     value.as_array()?.iter().map(item).collect()
 }
 
-fn lists<'a>(at: &Location<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Vec<Edit>) {
+fn lists<'a>(at: &Location<'a>, old: &Items<'a>, new: &Items<'a>, edits: &mut Vec<Edit>) {
     let find = |list: &Items<'a>, name: &str| list.iter().find(|(other, _)| other == name).map(|(_, item)| *item);
     for (name, item) in new {
-        one_item(&at.item(name), find(old, name), Some(item), found);
+        one_item(&at.item(name), find(old, name), Some(item), edits);
     }
     for (name, item) in old.iter().filter(|(name, _)| find(new, name).is_none()) {
-        one_item(&at.item(name), Some(item), None, found);
+        one_item(&at.item(name), Some(item), None, edits);
     }
     let order = |list: &Items<'a>, other: &Items<'a>| -> Vec<Value> {
         let stays = list.iter().filter(|(name, _)| find(other, name).is_some());
@@ -154,12 +154,12 @@ fn lists<'a>(at: &Location<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Ve
     };
     let (before, after) = (order(old, new), order(new, old));
     if before != after {
-        found.push(at.edit(Some(&Value::Array(before)), Some(&Value::Array(after))));
+        edits.push(at.edit(Some(&Value::Array(before)), Some(&Value::Array(after))));
     }
 }
 
 /// Reports an environment variable that has only a value by that value.
-fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, edits: &mut Vec<Edit>) {
     let is_variable = at.steps.len() > 1 && at.steps[at.steps.len() - 2] == "env";
     let plain = |item: Option<&'a Value>| match item.and_then(Value::as_object) {
         Some(fields) if fields.keys().all(|key| key == "name" || key == "value") => Some(fields.get("value")),
@@ -167,8 +167,8 @@ fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value
         None => Some(None),
     };
     match (plain(old), plain(new)) {
-        (Some(before), Some(after)) if is_variable && before != after => found.push(at.edit(before, after)),
-        _ => compare(at, old, new, found),
+        (Some(before), Some(after)) if is_variable && before != after => edits.push(at.edit(before, after)),
+        _ => compare(at, old, new, edits),
     }
 }
 

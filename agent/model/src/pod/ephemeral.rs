@@ -95,7 +95,7 @@ impl PodRecord {
     /// This version with the ephemeral containers of `before` that it lacks, because none is removed from a pod.
     pub fn keeping_ephemeral(self: Arc<Self>, before: &Self) -> Arc<Self> {
         let of_before = before.spec().ephemeral_containers.iter().flatten();
-        let mut missing = of_before.filter(|one| self.container(&one.name).is_none()).peekable();
+        let mut missing = of_before.filter(|container| self.container(&container.name).is_none()).peekable();
         match missing.peek() {
             None => Arc::clone(&self),
             Some(_) => Arc::new(self.with_ephemeral(missing.cloned())),
@@ -105,12 +105,12 @@ impl PodRecord {
     /// This version as its source defines it, without what `limpet debug` has added.
     pub fn without_added(self: Arc<Self>) -> Arc<Self> {
         let authored = self.authored_ephemeral();
-        if self.ephemeral.iter().all(|one| authored.contains(&one.name)) {
+        if self.ephemeral.iter().all(|container| authored.contains(&container.name)) {
             return self;
         }
         let mut record = (*self).clone();
         let list = record.pod.spec.get_or_insert_default().ephemeral_containers.take();
-        let kept: Vec<_> = list.into_iter().flatten().filter(|one| authored.contains(&one.name)).collect();
+        let kept: Vec<_> = list.into_iter().flatten().filter(|container| authored.contains(&container.name)).collect();
         record.ephemeral = kept.iter().map(as_container).collect();
         record.pod.spec.get_or_insert_default().ephemeral_containers = (!kept.is_empty()).then_some(kept);
         Arc::new(record)
@@ -123,12 +123,12 @@ impl PodRecord {
         }
         let manifest: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();
         let list = manifest["spec"]["ephemeralContainers"].as_array();
-        list.into_iter().flatten().filter_map(|one| Some(one["name"].as_str()?.to_owned())).collect()
+        list.into_iter().flatten().filter_map(|container| Some(container["name"].as_str()?.to_owned())).collect()
     }
 
     /// The definition of its ephemeral container called `name`.
     pub fn ephemeral_of(&self, name: &str) -> Option<&EphemeralContainer> {
-        self.spec().ephemeral_containers.iter().flatten().find(|one| one.name == name)
+        self.spec().ephemeral_containers.iter().flatten().find(|container| container.name == name)
     }
 
     /// The container whose processes its ephemeral container called `name` can see.
@@ -180,7 +180,7 @@ mod tests {
             (json!({ "stdin": true, "stdinOnce": true }), ""),
         ];
         for (fields, expected) in cases {
-            let added = read(&with(fields.clone())).and_then(|one| add(&web(), one));
+            let added = read(&with(fields.clone())).and_then(|container| add(&web(), container));
             let refused = added.map(|record| assert!(record.container("debug").is_some() && record == web()));
             let refused = refused.err().into_iter().flatten().map(|fault| fault.to_string()).collect::<Vec<_>>();
             assert_eq!(refused.join("|"), expected, "{fields}");

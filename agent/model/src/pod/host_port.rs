@@ -96,7 +96,7 @@ mod tests {
             let port = json!({"containerPort": 1, "hostPort": number.parse::<i32>().unwrap(), "protocol": protocol, "hostIP": ip});
             HostPort::from_container(&serde_json::from_value(port).unwrap()).unwrap()
         };
-        for (one, other, conflict) in [
+        for (first, other, conflict) in [
             ("80/TCP", "80/TCP", true),
             ("80/TCP", "81/TCP", false),
             ("80/TCP", "80/UDP", false),
@@ -106,8 +106,8 @@ mod tests {
             ("80/TCP@10.0.0.1", "80/TCP@10.0.0.2", false),
             ("80/TCP@::1", "80/TCP", true),
         ] {
-            assert_eq!(port(one).conflicts_with(&port(other)), conflict, "{one} {other}");
-            assert_eq!(port(other).conflicts_with(&port(one)), conflict, "{other} {one}");
+            assert_eq!(port(first).conflicts_with(&port(other)), conflict, "{first} {other}");
+            assert_eq!(port(other).conflicts_with(&port(first)), conflict, "{other} {first}");
         }
         assert_eq!(port("80/TCP@::1").to_string(), "[::1]:80/TCP");
     }

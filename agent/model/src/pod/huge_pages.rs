@@ -92,7 +92,7 @@ pub fn volume_page_size(spec: &PodSpec, medium: &str) -> Result<u64, String> {
 /// The names of such resources in the pod's own resources, its containers' and its overhead.
 fn names(spec: &PodSpec) -> BTreeSet<&str> {
     let of_pod = spec.resources.iter();
-    let all = of_pod.chain(all_containers(spec).filter_map(|one| one.resources.as_ref()));
+    let all = of_pod.chain(all_containers(spec).filter_map(|container| container.resources.as_ref()));
     let lists = all.flat_map(|resources| [resources.limits.as_ref(), resources.requests.as_ref()]);
     let lists = lists.chain([spec.overhead.as_ref()]).flatten();
     lists.flat_map(|list| list.keys()).map(String::as_str).filter(|name| name.starts_with(HUGE_PAGES)).collect()

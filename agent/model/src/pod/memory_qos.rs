@@ -91,16 +91,20 @@ impl MemoryQos {
 
 /// The memory limit in `spec.resources`.
 fn pod_memory_limit(pod: &PodSpec) -> u64 {
-    pod.resources.as_ref().filter(|own| names_any(own)).map_or(0, |own| bytes(limit(own, MEMORY)))
+    pod.resources
+        .as_ref()
+        .filter(|resources| names_any(resources))
+        .map_or(0, |resources| bytes(limit(resources, MEMORY)))
 }
 
 /// The memory limit of a pod with resources of its own; zero if it has none, or if not all of its containers have
 /// limits.
 fn pod_limit_with_own(pod: &PodSpec) -> u64 {
-    let Some(own) = pod.resources.as_ref().filter(|own| names_any(own)) else { return 0 };
-    let of_pod = limit(own, MEMORY);
-    let limit_of =
-        |container: &Container| container.resources.as_ref().map(|one| limit(one, MEMORY)).unwrap_or_default();
+    let Some(requirements) = pod.resources.as_ref().filter(|resources| names_any(resources)) else { return 0 };
+    let of_pod = limit(requirements, MEMORY);
+    let limit_of = |container: &Container| {
+        container.resources.as_ref().map(|resources| limit(resources, MEMORY)).unwrap_or_default()
+    };
     let all_limited = all_containers(pod).all(|container| !limit_of(container).is_zero());
     match (of_pod.is_zero(), all_limited) {
         (false, _) => bytes(of_pod),

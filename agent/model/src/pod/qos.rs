@@ -52,8 +52,8 @@ pub fn qos_class(spec: &PodSpec) -> QosClass {
         Some(resources) if names_any(resources) => vec![Some(resources)],
         _ => all_containers(spec).map(|container| container.resources.as_ref()).collect(),
     };
-    let total = |of: fn(&ResourceRequirements, &str) -> Amount, name: &str| -> Amount {
-        all.iter().flatten().map(|resources| of(resources, name)).sum()
+    let total = |amount: fn(&ResourceRequirements, &str) -> Amount, name: &str| -> Amount {
+        all.iter().flatten().map(|resources| amount(resources, name)).sum()
     };
     let requested = RESOURCES.map(|name| total(request, name));
     let limited = RESOURCES.map(|name| total(limit, name));

@@ -51,7 +51,8 @@ pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
 
 fn irreplaceable(spec: &PodSpec) -> impl Iterator<Item = (&str, Obstacle<'_>)> {
     let of_pod = spec.restart_policy.as_deref().unwrap_or("Always");
-    let policy_of = |name: &str| spec.containers.iter().find(|one| one.name == name)?.restart_policy.as_deref();
+    let policy_of =
+        |name: &str| spec.containers.iter().find(|container| container.name == name)?.restart_policy.as_deref();
     Role::assign(spec).filter_map(move |(name, role)| match (role, policy_of(name).unwrap_or(of_pod)) {
         (Role::Init, _) => Some((name, Obstacle::InitContainer(name))),
         (Role::Main, policy) if policy != "Always" => Some((name, Obstacle::Policy(name, policy))),

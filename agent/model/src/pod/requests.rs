@@ -83,12 +83,12 @@ impl Requests {
 
     /// The sum of both.
     pub fn plus(self, other: &Self) -> Self {
-        self.combined(other, |own, other| own + other)
+        self.combined(other, |left, other| left + other)
     }
 
     /// What is left of these without `other`; never negative.
     pub fn without(self, other: &Self) -> Self {
-        self.combined(other, |own, other| (own - other).max(Amount::ZERO))
+        self.combined(other, |left, other| (left - other).max(Amount::ZERO))
     }
 
     /// Whether it is nothing.

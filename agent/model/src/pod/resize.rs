@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn a_container_without_limits_follows_those_of_its_pod() {
-        let record = |cpu: &str, own: &Value, policy: &Value| {
+        let record = |cpu: &str, resources: &Value, policy: &Value| {
             let spec = json!({ "resources": { "limits": { "cpu": cpu } }, "containers": [
-                { "name": "m", "image": "a:1", "resources": own, "resizePolicy": policy },
+                { "name": "m", "image": "a:1", "resources": resources, "resizePolicy": policy },
             ]});
             let manifest = json!({ "metadata": { "name": "web" }, "spec": spec });
             restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
@@ -154,9 +154,9 @@ mod tests {
         let memory = json!({ "limits": { "memory": "1Mi" } });
         let both = json!({ "limits": { "memory": "1Mi", "cpu": "1" } });
         let cases = [(&json!({}), &json!(null), true), (&memory, &json!(null), true), (&both, &json!(null), false)];
-        for (own, policy, in_place) in cases.into_iter().chain([(&memory, &restarts, false)]) {
-            let (old, new) = (record("1", own, policy), record("2", own, policy));
-            assert_eq!(resizes_in_place(&old, &new, "m"), in_place, "{own} {policy}");
+        for (resources, policy, in_place) in cases.into_iter().chain([(&memory, &restarts, false)]) {
+            let (old, new) = (record("1", resources, policy), record("2", resources, policy));
+            assert_eq!(resizes_in_place(&old, &new, "m"), in_place, "{resources} {policy}");
         }
     }
 

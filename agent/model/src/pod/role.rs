@@ -20,9 +20,11 @@ impl Role {
     /// The containers of `spec` with their roles: init containers and sidecars in their order, then regular and ephemeral
     /// ones.
     pub fn assign(spec: &PodSpec) -> impl Iterator<Item = (&str, Self)> {
-        let inits = spec.init_containers.iter().flatten().map(|one| (one.name.as_str(), Self::of_init(one)));
-        let mains = spec.containers.iter().map(|one| (one.name.as_str(), Self::Main));
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (one.name.as_str(), Self::Ephemeral));
+        let inits =
+            spec.init_containers.iter().flatten().map(|container| (container.name.as_str(), Self::of_init(container)));
+        let mains = spec.containers.iter().map(|container| (container.name.as_str(), Self::Main));
+        let ephemeral =
+            spec.ephemeral_containers.iter().flatten().map(|container| (container.name.as_str(), Self::Ephemeral));
         inits.chain(mains).chain(ephemeral)
     }
 

@@ -111,8 +111,8 @@ fn bad_containers<'a>(record: &'a PodRecord, mut is_bad: impl FnMut(&'a Containe
 }
 
 /// `container "a"`, `containers "a", "b"`.
-fn named(one: &str, names: &[&str]) -> String {
-    format!("{} {}", plural(one, names.len()), quoted(names.iter().copied()))
+fn named(noun: &str, names: &[&str]) -> String {
+    format!("{} {}", plural(noun, names.len()), quoted(names.iter().copied()))
 }
 
 /// `pod`, `container "a"`, `pod and containers "a", "b"`; `None`: nothing is bad.
@@ -125,8 +125,8 @@ fn setters(pod: bool, containers: &[&str]) -> Option<String> {
     }
 }
 
-fn plural(one: &str, count: usize) -> String {
-    if count == 1 { one.to_owned() } else { format!("{one}s") }
+fn plural(noun: &str, count: usize) -> String {
+    if count == 1 { noun.to_owned() } else { format!("{noun}s") }
 }
 
 fn quoted<'a>(items: impl IntoIterator<Item = &'a str>) -> String {

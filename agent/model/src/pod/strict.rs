@@ -128,12 +128,12 @@ enum Location<'p> {
     Root,
     /// `fields` are those of the enclosing object; a map of free keys has none.
     Field {
-        of: &'p Location<'p>,
+        parent: &'p Location<'p>,
         fields: Option<Fields>,
         name: &'p str,
     },
     Item {
-        of: &'p Location<'p>,
+        parent: &'p Location<'p>,
         index: usize,
     },
 }
@@ -142,18 +142,18 @@ impl Location<'_> {
     fn path(&self) -> String {
         match self {
             Self::Root => String::new(),
-            Self::Field { of, name, .. } => field_path(&of.path(), name),
-            Self::Item { of, index } => format!("{}[{index}]", of.path()),
+            Self::Field { parent, name, .. } => field_path(&parent.path(), name),
+            Self::Item { parent, index } => format!("{}[{index}]", parent.path()),
         }
     }
 
     fn steps(&self) -> Vec<Step> {
-        let (of, step) = match self {
+        let (parent, step) = match self {
             Self::Root => return Vec::new(),
-            Self::Field { of, name, .. } => (of, Step::Name((*name).to_owned())),
-            Self::Item { of, index } => (of, Step::Item(*index)),
+            Self::Field { parent, name, .. } => (parent, Step::Name((*name).to_owned())),
+            Self::Item { parent, index } => (parent, Step::Item(*index)),
         };
-        let mut steps = of.steps();
+        let mut steps = parent.steps();
         steps.push(step);
         steps
     }
@@ -162,8 +162,8 @@ impl Location<'_> {
     fn kind(&self) -> String {
         match self {
             Self::Root => String::new(),
-            Self::Field { of, name, .. } => field_path(&of.kind(), name),
-            Self::Item { of, .. } => format!("{}[]", of.kind()),
+            Self::Field { parent, name, .. } => field_path(&parent.kind(), name),
+            Self::Item { parent, .. } => format!("{}[]", parent.kind()),
         }
     }
 
@@ -171,10 +171,10 @@ impl Location<'_> {
     fn around_with(&self, name: &str) -> Option<&Location<'_>> {
         match self {
             Self::Root => None,
-            Self::Item { of, .. } => of.around_with(name),
-            Self::Field { of: Location::Root, .. } => None,
-            Self::Field { of, fields: Some(fields), .. } if fields.contains(&name) => Some(*of),
-            Self::Field { of, .. } => of.around_with(name),
+            Self::Item { parent, .. } => parent.around_with(name),
+            Self::Field { parent: Location::Root, .. } => None,
+            Self::Field { parent, fields: Some(fields), .. } if fields.contains(&name) => Some(*parent),
+            Self::Field { parent, .. } => parent.around_with(name),
         }
     }
 }
@@ -197,7 +197,7 @@ impl<'a, 'p> Reader<'a, 'p> {
     }
 
     fn entries(self, map: &'a Map<String, Value>, fields: Option<Fields>) -> Entries<'a, 'p> {
-        Entries { of: self.location, notes: self.notes, fields, rest: map.iter(), value: None }
+        Entries { parent: self.location, notes: self.notes, fields, rest: map.iter(), value: None }
     }
 
     /// Whether it is a null that is read as `zero`. If so, it is recorded.
@@ -233,7 +233,7 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
         match self.value {
             Value::Object(map) => visitor.visit_map(self.entries(map, None)),
             Value::Array(items) => {
-                visitor.visit_seq(Items { of: self.location, notes: self.notes, rest: items.iter().enumerate() })
+                visitor.visit_seq(Items { parent: self.location, notes: self.notes, rest: items.iter().enumerate() })
             }
             scalar => scalar.deserialize_any(visitor),
         }
@@ -306,7 +306,7 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
 
 /// The entries of an object or map.
 struct Entries<'a, 'p> {
-    of: &'p Location<'p>,
+    parent: &'p Location<'p>,
     notes: &'p Notes,
     fields: Option<Fields>,
     rest: map::Iter<'a>,
@@ -326,8 +326,8 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
                         unknown.more += 1;
                         continue;
                     }
-                    let path = field_path(&self.of.path(), key);
-                    let around = self.of.around_with(key).map(Location::kind);
+                    let path = field_path(&self.parent.path(), key);
+                    let around = self.parent.around_with(key).map(Location::kind);
                     unknown.first.push(UnknownField { path, name: key.clone(), fields, around });
                 }
                 _ => {
@@ -341,7 +341,7 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
 
     fn next_value_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<S::Value, Error> {
         let (name, value) = self.value.take().unwrap_or(("", &Value::Null));
-        let location = Location::Field { of: self.of, fields: self.fields, name };
+        let location = Location::Field { parent: self.parent, fields: self.fields, name };
         Reader { value, location: &location, notes: self.notes }.read(seed)
     }
 
@@ -352,7 +352,7 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
 
 /// The items of a list.
 struct Items<'a, 'p> {
-    of: &'p Location<'p>,
+    parent: &'p Location<'p>,
     notes: &'p Notes,
     rest: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
 }
@@ -362,7 +362,7 @@ impl<'a> SeqAccess<'a> for Items<'a, '_> {
 
     fn next_element_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
         let Some((index, value)) = self.rest.next() else { return Ok(None) };
-        let location = Location::Item { of: self.of, index };
+        let location = Location::Item { parent: self.parent, index };
         Reader { value, location: &location, notes: self.notes }.read(seed).map(Some)
     }
 

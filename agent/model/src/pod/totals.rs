@@ -12,22 +12,22 @@ use crate::pod::quantity::{self, Amount};
 /// Amounts of resources as in a manifest.
 pub(super) type Amounts = BTreeMap<String, Quantity>;
 
-/// The sums of `of`, which selects limits or requests: of all main containers and sidecars, or of one init container
+/// The sums of `amounts_in`, which selects limits or requests: of all main containers and sidecars, or of one init container
 /// with the sidecars before it, whichever is more. An invalid quantity counts as absent.
 pub(super) fn totals(
     spec: &PodSpec,
-    of: impl Fn(&ResourceRequirements) -> Option<&Amounts>,
+    amounts_in: impl Fn(&ResourceRequirements) -> Option<&Amounts>,
 ) -> BTreeMap<String, Amount> {
-    let amounts_of = |one: &Container| -> BTreeMap<String, Amount> {
-        let amounts = one.resources.as_ref().and_then(&of).into_iter().flatten();
+    let amounts_of = |container: &Container| -> BTreeMap<String, Amount> {
+        let amounts = container.resources.as_ref().and_then(&amounts_in).into_iter().flatten();
         amounts.filter_map(|(name, value)| Some((name.clone(), quantity::parse(&value.0).ok()?))).collect()
     };
     let mut running = BTreeMap::new();
-    spec.containers.iter().for_each(|one| add(&mut running, &amounts_of(one)));
+    spec.containers.iter().for_each(|container| add(&mut running, &amounts_of(container)));
     let (mut sidecars, mut most) = (BTreeMap::new(), BTreeMap::<String, Amount>::new());
-    for one in spec.init_containers.iter().flatten() {
-        let mut now = amounts_of(one);
-        if is_sidecar(one) {
+    for container in spec.init_containers.iter().flatten() {
+        let mut now = amounts_of(container);
+        if is_sidecar(container) {
             add(&mut running, &now);
             add(&mut sidecars, &now);
             now.clone_from(&sidecars);
@@ -64,8 +64,8 @@ pub fn pod_request(spec: &PodSpec, name: &str) -> Amount {
 }
 
 /// The peak need of the containers. Init containers run one by one, each together with the sidecars before it.
-pub(super) fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
-    let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
+pub(super) fn together(spec: &PodSpec, amount_in: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
+    let need = |container: &Container| container.resources.as_ref().map(&amount_in).unwrap_or_default();
     let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
     for container in spec.init_containers.iter().flatten() {
         if is_sidecar(container) {

@@ -132,7 +132,9 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let refused = REFUSED.iter().flat_map(|(pattern, when, why)| used(pattern, *when).map(|path| refuse(path, why)));
     let gates =
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
-    let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
+    let rates = select(manifest, "metadata.annotations")
+        .into_iter()
+        .flat_map(|annotations| bandwidth(annotations, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let tolerates = local && !traits.is_static && tolerates_memory_pressure(manifest);
     let silent = NO_EFFECT.iter().filter(|(pattern, _)| local && !(tolerates && *pattern == TOLERATIONS));
@@ -269,16 +271,21 @@ impl FieldPath<'_> {
     }
 }
 
-fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&FieldPath<'_>>, found: &mut Vec<(String, &'a Value)>) {
+fn follow<'a>(
+    value: &'a Value,
+    pattern: &str,
+    before: Option<&FieldPath<'_>>,
+    selected: &mut Vec<(String, &'a Value)>,
+) {
     let (part, rest) = pattern.split_once('.').map_or((pattern, None), |(part, rest)| (part, Some(rest)));
     if part == "C" {
         for name in ["containers", "initContainers"] {
-            each_item(value, name, rest, before, found);
+            each_item(value, name, rest, before, selected);
         }
     } else if let Some(name) = part.strip_suffix("[]") {
-        each_item(value, name, rest, before, found);
+        each_item(value, name, rest, before, selected);
     } else if let Some(inner) = value.get(part) {
-        go_on(inner, rest, FieldPath { before, name: part, item: None }, found);
+        go_on(inner, rest, FieldPath { before, name: part, item: None }, selected);
     }
 }
 
@@ -287,18 +294,18 @@ fn each_item<'a>(
     name: &str,
     rest: Option<&str>,
     before: Option<&FieldPath<'_>>,
-    found: &mut Vec<(String, &'a Value)>,
+    selected: &mut Vec<(String, &'a Value)>,
 ) {
     let items = value.get(name).and_then(Value::as_array);
     for (index, item) in items.into_iter().flatten().enumerate() {
-        go_on(item, rest, FieldPath { before, name, item: Some(index) }, found);
+        go_on(item, rest, FieldPath { before, name, item: Some(index) }, selected);
     }
 }
 
-fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: FieldPath<'_>, found: &mut Vec<(String, &'a Value)>) {
+fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: FieldPath<'_>, selected: &mut Vec<(String, &'a Value)>) {
     match rest {
-        Some(rest) => follow(value, rest, Some(&way), found),
-        None => found.push((way.path(), value)),
+        Some(rest) => follow(value, rest, Some(&way), selected),
+        None => selected.push((way.path(), value)),
     }
 }
 

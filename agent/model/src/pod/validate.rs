@@ -113,8 +113,8 @@ fn host_network(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
         return;
     }
     let list = at.field("containers");
-    for (index, one) in spec.containers.iter().enumerate() {
-        for (number, port) in items(&one.ports) {
+    for (index, container) in spec.containers.iter().enumerate() {
+        for (number, port) in items(&container.ports) {
             let host = port.host_port.unwrap_or(0);
             if host != port.container_port {
                 let item = list.index(index);
@@ -140,10 +140,11 @@ fn across_volumes(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
             faults.forbidden(&sources.index(number).field("serviceAccountToken"), detail);
         }
     }
-    let volumes: BTreeMap<&str, &Volume> = spec.volumes.iter().flatten().map(|one| (one.name.as_str(), one)).collect();
-    for (list, index, one) in each_container(spec) {
+    let volumes: BTreeMap<&str, &Volume> =
+        spec.volumes.iter().flatten().map(|container| (container.name.as_str(), container)).collect();
+    for (list, index, container) in each_container(spec) {
         let list = at.field(list);
-        for (number, variable) in items(&one.env) {
+        for (number, variable) in items(&container.env) {
             let file = variable.value_from.as_ref().and_then(|source| source.file_key_ref.as_ref());
             let Some(name) = file.map(|file| file.volume_name.as_str()) else { continue };
             let item = list.index(index);

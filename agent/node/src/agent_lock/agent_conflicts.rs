@@ -122,7 +122,7 @@ pub fn find(cgroup_root: &Path) -> Option<OtherAgent> {
     }
     // A port held by a process that is not an agent is ignored.
     let still = self::listening();
-    let unseen = listening.iter().find(|found| !sockets_seen.contains(&found.1) && still.contains(found));
+    let unseen = listening.iter().find(|socket| !sockets_seen.contains(&socket.1) && still.contains(socket));
     unseen.map(|(port, _)| OtherAgent::Port { port: *port })
 }
 

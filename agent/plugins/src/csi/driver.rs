@@ -84,7 +84,9 @@ impl Driver {
         let answer = within("NodeGetCapabilities", client.node_get_capabilities(NodeGetCapabilitiesRequest {})).await;
         let answer = answer.map_err(|error| error.to_string())?.capabilities;
         let has = |wanted: rpc::Type| {
-            answer.iter().any(|one| matches!(&one.r#type, Some(Type::Rpc(rpc)) if rpc.r#type == wanted as i32))
+            answer
+                .iter()
+                .any(|capability| matches!(&capability.r#type, Some(Type::Rpc(rpc)) if rpc.r#type == wanted as i32))
         };
         let capabilities = Capabilities {
             stage: has(rpc::Type::StageUnstageVolume),

@@ -109,7 +109,7 @@ pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
 /// Removes what a driver has left at a mount point: an empty directory, or a file or link that it has created.
 pub(super) fn remove_point(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(found) if !found.is_dir() => gone(fs::remove_file(path)),
+        Ok(metadata) if !metadata.is_dir() => gone(fs::remove_file(path)),
         _ => gone(fs::remove_dir(path)),
     }
 }

@@ -115,7 +115,7 @@ impl Layout {
         let entry = self.entry(data, uid.as_str());
         let done = match data.block {
             true => is_there(&entry)?,
-            false => files::read(&entry)?.is_some_and(|found| found.is(data) && found.more.contains_key(PUBLISHED)),
+            false => files::read(&entry)?.is_some_and(|record| record.is(data) && record.more.contains_key(PUBLISHED)),
         };
         Ok(done && is_mounted(&self.target(data, uid))?)
     }
@@ -215,7 +215,7 @@ impl Layout {
             }
             for directory in files::directories(&self.volumes(&name))? {
                 // What cannot be read may belong to this volume.
-                if files::read(&directory)?.is_some_and(|found| found.is(data)) {
+                if files::read(&directory)?.is_some_and(|record| record.is(data)) {
                     return Ok(true);
                 }
             }

@@ -88,7 +88,7 @@ impl Connection {
         };
         let request = PreferredAllocationRequest { container_requests: vec![wanted] };
         let answer = within(self.client.clone().get_preferred_allocation(request)).await?;
-        Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
+        Ok(answer.container_responses.into_iter().next().map(|response| response.device_i_ds).unwrap_or_default())
     }
 
     /// Calls `Allocate` for a container's devices `ids`.
@@ -120,15 +120,15 @@ async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>
 }
 
 fn allocation(resource: &str, ids: Vec<String>, given: ContainerAllocateResponse) -> DeviceAllocation {
-    let mount = |one: limpet_node_api::device_plugin::Mount| PluginMount {
-        container_path: one.container_path.into(),
-        host_path: one.host_path.into(),
-        read_only: one.read_only,
+    let mount = |mount: limpet_node_api::device_plugin::Mount| PluginMount {
+        container_path: mount.container_path.into(),
+        host_path: mount.host_path.into(),
+        read_only: mount.read_only,
     };
-    let device = |one: limpet_node_api::device_plugin::DeviceSpec| device_allocation::PluginDevice {
-        container_path: one.container_path.into(),
-        host_path: one.host_path.into(),
-        permissions: one.permissions,
+    let device = |device: limpet_node_api::device_plugin::DeviceSpec| device_allocation::PluginDevice {
+        container_path: device.container_path.into(),
+        host_path: device.host_path.into(),
+        permissions: device.permissions,
     };
     DeviceAllocation {
         resource: resource.to_owned(),
@@ -137,7 +137,7 @@ fn allocation(resource: &str, ids: Vec<String>, given: ContainerAllocateResponse
         mounts: given.mounts.into_iter().map(mount).collect(),
         devices: given.devices.into_iter().map(device).collect(),
         annotations: given.annotations.into_iter().collect(),
-        cdi_devices: given.cdi_devices.into_iter().map(|one| one.name).collect(),
+        cdi_devices: given.cdi_devices.into_iter().map(|device| device.name).collect(),
     }
 }
 

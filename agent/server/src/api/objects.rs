@@ -35,7 +35,8 @@ pub(super) fn routes(kind: ObjectKind) -> Routes<ServerState> {
     let of_namespace = move |State(state): State<ServerState>, Path(namespace): Path<String>| async move {
         list(&state, kind, Some(&namespace))
     };
-    let read = move |State(state): State<ServerState>, name: ObjectPath| async move { one(&state, &key(kind, name)) };
+    let read =
+        move |State(state): State<ServerState>, name: ObjectPath| async move { read_object(&state, &key(kind, name)) };
     let write = move |State(state): State<ServerState>, name: ObjectPath, body: Result<Bytes, BytesRejection>| async move {
         put(&state, key(kind, name), body).await
     };
@@ -70,7 +71,7 @@ fn list(state: &ServerState, kind: ObjectKind, namespace: Option<&str>) -> Respo
     )
 }
 
-fn one(state: &ServerState, key: &ObjectKey) -> Response {
+fn read_object(state: &ServerState, key: &ObjectKey) -> Response {
     match pushed(state).get(key) {
         Some(object) => answer(&render(object)),
         None => {

@@ -73,7 +73,7 @@ impl Places {
 
     /// Replaces the place that a connection had while it was opened by the place for its caller; `None` if too many
     /// of its kind are open.
-    pub(super) async fn of(
+    pub(super) async fn take(
         &self,
         opening: Option<SlotPermit>,
         caller: &Caller,

@@ -59,15 +59,15 @@ impl Server {
     }
 
     async fn open(&self, caller: Caller) -> DuplexStream {
-        let (own, other) = duplex(BUFFER);
+        let (near, other) = duplex(BUFFER);
         self.connect.send((other, caller, None)).await.unwrap();
-        own
+        near
     }
 
     async fn open_from(&self, address: &str, caller: Caller) -> DuplexStream {
-        let (own, other) = duplex(BUFFER);
+        let (near, other) = duplex(BUFFER);
         self.connect.send((other, caller, Some(Source::new(address.parse().unwrap())))).await.unwrap();
-        own
+        near
     }
 
     async fn end(self) {

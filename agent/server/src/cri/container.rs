@@ -44,21 +44,24 @@ impl<'a> Run<'a> {
     fn of_container(pod: &'a ObservedPod, status: &'a ContainerStatus) -> impl Iterator<Item = Self> + use<'a> {
         let observed = pod.containers.get(&status.name);
         let last = terminated(status.last_state.as_ref());
-        let log = |attempt: u32| observed.map(|one| one.log_path.join(format!("{attempt}.log"))).unwrap_or_default();
-        let newest = observed.map(|one| Self {
-            id: &one.id,
+        let log = |attempt: u32| {
+            observed.map(|container| container.log_path.join(format!("{attempt}.log"))).unwrap_or_default()
+        };
+        let newest = observed.map(|container| Self {
+            id: &container.id,
             pod,
             status,
-            attempt: one.restart_count,
-            pid: one.pid,
-            log: log(one.restart_count),
+            attempt: container.restart_count,
+            pid: container.pid,
+            log: log(container.restart_count),
             ended: [terminated(status.state.as_ref()), last]
                 .into_iter()
                 .flatten()
-                .find(|ended| id_of(ended) == Some(&*one.id)),
+                .find(|ended| id_of(ended) == Some(&*container.id)),
         });
-        let before = last.zip(observed).and_then(|(last, one)| {
-            let (id, attempt) = (id_of(last).filter(|id| *id != one.id)?, one.restart_count.checked_sub(1)?);
+        let before = last.zip(observed).and_then(|(last, container)| {
+            let (id, attempt) =
+                (id_of(last).filter(|id| *id != container.id)?, container.restart_count.checked_sub(1)?);
             Some(Self { id, pod, status, attempt, pid: None, log: log(attempt), ended: Some(last) })
         });
         newest.into_iter().chain(before)
@@ -208,7 +211,7 @@ impl<'a> Run<'a> {
 
 /// The host's path of a `hostPath` volume. The paths of other volumes are internal.
 fn host_path(record: &PodRecord, volume: &str) -> Option<String> {
-    let is_named = |one: &&Volume| one.name == volume;
+    let is_named = |candidate: &&Volume| candidate.name == volume;
     Some(record.spec().volumes.iter().flatten().find(is_named)?.host_path.as_ref()?.path.clone())
 }
 

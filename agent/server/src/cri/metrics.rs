@@ -30,15 +30,15 @@ pub(super) fn pods(usage: &NodeUsage) -> Vec<cri::PodSandboxMetrics> {
     families(usage, &mut values);
     let of_pod = |pod: &limpet_telemetry::usage::PodUsage| {
         let name = (pod.record.key.namespace().to_owned(), pod.record.key.name().to_owned());
-        let Of { own, mut containers } = values.0.remove(&name).unwrap_or_default();
-        let of_container = |one: &limpet_telemetry::usage::ContainerUsage| cri::ContainerMetrics {
-            container_id: one.id.clone(),
-            metrics: containers.remove(&one.id).unwrap_or_default(),
+        let PodMetrics { of_pod: metrics, mut containers } = values.0.remove(&name).unwrap_or_default();
+        let of_container = |container: &limpet_telemetry::usage::ContainerUsage| cri::ContainerMetrics {
+            container_id: container.id.clone(),
+            metrics: containers.remove(&container.id).unwrap_or_default(),
         };
         cri::PodSandboxMetrics {
             pod_sandbox_id: pod_id(&pod.record.uid),
             container_metrics: pod.containers.iter().map(of_container).collect(),
-            metrics: own,
+            metrics,
         }
     };
     usage.pods.iter().map(of_pod).collect()
@@ -58,13 +58,13 @@ impl Families for Descriptors {
 
 /// The metrics of a pod and of its containers, by their ids.
 #[derive(Default)]
-struct Of {
-    own: Vec<cri::Metric>,
+struct PodMetrics {
+    of_pod: Vec<cri::Metric>,
     containers: BTreeMap<String, Vec<cri::Metric>>,
 }
 
 /// Metrics by namespace and name of the pod.
-struct Values(BTreeMap<(String, String), Of>);
+struct Values(BTreeMap<(String, String), PodMetrics>);
 
 impl Families for Values {
     fn take<'a>(&mut self, head: Family<'_>, samples: impl IntoIterator<Item = Sample<'a>>) {
@@ -88,7 +88,7 @@ impl Families for Values {
             };
             let metrics = self.0.entry((namespace, pod)).or_default();
             match label(CONTAINER_ID) {
-                "" => metrics.own.push(metric),
+                "" => metrics.of_pod.push(metric),
                 id => metrics.containers.entry(id.to_owned()).or_default().push(metric),
             }
         }

@@ -387,7 +387,7 @@ impl Runtime {
         });
         let wanted: Vec<_> = selection::containers(&observed, filter.as_ref()).map(|run| run.id).collect();
         let mut figures = stats::containers(&observed, &usage, &rates);
-        figures.retain(|one| one.attributes.as_ref().is_some_and(|attributes| wanted.contains(&&*attributes.id)));
+        figures.retain(|usage| usage.attributes.as_ref().is_some_and(|attributes| wanted.contains(&&*attributes.id)));
         Ok(figures)
     }
 

@@ -113,7 +113,7 @@ fn runtime_handler(record: &PodRecord) -> String {
 
 fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
     use cri::NamespaceMode::{Container, Node, Pod};
-    let mode = |host: Option<bool>, own| if host == Some(true) { Node } else { own } as i32;
+    let mode = |host: Option<bool>, otherwise| if host == Some(true) { Node } else { otherwise } as i32;
     let processes = if spec.share_process_namespace == Some(true) { Pod } else { Container };
     cri::NamespaceOption {
         network: mode(spec.host_network, Pod),

@@ -58,10 +58,10 @@ pub(super) fn container<'a>(observed: &'a ObservedPods, id: &str) -> Result<Run<
     only(runs.filter(|run| run.id.starts_with(id)), "container", id)
 }
 
-fn only<T>(mut found: impl Iterator<Item = T>, kind: &str, id: &str) -> Result<T, Status> {
+fn only<T>(mut matching: impl Iterator<Item = T>, kind: &str, id: &str) -> Result<T, Status> {
     let missing = |why: &str| Status::not_found(format!("an error occurred when try to find {kind} {id:?}: {why}"));
-    let first = found.next().filter(|_| !id.is_empty()).ok_or_else(|| missing("not found"))?;
-    match found.next() {
+    let first = matching.next().filter(|_| !id.is_empty()).ok_or_else(|| missing("not found"))?;
+    match matching.next() {
         None => Ok(first),
         Some(_) => Err(missing("more than one has an id that begins so")),
     }

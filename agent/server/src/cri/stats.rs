@@ -105,18 +105,18 @@ fn io(group: &GroupUsage) -> Option<cri::IoUsage> {
 }
 
 fn network(interfaces: &[Interface], timestamp: i64) -> cri::NetworkUsage {
-    let counters = |one: &Interface| cri::NetworkInterfaceUsage {
-        name: one.name.clone(),
-        rx_bytes: value(one.received.bytes),
-        rx_errors: value(one.received.errors),
-        tx_bytes: value(one.sent.bytes),
-        tx_errors: value(one.sent.errors),
+    let counters = |interface: &Interface| cri::NetworkInterfaceUsage {
+        name: interface.name.clone(),
+        rx_bytes: value(interface.received.bytes),
+        rx_errors: value(interface.received.errors),
+        tx_bytes: value(interface.sent.bytes),
+        tx_errors: value(interface.sent.errors),
     };
-    let is_default = |one: &&Interface| one.name == DEFAULT_INTERFACE;
+    let is_default = |interface: &&Interface| interface.name == DEFAULT_INTERFACE;
     cri::NetworkUsage {
         timestamp,
         default_interface: interfaces.iter().find(is_default).map(counters),
-        interfaces: interfaces.iter().filter(|one| !is_default(one)).map(counters).collect(),
+        interfaces: interfaces.iter().filter(|interface| !is_default(interface)).map(counters).collect(),
     }
 }
 

@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn tokens_differ_and_are_long() {
-        let (one, other) = (random().unwrap(), random().unwrap());
-        assert!(one != other && one.len() == 2 * TOKEN_LEN, "{one} {other}");
+        let (first, other) = (random().unwrap(), random().unwrap());
+        assert!(first != other && first.len() == 2 * TOKEN_LEN, "{first} {other}");
     }
 }

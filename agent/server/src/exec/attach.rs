@@ -69,7 +69,7 @@ impl AttachState {
         let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
         let container = container.ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))?;
         let spec = pod.record.container(&target.container);
-        let asks = |of: fn(&Container) -> Option<bool>| spec.and_then(of) == Some(true);
+        let asks = |field: fn(&Container) -> Option<bool>| spec.and_then(field) == Some(true);
         let point = AttachPoint::new(&self.attach_dir, &container.id);
         let output = match asks(|spec| spec.tty) {
             true => Output::Terminal(point),

@@ -66,7 +66,7 @@ impl Attached {
             let stream = streams.accept().await?;
             let kind = stream.headers.get(STREAM_TYPE).unwrap_or_default();
             match missing.iter().position(|(name, _)| *name == kind) {
-                Some(found) => attached.0.push((missing.swap_remove(found).1, stream)),
+                Some(index) => attached.0.push((missing.swap_remove(index).1, stream)),
                 None => stream.output.reset(Status::Refused).await,
             }
         }
@@ -150,7 +150,7 @@ fn sizes_of(input: Input) -> impl Messages<Item = Incoming> {
 /// Sends queued messages, then the ends of all streams. Returns early if the client has disconnected.
 async fn write(outputs: Vec<(Channel, Output)>, mut queue: mpsc::Receiver<Outgoing>) {
     while let Some((channel, data)) = queue.recv().await {
-        let output = outputs.iter().find(|(own, _)| *own == channel);
+        let output = outputs.iter().find(|(known, _)| *known == channel);
         if let Some((_, output)) = output
             && output.write(data).await.is_err()
         {

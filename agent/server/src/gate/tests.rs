@@ -155,8 +155,8 @@ async fn without_a_cluster_names_that_are_listed_get_in_and_no_token_does() {
 #[tokio::test(start_paused = true)]
 async fn the_network_never_gets_limpets_own_routes_and_unknown_ones_have_kubelets_subresource() {
     let client = admitting("admitted");
-    for own in [Permission::Read, Permission::Write] {
-        assert_eq!(ask(&client, Some(own), None).await, Err(Refusal::NotAdmitted.to_string()));
+    for permission in [Permission::Read, Permission::Write] {
+        assert_eq!(ask(&client, Some(permission), None).await, Err(Refusal::NotAdmitted.to_string()));
     }
     assert_eq!(ask(&client, None, None).await, Ok(()));
     let (gate, _) = in_cluster(|_| {});

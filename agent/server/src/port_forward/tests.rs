@@ -169,8 +169,8 @@ async fn channels_of_a_websocket_carry_each_port_and_say_what_fails() {
                 received[usize::from(channel)].extend_from_slice(&data);
             }
         }
-        for (channel, of) in received.iter().zip([port, port, closed, closed, port, port]) {
-            assert_eq!(channel[..2], of.to_le_bytes(), "{protocol}");
+        for (channel, forwarded) in received.iter().zip([port, port, closed, closed, port, port]) {
+            assert_eq!(channel[..2], forwarded.to_le_bytes(), "{protocol}");
         }
         let error = String::from_utf8_lossy(&received[3][2..]);
         assert!(error.starts_with(&format!("error forwarding port {closed} to pod web-edge1, uid u1: ")), "{error}");

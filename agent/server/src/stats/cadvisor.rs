@@ -139,14 +139,18 @@ const PRESSURE: [PressureFamily; 3] = [
 ];
 
 const NETWORK: [NetworkFamily; 8] = [
-    ("receive_bytes", "Cumulative count of bytes received", |one| one.received.bytes),
-    ("receive_packets", "Cumulative count of packets received", |one| one.received.packets),
-    ("receive_packets_dropped", "Cumulative count of packets dropped while receiving", |one| one.received.dropped),
-    ("receive_errors", "Cumulative count of errors encountered while receiving", |one| one.received.errors),
-    ("transmit_bytes", "Cumulative count of bytes transmitted", |one| one.sent.bytes),
-    ("transmit_packets", "Cumulative count of packets transmitted", |one| one.sent.packets),
-    ("transmit_packets_dropped", "Cumulative count of packets dropped while transmitting", |one| one.sent.dropped),
-    ("transmit_errors", "Cumulative count of errors encountered while transmitting", |one| one.sent.errors),
+    ("receive_bytes", "Cumulative count of bytes received", |counters| counters.received.bytes),
+    ("receive_packets", "Cumulative count of packets received", |counters| counters.received.packets),
+    ("receive_packets_dropped", "Cumulative count of packets dropped while receiving", |counters| {
+        counters.received.dropped
+    }),
+    ("receive_errors", "Cumulative count of errors encountered while receiving", |counters| counters.received.errors),
+    ("transmit_bytes", "Cumulative count of bytes transmitted", |counters| counters.sent.bytes),
+    ("transmit_packets", "Cumulative count of packets transmitted", |counters| counters.sent.packets),
+    ("transmit_packets_dropped", "Cumulative count of packets dropped while transmitting", |counters| {
+        counters.sent.dropped
+    }),
+    ("transmit_errors", "Cumulative count of errors encountered while transmitting", |counters| counters.sent.errors),
 ];
 
 const DISKS: [DiskFamily; 4] = [
@@ -213,9 +217,9 @@ fn rows(usage: &NodeUsage) -> Vec<Row<'_>> {
             let interfaces = pod.interfaces.as_deref().unwrap_or_default();
             rows.push(Row { interfaces, ..Row::new(group, ["", "", "", namespace, name]) });
         }
-        rows.extend(pod.containers.iter().map(|one| Row {
-            started: one.started,
-            ..Row::new(&one.group, [&one.name, &one.image, &one.id, namespace, name])
+        rows.extend(pod.containers.iter().map(|container| Row {
+            started: container.started,
+            ..Row::new(&container.group, [&container.name, &container.image, &container.id, namespace, name])
         }));
     }
     rows
@@ -286,7 +290,9 @@ fn add_pressure(into: &mut impl Families, rows: &[Row<'_>]) {
 fn add_network(into: &mut impl Families, rows: &[Row<'_>]) {
     for (name, help, counter) in NETWORK {
         let samples = rows.iter().flat_map(|row| {
-            row.interfaces.iter().map(move |one| row.with(&[("interface", &one.name)], counter(one) as f64))
+            row.interfaces
+                .iter()
+                .map(move |interface| row.with(&[("interface", &interface.name)], counter(interface) as f64))
         });
         let name = format!("container_network_{name}_total");
         into.take(Head { name: &name, kind: Kind::Counter, help, labels: &["interface"] }, samples);

@@ -46,13 +46,13 @@ fn absence(path: &str, name: &str) -> Option<&'static (&'static str, &'static st
 fn a_family_of_kubelets_name_is_kubelets() {
     let mut faults = Vec::new();
     for Page { path, kubelet, limpet } in pages() {
-        for (name, own) in &limpet {
+        for (name, ours) in &limpet {
             let different = DIFFERENT.iter().any(|(other, _)| other == name);
             let unrecorded = UNRECORDED.iter().any(|(other, _)| other == name);
             match kubelet.get(name) {
                 _ if name.starts_with("limpet_") => {}
-                Some(theirs) if (own == theirs) == different => {
-                    faults.push(format!("{path} {name}: {own:?}, kubelet's is {theirs:?}"));
+                Some(theirs) if (ours == theirs) == different => {
+                    faults.push(format!("{path} {name}: {ours:?}, kubelet's is {theirs:?}"));
                 }
                 Some(_) => {}
                 None if !unrecorded => faults.push(format!("{path} {name}: kubelet has no such family")),

@@ -20,7 +20,7 @@ const FAMILIES: [Family; 3] = [
 pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let mut page = Page::default();
     if let Some(usage) = usage {
-        let of_containers = containers(usage).map(|(pod, one)| (labels(pod, Some(one)), &one.group));
+        let of_containers = containers(usage).map(|(pod, container)| (labels(pod, Some(container)), &container.group));
         add(&mut page, "container", &of_containers.collect::<Vec<_>>());
         add_container_families(&mut page, usage);
         add(&mut page, "node", &[(Vec::new(), &usage.group)]);
@@ -46,14 +46,14 @@ fn add(page: &mut Page, what: &str, groups: &[(Labels<'_>, &GroupUsage)]) {
 
 /// Adds the families that only containers have.
 fn add_container_families(page: &mut Page, usage: &NodeUsage) {
-    let started = containers(usage).filter_map(|(pod, one)| {
-        Some(Sample { labels: labels(pod, Some(one)), value: seconds(one.started?), at: None })
+    let started = containers(usage).filter_map(|(pod, container)| {
+        Some(Sample { labels: labels(pod, Some(container)), value: seconds(container.started?), at: None })
     });
     let help = "[STABLE] Start time of the container since unix epoch in seconds";
     page.add("container_start_time_seconds", Kind::Gauge, help, started);
-    let limits = containers(usage).filter_map(|(pod, one)| {
-        let value = one.group.swap?.limit? as f64;
-        Some(Sample { labels: labels(pod, Some(one)), value, at: Some(one.group.taken.at) })
+    let limits = containers(usage).filter_map(|(pod, container)| {
+        let value = container.group.swap?.limit? as f64;
+        Some(Sample { labels: labels(pod, Some(container)), value, at: Some(container.group.taken.at) })
     });
     let help = "[ALPHA] Current amount of the container swap limit in bytes. Reported only on non-windows systems";
     page.add("container_swap_limit_bytes", Kind::Gauge, help, limits);

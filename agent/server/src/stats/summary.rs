@@ -41,9 +41,9 @@ pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores, dis
 
 fn of_pod(pod: &PodUsage, rates: &NanoCores, file_systems: FileSystems<'_>) -> Value {
     let (key, disk) = (&pod.record.key, file_systems.of_pod(&pod.record.uid));
-    let container = |one: &ContainerUsage| {
-        let mut container = of_container(&one.name, one.started, &one.group, rates);
-        let (layer, logs) = disk.of_container(&one.name, &one.id);
+    let container = |container_usage: &ContainerUsage| {
+        let mut container = of_container(&container_usage.name, container_usage.started, &container_usage.group, rates);
+        let (layer, logs) = disk.of_container(&container_usage.name, &container_usage.id);
         for (name, stats) in [("rootfs", layer), ("logs", logs)] {
             if !stats.is_null() {
                 container[name] = stats;
@@ -131,14 +131,14 @@ fn psi(stalls: Option<Stalls>) -> Value {
 
 fn network(interfaces: Option<&[Interface]>, group: &GroupUsage) -> Value {
     let Some(interfaces) = interfaces else { return Value::Null };
-    let counters = |one: &Interface| {
+    let counters = |interface: &Interface| {
         json!({
-            "name": one.name,
-            "rxBytes": one.received.bytes, "rxErrors": one.received.errors,
-            "txBytes": one.sent.bytes, "txErrors": one.sent.errors,
+            "name": interface.name,
+            "rxBytes": interface.received.bytes, "rxErrors": interface.received.errors,
+            "txBytes": interface.sent.bytes, "txErrors": interface.sent.errors,
         })
     };
-    let default_interface = interfaces.iter().find(|one| one.name == DEFAULT_INTERFACE).map(counters);
+    let default_interface = interfaces.iter().find(|interface| interface.name == DEFAULT_INTERFACE).map(counters);
     // kubelet's default interface has a name even when there is none.
     let mut network = default_interface.unwrap_or_else(|| json!({ "name": "" }));
     network["time"] = taken(group);

@@ -112,44 +112,48 @@ fn client_config(
 }
 
 /// Whether the caller's certificate names a user, and whether it is admitted.
-fn of(caller: &Caller) -> (bool, bool) {
+fn standing(caller: &Caller) -> (bool, bool) {
     let Caller::Network(client) = caller else { panic!("{caller:?}") };
     (client.is_named(), client.standing() == Standing::Admitted)
 }
 
 #[tokio::test]
 async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
-    let (own, foreign) = (authority(), authority());
+    let (trusted, foreign) = (authority(), authority());
     let server = Server::new(|_| {});
-    server.trust(&own);
-    let expired = changed_client(&own, "apiserver", "", |params| params.not_after = date_time_ymd(2020, 1, 1));
-    let of_a_server = changed_client(&own, "apiserver", "", |params| {
+    server.trust(&trusted);
+    let expired = changed_client(&trusted, "apiserver", "", |params| params.not_after = date_time_ymd(2020, 1, 1));
+    let of_a_server = changed_client(&trusted, "apiserver", "", |params| {
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
     });
     let table = [
-        (Some(client(&own, "apiserver", "system:masters")), (true, true)),
-        (Some(client(&own, "anna", "readers")), (true, true)),
-        (Some(client(&own, "system:node:edge2", "system:nodes")), (true, false)),
-        (Some(client(&own, "", "readers")), (false, false)),
+        (Some(client(&trusted, "apiserver", "system:masters")), (true, true)),
+        (Some(client(&trusted, "anna", "readers")), (true, true)),
+        (Some(client(&trusted, "system:node:edge2", "system:nodes")), (true, false)),
+        (Some(client(&trusted, "", "readers")), (false, false)),
         (Some(client(&foreign, "apiserver", "system:masters")), (false, false)),
         (Some(expired), (false, false)),
         (Some(of_a_server), (false, false)),
         (None, (false, false)),
     ];
     for (pair, expected) in table {
-        assert_eq!(of(&server.meet(pair).await.unwrap()), expected);
+        assert_eq!(standing(&server.meet(pair).await.unwrap()), expected);
     }
 }
 
 #[tokio::test]
 async fn a_certificate_of_another_key_has_no_connection() {
-    let own = authority();
+    let trusted = authority();
     let server = Server::new(|_| {});
-    server.trust(&own);
+    server.trust(&trusted);
     for version in [&version::TLS12, &version::TLS13] {
-        let (chain, key) = client(&own, "apiserver", "system:masters");
-        let stolen = (chain.clone(), client(&own, "apiserver", "system:masters").1);
-        assert_eq!(of(&server.meet_by(&[version], Some((chain, key))).await.unwrap()), (true, true), "{version:?}");
+        let (chain, key) = client(&trusted, "apiserver", "system:masters");
+        let stolen = (chain.clone(), client(&trusted, "apiserver", "system:masters").1);
+        assert_eq!(
+            standing(&server.meet_by(&[version], Some((chain, key))).await.unwrap()),
+            (true, true),
+            "{version:?}"
+        );
         let refused = server.meet_by(&[version], Some(stolen)).await.unwrap_err();
         assert!(refused.contains("BadSignature"), "{version:?}: {refused}");
     }
@@ -163,7 +167,7 @@ async fn a_handshake_has_a_bounded_size() {
     server.trust(&authority);
     let (chain, key) = client(&authority, "apiserver", "system:masters");
     let with_bytes = |bytes: usize| (vec![chain[0].clone(); bytes / chain[0].len()], key.clone_key());
-    assert_eq!(of(&server.meet(Some(with_bytes(MAX_HANDSHAKE / 2))).await.unwrap()), (true, true));
+    assert_eq!(standing(&server.meet(Some(with_bytes(MAX_HANDSHAKE / 2))).await.unwrap()), (true, true));
     let refused = server.meet(Some(with_bytes(MAX_HANDSHAKE * 2))).await.unwrap_err();
     assert!(refused.contains("the TLS handshake has more than 16384 bytes"), "{refused}");
 }
@@ -210,7 +214,7 @@ async fn anonymous_callers_are_users_where_they_are_let_in() {
         (settings.client_ca, settings.anonymous) = (None, true);
         settings.mode = AuthorizationMode::AlwaysAllow;
     });
-    assert_eq!(of(&server.meet(None).await.unwrap()), (false, true));
+    assert_eq!(standing(&server.meet(None).await.unwrap()), (false, true));
 }
 
 #[tokio::test]
@@ -221,12 +225,12 @@ async fn files_that_are_replaced_count_for_the_next_client_and_missing_ones_are_
     assert!(error.contains("ca.crt: No such file"), "{error}");
 
     server.trust(&before);
-    assert!(of(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
+    assert!(standing(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
     let made = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
 
     server.trust(&after);
-    assert!(!of(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
-    assert!(of(&server.meet(Some(client(&after, "apiserver", ""))).await.unwrap()).0);
+    assert!(!standing(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
+    assert!(standing(&server.meet(Some(client(&after, "apiserver", ""))).await.unwrap()).0);
     let kept = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
     assert!(made == kept, "the self-signed certificate stays");
 }

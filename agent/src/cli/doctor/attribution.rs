@@ -110,7 +110,7 @@ async fn named_by_programs(loaded: &mut Loaded) -> Result<u32, Unnamed> {
     // The kernel reports closed files only to watchers.
     let watches = inotify::init(CreateFlags::CLOEXEC).map_err(|error| failed(&error))?;
     inotify::add_watch(&watches, scratch.path(), WatchFlags::CLOSE_WRITE).map_err(|error| failed(&error))?;
-    let directory = InodeId::of(scratch.path()).map_err(|error| failed(&error))?;
+    let directory = InodeId::read(scratch.path()).map_err(|error| failed(&error))?;
     loaded.watch(directory).map_err(|error| failed(&error))?;
     let events = loaded.events().map_err(|error| failed(&error))?;
     let mut events = events.ok_or_else(|| failed(&"their events have another reader"))?;
@@ -156,11 +156,11 @@ mod tests {
             let command = command.map(str::to_owned);
             Ok(Arc::new(Actor { pid: Some(pid), command, ..Actor::default() }))
         };
-        let own = std::process::id();
+        let pid = std::process::id();
         for (named, level, part) in [
-            (actor(own, Some("limpet")), Level::Ok, "limpet"),
-            (actor(own, None), Level::Degraded, "only the pid"),
-            (actor(own + 1, Some("limpet")), Level::Degraded, "this process wrote"),
+            (actor(pid, Some("limpet")), Level::Ok, "limpet"),
+            (actor(pid, None), Level::Degraded, "only the pid"),
+            (actor(pid + 1, Some("limpet")), Level::Degraded, "this process wrote"),
             (Err(io::ErrorKind::PermissionDenied.into()), Level::Degraded, "is unknown"),
         ] {
             let finding = judge_fanotify(named);

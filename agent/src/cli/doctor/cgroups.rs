@@ -12,7 +12,7 @@ use limpet_host::mount_table::{self, Mount};
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 pub(super) fn examine(driver: CgroupDriver) -> Vec<Finding> {
-    let mounted = Mounted::of(mount_table::mounts().unwrap_or_default());
+    let mounted = Mounted::from_mounts(mount_table::mounts().unwrap_or_default());
     let offered = mounted.unified.as_deref().map(|root| fs::read_to_string(root.join("cgroup.controllers")));
     let systemd = Path::new("/run/systemd/system").exists();
     let mut findings = judge(&mounted, &offered.and_then(Result::ok).unwrap_or_default(), driver, systemd);
@@ -41,7 +41,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn of(mounts: Vec<Mount>) -> Self {
+    fn from_mounts(mounts: Vec<Mount>) -> Self {
         let mut mounted = Self::default();
         for mount in mounts {
             match mount.file_system.as_str() {
@@ -77,7 +77,7 @@ fn judge(mounted: &Mounted, offered: &str, driver: CgroupDriver, systemd: bool) 
         }
     };
     let missing: Vec<&str> = NEEDED.into_iter().filter(|controller| !there.contains(controller)).collect();
-    let found = if missing.is_empty() {
+    let finding = if missing.is_empty() {
         Finding::ok("cgroups", format!("{version}; {}", NEEDED.join(" ")))
     } else {
         let text = format!("{version} without {}; limits that need it are not enforced", missing.join(" "));
@@ -87,7 +87,7 @@ fn judge(mounted: &Mounted, offered: &str, driver: CgroupDriver, systemd: bool) 
         };
         Finding::degraded("cgroups", text, remedy)
     };
-    vec![found, judge_driver(version, driver, systemd)]
+    vec![finding, judge_driver(version, driver, systemd)]
 }
 
 fn judge_driver(version: &str, driver: CgroupDriver, systemd: bool) -> Finding {
@@ -135,7 +135,8 @@ mod tests {
             (V2, "cpu memory pids", Cgroupfs, true, [Level::Ok, Level::Degraded], "v2; cpu memory pids"),
             (V1, "", Systemd, false, [Level::Ok, Level::Failed], "v1; cpu memory pids"),
         ] {
-            let findings = judge(&Mounted::of(mount_table::parse(mounts.as_bytes())), offered, driver, systemd);
+            let findings =
+                judge(&Mounted::from_mounts(mount_table::parse(mounts.as_bytes())), offered, driver, systemd);
             assert_eq!(findings.iter().map(|finding| finding.level).collect::<Vec<_>>(), levels, "{findings:?}");
             assert_eq!(findings[0].text, text);
         }

@@ -37,7 +37,7 @@ fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static 
     if !SKIPPING.contains(&version(release)) {
         return None;
     }
-    let built_with = |word: &str| built.split_whitespace().any(|found| found == word);
+    let built_with = |word: &str| built.split_whitespace().any(|listed| listed == word);
     if built_with("PREEMPT") || built_with("PREEMPT_RT") {
         return Some("it is preemptible");
     }
@@ -66,12 +66,12 @@ fn attempt(mode: GuardMode) -> Result<(), ArmError> {
     let missing = |path: &Path, source| ArmError::Missing { path: path.to_owned(), source };
     // Declared first, so that it is dropped after the programs that are attached to it.
     let scratch = Scratch::new().map_err(|source| missing(&std::env::temp_dir(), source))?;
-    let own = Path::new("/proc/self/exe");
+    let agent = Path::new("/proc/self/exe");
     let rules = GuardRules {
         mode,
         guarded: vec![Guarded::directory(scratch.path()).map_err(|source| missing(scratch.path(), source))?],
         pod_cgroups: Vec::new(),
-        allowed_executables: vec![InodeId::of(own).map_err(|source| missing(own, source))?],
+        allowed_executables: vec![InodeId::read(agent).map_err(|source| missing(agent, source))?],
         allowed_cgroups: Vec::new(),
     };
     let mut loaded = Kernel::read().load(&Request { guard: Some(rules), ..Request::default() })?;

@@ -103,10 +103,10 @@ fn find_labels() -> Labels {
     }
 }
 
-fn labels(found: &Labels, enforcing: bool) -> Finding {
+fn labels(state: &Labels, enforcing: bool) -> Finding {
     let name = "SELinux";
     let mode = if enforcing { "enforcing" } else { "permissive" };
-    match found {
+    match state {
         Labels::Off => Finding::ok(name, "not enabled on this host; seLinuxOptions have no effect"),
         Labels::Found { policy, file, contexts } => {
             let ContainerContexts { process, file: files, .. } = &**contexts;
@@ -153,9 +153,9 @@ mod tests {
     fn security_modules_are_judged() {
         assert_eq!(app_armor(None, false).level, Level::Ok);
         let names = |names: &[&str]| Some(Ok(names.iter().map(|&name| name.to_owned()).collect()));
-        let found = app_armor(names(&["camera", DEFAULT_PROFILE]), false);
+        let verdict = app_armor(names(&["camera", DEFAULT_PROFILE]), false);
         let text = "containers get cri-containerd.apparmor.d; loaded: camera, cri-containerd.apparmor.d";
-        assert_eq!((found.level, found.text.as_str()), (Level::Ok, text));
+        assert_eq!((verdict.level, verdict.text.as_str()), (Level::Ok, text));
         let later = app_armor(names(&["camera"]), true);
         assert!(later.level == Level::Ok && later.text.ends_with("needs it; loaded: camera"), "{later:?}");
         let without = app_armor(names(&[]), false);
@@ -163,8 +163,8 @@ mod tests {
         assert_eq!(labels(&Labels::Off, false).level, Level::Ok);
         let contexts = ContainerContexts::parse("process=u:r:container_t:s0\nfile=u:object_r:container_file_t:s0");
         let (policy, file) = ("default".to_owned(), PathBuf::from("/etc/selinux/c"));
-        let found = Labels::Found { policy, file, contexts: Box::new(contexts.unwrap()) };
-        let finding = labels(&found, true);
+        let state = Labels::Found { policy, file, contexts: Box::new(contexts.unwrap()) };
+        let finding = labels(&state, true);
         let text = "policy default, enforcing: containers get u:r:container_t:s0, their files u:object_r:container_file_t:s0 (/etc/selinux/c)";
         assert_eq!((finding.level, finding.text.as_str()), (Level::Ok, text));
         let missing = Labels::Missing(ContextsError::NoPolicy);

@@ -72,8 +72,8 @@ async fn version(client: &Client) -> Finding {
 
 fn judge_version(version: &str) -> Finding {
     let mut numbers = version.trim_start_matches('v').split(['.', '-', '~', '+']).map(|n| n.parse().unwrap_or(0));
-    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if found < CONTAINERD_NEEDED {
+    let installed = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if installed < CONTAINERD_NEEDED {
         let (major, minor) = CONTAINERD_NEEDED;
         return Finding::failed("containerd", version, format!("Install {major}.{minor} or newer"));
     }
@@ -138,7 +138,7 @@ async fn events(client: &Client) -> Finding {
 
 /// Whether the process `pid` has this process's mount namespace.
 pub(super) fn same_mount_namespace(pid: u32) -> io::Result<bool> {
-    let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/mnt")).map(|file| (file.dev(), file.ino()));
+    let namespace = |pid: &str| std::fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|file| (file.dev(), file.ino()));
     Ok(namespace("self")? == namespace(&pid.to_string())?)
 }
 
@@ -166,11 +166,11 @@ fn mounts(pid: Option<u32>, same: Option<io::Result<bool>>) -> Finding {
 
 async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     let search = containerd.and_then(path_of).unwrap_or_else(|| USUAL_PATH.into());
-    let (name, found) = match &config.runtime.binary {
+    let (name, program_path) = match &config.runtime.binary {
         Some(path) => (path.display().to_string(), Some(path.clone()).filter(|path| path.is_file())),
         None => ("runc".to_owned(), in_path("runc", &search)),
     };
-    let Some(program) = found else {
+    let Some(program) = program_path else {
         let text = format!("{name} not found (searched {})", search.to_string_lossy());
         return Finding::failed("OCI runtime", text, "Install runc, or set runtimeBinary");
     };

@@ -32,13 +32,13 @@ mod tests {
     async fn a_key_that_cannot_be_had_is_reported_with_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret.key");
-        let of = async |key| examine(&Config { secret_key: key, ..Config::default() }).await;
-        assert_eq!(of(None).await, None);
-        assert_eq!(of(Some(KeyLocation::Credential("limpet".to_owned()))).await, None);
-        let missing = of(Some(KeyLocation::File(path.clone()))).await.unwrap();
+        let with_key = async |key| examine(&Config { secret_key: key, ..Config::default() }).await;
+        assert_eq!(with_key(None).await, None);
+        assert_eq!(with_key(Some(KeyLocation::Credential("limpet".to_owned()))).await, None);
+        let missing = with_key(Some(KeyLocation::File(path.clone()))).await.unwrap();
         assert!(missing.level == Level::Degraded && missing.text.contains("secret.key"), "{missing:?}");
         std::fs::write(&path, [7; 32]).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(of(Some(KeyLocation::File(path))).await.unwrap().level, Level::Ok);
+        assert_eq!(with_key(Some(KeyLocation::File(path))).await.unwrap().level, Level::Ok);
     }
 }

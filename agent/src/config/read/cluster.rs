@@ -108,13 +108,13 @@ impl ConfigDiagnostics {
     /// addresses that it has, with that family first.
     pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut NodeAddresses) {
         let mut all: Vec<IpAddr> = Vec::new();
-        for one in text.split(',').map(str::trim) {
-            match one.parse::<IpAddr>() {
+        for address in text.split(',').map(str::trim) {
+            match address.parse::<IpAddr>() {
                 Ok(ip) if ip.is_unspecified() && text.contains(',') => {
                     return self.error(at, key, format!("{ip} is not allowed together with other addresses"));
                 }
                 Ok(ip) if !ip.is_loopback() && !ip.is_multicast() => all.push(ip),
-                _ => return self.error(at, key, format!("{one:?} is not an address of a node")),
+                _ => return self.error(at, key, format!("{address:?} is not an address of a node")),
             }
         }
         *into = all.iter().copied().collect();

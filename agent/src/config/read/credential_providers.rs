@@ -78,9 +78,9 @@ impl ConfigDiagnostics {
         };
         let map = Map { entries };
         for (key, wanted) in [("kind", &[KIND][..]), ("apiVersion", &VERSIONS)] {
-            let found = map.text(key);
-            if !found.is_some_and(|(text, _)| wanted.contains(&text)) {
-                let at = found.map_or(*position, |(_, at)| at);
+            let written = map.text(key);
+            if !written.is_some_and(|(text, _)| wanted.contains(&text)) {
+                let at = written.map_or(*position, |(_, at)| at);
                 return self.error(Some(at), key, format!("must be {}", wanted.join(" or ")));
             }
         }
@@ -260,7 +260,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn is_executable(program: &Path) -> bool {
-    std::fs::metadata(program).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    std::fs::metadata(program).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
 /// Whether the text is a host with globs and optionally a port and a path, but without a scheme.

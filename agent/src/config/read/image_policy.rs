@@ -176,8 +176,8 @@ pub(super) mod tests {
             (":14:", "imagePolicy.defaults: no such key"),
         ];
         for (line, message) in expected {
-            let found = mistakes.iter().any(|mistake| mistake.contains(line) && mistake.contains(message));
-            assert!(found, "{line} {message}: {mistakes:#?}");
+            let is_named = mistakes.iter().any(|mistake| mistake.contains(line) && mistake.contains(message));
+            assert!(is_named, "{line} {message}: {mistakes:#?}");
         }
     }
 

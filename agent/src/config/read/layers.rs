@@ -129,9 +129,9 @@ impl ConfigDiagnostics {
             Some(("LimpetConfiguration", _)) => {
                 ("LimpetConfiguration", LIMPET_VERSION, EARLIER_LIMPET_VERSIONS, LIMPET)
             }
-            found => {
+            kind => {
                 let message = "must be KubeletConfiguration or LimpetConfiguration";
-                return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
+                return self.error(Some(kind.map_or(position, |(_, at)| at)), "kind", message);
             }
         };
         if kinds.contains(&kind) {
@@ -147,7 +147,9 @@ impl ConfigDiagnostics {
                     format!("{given} is an earlier version, still accepted: write {version}"),
                 );
             }
-            found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
+            written => {
+                self.error(Some(written.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}"))
+            }
         }
         if kind == "LimpetConfiguration" {
             self.rename(&mut entries);

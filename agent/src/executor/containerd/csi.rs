@@ -32,15 +32,15 @@ struct Found<'a> {
 /// The pod's volumes of drivers, each once: two volumes of one claim are one mount, read-only if both are. What is
 /// missing is reported when the other volumes are prepared.
 fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<String, Found<'a>> {
-    let mut found: BTreeMap<String, Found<'a>> = BTreeMap::new();
+    let mut csi_volumes: BTreeMap<String, Found<'a>> = BTreeMap::new();
     for (volume, csi, object) in claim::csi_volumes(record, objects) {
         let of_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
         let read_only = of_claim || csi.read_only;
         let name = csi.name.clone();
-        let entry = found.entry(name).or_insert(Found { volume: &volume.name, csi, object, read_only });
+        let entry = csi_volumes.entry(name).or_insert(Found { volume: &volume.name, csi, object, read_only });
         entry.read_only &= read_only;
     }
-    found
+    csi_volumes
 }
 
 impl Found<'_> {
@@ -63,12 +63,12 @@ impl Found<'_> {
 impl ContainerdExecutor {
     /// Has drivers mount the pod's volumes that are not mounted. Different volumes are mounted at the same time.
     pub(super) async fn set_up_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
-        let found = volumes(record, objects);
-        let set_up = found.values().map(|found| async move {
+        let csi_volumes = volumes(record, objects);
+        let set_up = csi_volumes.values().map(|volume| async move {
             let began = Instant::now();
-            let set_up = self.csi.set_up(record, &found.wanted()).await;
-            self.reporter.metrics.volume_mounted(&found.csi.driver, began.elapsed(), set_up.is_ok());
-            set_up.map_err(|error| found.failed(&error, objects))
+            let set_up = self.csi.set_up(record, &volume.wanted()).await;
+            self.reporter.metrics.volume_mounted(&volume.csi.driver, began.elapsed(), set_up.is_ok());
+            set_up.map_err(|error| volume.failed(&error, objects))
         });
         futures_util::future::join_all(set_up).await.into_iter().collect()
     }
@@ -76,11 +76,11 @@ impl ContainerdExecutor {
     /// Has drivers publish the pod's volumes again that they want republished. What is mounted stays, whatever they
     /// answer.
     pub(super) async fn republish_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
-        let mut found = volumes(record, objects);
-        found.retain(|_, found| found.csi.settings.republish);
-        let published = found.values().map(|found| async move {
-            let published = self.csi.republish(record, &found.wanted()).await;
-            published.map_err(|error| found.failed(&error, objects))
+        let mut csi_volumes = volumes(record, objects);
+        csi_volumes.retain(|_, volume| volume.csi.settings.republish);
+        let published = csi_volumes.values().map(|volume| async move {
+            let published = self.csi.republish(record, &volume.wanted()).await;
+            published.map_err(|error| volume.failed(&error, objects))
         });
         futures_util::future::join_all(published).await.into_iter().collect()
     }

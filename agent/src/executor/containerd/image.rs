@@ -135,8 +135,8 @@ impl ContainerdExecutor {
 
     /// The pod's own registry credentials. A missing one is not an error, because the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
-        let found = names_of_pull_secrets(pod).filter_map(|name| pod.objects.get(ObjectKind::Secret, name));
-        found.map(Arc::clone).collect::<Vec<_>>().into()
+        let secrets = names_of_pull_secrets(pod).filter_map(|name| pod.objects.get(ObjectKind::Secret, name));
+        secrets.map(Arc::clone).collect::<Vec<_>>().into()
     }
 
     /// Reports missing Secrets after a failed pull, like kubelet.

@@ -38,8 +38,8 @@ impl ContainerdExecutor {
         let mut access = self.pull_access(pod);
         let of_accounts = holders.iter().any(|holder| matches!(holder, PullCredential::ServiceAccount(_)));
         access.account.take_if(|_| !of_accounts);
-        let own = self.images.pod_credentials(reference, &access).await?;
-        let Some(credential) = holder(&holders, &own) else { return Ok(false) };
+        let credentials = self.images.pod_credentials(reference, &access).await?;
+        let Some(credential) = holder(&holders, &credentials) else { return Ok(false) };
         // A new password of the Secret, or another Secret with the same one, counts from now on.
         if matches!(credential, PullCredential::Secret(_)) && !holders.iter().any(|known| known.matches(credential)) {
             records.learn(reference, &image.digest, credential).await;

@@ -43,7 +43,8 @@ impl ContainerdExecutor {
         let slot = &pod.containers[index];
         let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
         let container = pod.container_spec(&slot.name);
-        let Some((container, spec)) = container.and_then(|one| Some((one, kind.probe_of(one)?))) else {
+        let Some((container, spec)) = container.and_then(|container| Some((container, kind.probe_of(container)?)))
+        else {
             return Outcome::Probed { index, id, kind, passed: None };
         };
         let mut tries = 1;
@@ -180,7 +181,7 @@ async fn probe_by_tcp(
         Err(error @ HandlerError::Connect { .. }) => Ok(Answer::Failure(error.to_string())),
         Err(HandlerError::TimedOut) => {
             let host = action.host.clone().filter(|host| !host.is_empty());
-            let host = host.or(address.map(|one| one.to_string())).unwrap_or_default();
+            let host = host.or(address.map(|ip| ip.to_string())).unwrap_or_default();
             let port = port(&action.port, container)?;
             Ok(Answer::Failure(format!("dial tcp {}: i/o timeout", authority(&host, port))))
         }

@@ -95,11 +95,11 @@ impl ContainerdExecutor {
                 PullStep::Progress(progress) => {
                     self.reporter.publish_note(&pod.record, format!("pulling {reference}: {progress}"));
                     if reports.is_due(Instant::now()) {
-                        let of = (pod.record.key.clone(), pod.record.uid.clone());
+                        let subject_pod = (pod.record.key.clone(), pod.record.uid.clone());
                         let subject = format!("Pulling image \"{reference}\": ");
                         let events = &self.reporter.events;
                         let field_path = slot.role.field_path(&slot.name);
-                        events.emit_progress(&of, field_path, "Pulling", &subject, &progress.to_string());
+                        events.emit_progress(&subject_pod, field_path, "Pulling", &subject, &progress.to_string());
                     }
                 }
             }

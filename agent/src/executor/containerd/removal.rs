@@ -90,7 +90,8 @@ impl ContainerdExecutor {
         for stage in extent.stages() {
             let removable = remains.removable(stage);
             // Boxed: the largest of them is several KiB.
-            let removals: Vec<_> = removable.iter().map(|one| self.remove_resource(*one, subject).boxed()).collect();
+            let removals: Vec<_> =
+                removable.iter().map(|resource| self.remove_resource(*resource, subject).boxed()).collect();
             let removed = join_all(removals).await;
             for (resource, removed) in removable.into_iter().zip(removed) {
                 let Err(failure) = removed else { continue };

@@ -101,15 +101,15 @@ impl ContainerdExecutor {
 
     /// An event in kubelet's form.
     fn report_resize(&self, pod: &PodState, container: &Container, reason: &'static str, word: &str) {
-        let one = serde_json::json!({ "name": container.name, "resources": container.resources });
-        let message = format!("Pod resize {word}: {}", serde_json::json!({ "containers": [one] }));
+        let resized = serde_json::json!({ "name": container.name, "resources": container.resources });
+        let message = format!("Pod resize {word}: {}", serde_json::json!({ "containers": [resized] }));
         self.reporter.event(pod, Some(&container.name), EventType::Normal, reason, message);
     }
 }
 
-fn below_usage(of: String, wanted: i64, used: u64) -> Failure {
+fn below_usage(resource: String, wanted: i64, used: u64) -> Failure {
     refused(format!(
-        "cannot decrease memory limits: attempting to set {of} memory limit ({wanted}) below current usage ({used})"
+        "cannot decrease memory limits: attempting to set {resource} memory limit ({wanted}) below current usage ({used})"
     ))
 }
 

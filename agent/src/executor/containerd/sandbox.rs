@@ -40,11 +40,11 @@ fn mount_failure(error: VolumeError) -> Failure {
 
 /// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's current one.
 fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeError> {
-    let own = pod_hostname(record, cluster_domain)?;
+    let hostname = pod_hostname(record, cluster_domain)?;
     if record.host_network() {
         return Ok(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    Ok(own.kernel)
+    Ok(hostname.kernel)
 }
 
 impl ContainerdExecutor {
@@ -223,7 +223,7 @@ impl ContainerdExecutor {
     pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Result<Option<Arc<PodSandbox>>, Failure> {
         self.volumes.refresh_resolv_conf(record).await;
         let examined = self.examine_sandbox(record).await;
-        examined.map(|found| found.map(Arc::new)).map_err(|error| {
+        examined.map(|sandbox| sandbox.map(Arc::new)).map_err(|error| {
             let message = format!("Unable to get pod sandbox status: {error}");
             tracing::warn!(pod = %record.key, uid = %record.uid, message, "the pod's containers are left as they are; its sandbox is examined again");
             Failure { reason: FAILED_STATUS, message, transient: false }
@@ -234,8 +234,8 @@ impl ContainerdExecutor {
         let hostname = hostname(record, &self.settings.volumes.cluster.domain).map_err(|error| error.to_string())?;
         let labelling = self.labelling(record)?;
         let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
-        let found = self.sandboxes.find(&request).await.map_err(|error| error.to_string())?;
-        let Some(sandbox) = found else { return Ok(None) };
+        let examined = self.sandboxes.find(&request).await.map_err(|error| error.to_string())?;
+        let Some(sandbox) = examined else { return Ok(None) };
         let Some(netns) = sandbox.namespaces.network.clone() else {
             return Ok(Some(PodSandbox { sandbox, addresses: PodAddresses::default() }));
         };

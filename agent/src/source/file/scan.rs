@@ -104,9 +104,9 @@ impl Scanner {
     fn scan_name(&self, name: &Arc<str>, full_scan: bool, run: &ScanRun, progress: &Progress) {
         if run.enter(name) {
             progress.at(&self.directory.join(&**name));
-            let mut one = Scan::new(run.known(name).map(|known| (Arc::clone(name), known)).into_iter().collect());
-            self.examine(Arc::clone(name), full_scan, &mut one);
-            run.leave(name, one);
+            let mut part = Scan::new(run.known(name).map(|known| (Arc::clone(name), known)).into_iter().collect());
+            self.examine(Arc::clone(name), full_scan, &mut part);
+            run.leave(name, part);
         }
     }
 
@@ -185,13 +185,14 @@ impl Scanner {
                 scan.known.remove(&name);
                 scan.findings.push((name, Finding::Absent));
             }
-            Ok(metadata) if before == Some(Stamp::of(&metadata)) => {
+            Ok(metadata) if before == Some(Stamp::from_metadata(&metadata)) => {
                 scan.known.insert(name, KnownFile { stamp: before, link });
             }
             Ok(metadata)
                 if full_scan
-                    && before
-                        .is_some_and(|before| Stamp::of(&metadata).is_being_written(&before, SystemTime::now())) =>
+                    && before.is_some_and(|before| {
+                        Stamp::from_metadata(&metadata).is_being_written(&before, SystemTime::now())
+                    }) =>
             {
                 scan.findings.push((name, Finding::BeingWritten));
             }
@@ -244,7 +245,7 @@ impl Scanner {
         if text.len() as u64 > MAX_FILE {
             return Err(io::Error::other(format!("larger than {} MiB", MAX_FILE >> 20)));
         }
-        let stamp = Stamp::of(&metadata);
+        let stamp = Stamp::from_metadata(&metadata);
         Ok((text, stamp.is_settled(now).then_some(stamp)))
     }
 }

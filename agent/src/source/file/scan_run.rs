@@ -51,13 +51,13 @@ impl ScanRun {
     }
 
     /// Records that `name` was scanned, with the result.
-    pub(super) fn leave(&self, name: &str, found: Scan) {
+    pub(super) fn leave(&self, name: &str, part: Scan) {
         let mut state = self.state();
         if !state.taken {
             state.at = None;
             state.scan.known.remove(name);
-            state.scan.known.extend(found.known);
-            state.scan.findings.extend(found.findings);
+            state.scan.known.extend(part.known);
+            state.scan.findings.extend(part.findings);
         }
     }
 

@@ -59,8 +59,8 @@ impl FileSource {
     ) -> (Arc<ScanRun>, Option<std::io::Error>) {
         let hung = self.still_hung();
         let run = Arc::new(ScanRun::new(std::mem::take(&mut self.known), hung));
-        let (scanner, own) = (Arc::clone(&self.scanner), Arc::clone(&run));
-        let call = blocking::run(self.subject(), DEADLINE, move |progress| work(&scanner, &own, progress));
+        let (scanner, its_run) = (Arc::clone(&self.scanner), Arc::clone(&run));
+        let call = blocking::run(self.subject(), DEADLINE, move |progress| work(&scanner, &its_run, progress));
         let mut call = std::pin::pin!(call);
         loop {
             tokio::select! {

@@ -22,7 +22,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    pub(super) fn of(metadata: &Metadata) -> Self {
+    pub(super) fn from_metadata(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),

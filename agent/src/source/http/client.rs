@@ -48,36 +48,36 @@ pub(super) struct Clients {
     settings: Arc<HttpSettings>,
     timeouts: Timeouts,
     /// The client for the URL's own origin, and the stamps of the files it was created from.
-    own: Option<(Vec<Stamp>, Client)>,
+    for_origin: Option<(Vec<Stamp>, Client)>,
     /// The last logged error of newer files.
     logged_error: Option<String>,
 }
 
 impl Clients {
     pub(super) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
-        Self { settings, timeouts, own: None, logged_error: None }
+        Self { settings, timeouts, for_origin: None, logged_error: None }
     }
 
     /// The client for the URL's own origin, with the newest certificates that match.
     ///
     /// # Errors
     /// There are no usable certificates.
-    pub(super) async fn own(&mut self) -> Result<Client, String> {
+    pub(super) async fn for_origin(&mut self) -> Result<Client, String> {
         let (settings, timeouts) = (Arc::clone(&self.settings), self.timeouts);
-        let before = self.own.as_ref().map(|(stamps, _)| stamps.clone());
+        let before = self.for_origin.as_ref().map(|(stamps, _)| stamps.clone());
         let look = move || {
             let stamps = files(&settings).map(stamp).collect::<Vec<_>>();
             let made = (before.as_ref() != Some(&stamps)).then(|| build(&settings, timeouts, true));
             (stamps, made)
         };
         let (stamps, made) = on_certificates(look).await?;
-        match (made, &self.own) {
+        match (made, &self.for_origin) {
             (Some(Ok(client)), _) => {
-                if self.own.is_some() {
+                if self.for_origin.is_some() {
                     tracing::info!("reloaded the URL source's certificates");
                 }
                 self.logged_error = None;
-                self.own = Some((stamps, client.clone()));
+                self.for_origin = Some((stamps, client.clone()));
                 Ok(client)
             }
             (None, Some((_, client))) => Ok(client.clone()),
@@ -101,7 +101,7 @@ impl Clients {
 
     /// Rereads all certificates, including the system's, before the next exchange.
     pub(super) fn reload(&mut self) {
-        self.own = None;
+        self.for_origin = None;
     }
 }
 
@@ -117,18 +117,18 @@ fn files(settings: &HttpSettings) -> impl Iterator<Item = &Path> {
 }
 
 fn stamp(path: &Path) -> Stamp {
-    let of = |file: Metadata| {
+    let stamp = |file: Metadata| {
         (file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec())
     };
-    path.metadata().ok().map(of)
+    path.metadata().ok().map(stamp)
 }
 
 /// Blocks: reads the files, and the system's CA certificates if those are trusted.
-fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Client, String> {
+fn build(settings: &HttpSettings, timeouts: Timeouts, with_identity: bool) -> Result<Client, String> {
     // Fails if a provider is installed already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let identity = match &settings.client_files {
-        Some((certificate, key)) if own => {
+        Some((certificate, key)) if with_identity => {
             let pem = [read(certificate)?, b"\n".to_vec(), read(key)?].concat();
             Some((Identity::from_pem(&pem).map_err(|error| broken(certificate, &error))?, pem))
         }
@@ -160,7 +160,7 @@ fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Clien
         Some((identity, _)) => builder().identity(identity.clone()),
         None => builder(),
     };
-    if own && settings.address.url().scheme() == "http" {
+    if with_identity && settings.address.url().scheme() == "http" {
         return builder().tls_certs_only([]).build().map_err(|error| wrong(&error));
     }
     // A machine may have no CA certificates; the handshake then reports what is missing.

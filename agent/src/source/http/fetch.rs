@@ -39,8 +39,8 @@ impl Validators {
             let value = headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
             value.filter(|value| value.len() <= MAX_VALIDATOR)
         };
-        let found = Self { url: digest(url.as_str()), etag: text(ETAG), last_modified: text(LAST_MODIFIED) };
-        (found.etag.is_some() || found.last_modified.is_some()).then_some(found)
+        let validators = Self { url: digest(url.as_str()), etag: text(ETAG), last_modified: text(LAST_MODIFIED) };
+        (validators.etag.is_some() || validators.last_modified.is_some()).then_some(validators)
     }
 
     /// The strong `ETag`: the same bytes have it, and no others.
@@ -147,8 +147,8 @@ impl Fetcher {
 
     /// Sends one request. Returns whether it was a conditional one.
     async fn ask(&mut self, url: &Url, known: Option<&Validators>, asked: &Asked) -> Result<(Response, bool), Failure> {
-        let own = url.origin() == self.settings.address.url().origin();
-        let client = if own { self.clients.own().await } else { self.clients.foreign().await };
+        let is_own_origin = url.origin() == self.settings.address.url().origin();
+        let client = if is_own_origin { self.clients.for_origin().await } else { self.clients.foreign().await };
         let client = client.map_err(Failure::unreachable)?;
         let mut headers = asked.further.clone();
         let known = known.filter(|known| known.url == digest(url.as_str()));
@@ -158,7 +158,7 @@ impl Fetcher {
                 headers.insert(name, value);
             }
         }
-        if own {
+        if is_own_origin {
             for (name, value) in &self.settings.headers {
                 headers.append(name, value.clone());
             }

@@ -27,10 +27,10 @@ type Running = (Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken,
 /// Each snapshot names what differs from the one before.
 fn assert_names_its_edits(before: &SourceSnapshot, after: &SourceSnapshot) {
     if before.revision.is_some() {
-        let (named, found) = (delta::between(before, after), delta::compare(before, after));
+        let (named, compared) = (delta::between(before, after), delta::compare(before, after));
         assert!(matches!(named, Cow::Borrowed(_)));
-        assert!(found.pods.iter().all(|key| named.pods.contains(key)), "{found:?} {named:?}");
-        assert!(found.objects.iter().all(|key| named.objects.contains(key)), "{found:?} {named:?}");
+        assert!(compared.pods.iter().all(|key| named.pods.contains(key)), "{compared:?} {named:?}");
+        assert!(compared.objects.iter().all(|key| named.objects.contains(key)), "{compared:?} {named:?}");
     }
 }
 

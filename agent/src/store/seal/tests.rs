@@ -15,7 +15,7 @@ fn record() -> LastGood {
 }
 
 fn sealer(byte: u8) -> Sealer {
-    Sealer::of(&[byte; KEY_SIZE])
+    Sealer::new(&[byte; KEY_SIZE])
 }
 
 const PLACE: Place<'_> = Place { table: "last-good", source: SourceKind::Push, name: "a" };
@@ -98,21 +98,21 @@ fn a_database_is_sealed_from_the_start_with_a_key_on() {
         changes.put(Arc::from("a"), Some(record));
         changes
     };
-    let found = |store: &Store| store.load::<LastGood>(SourceKind::Push).unwrap().records.get("a").cloned();
+    let loaded = |store: &Store| store.load::<LastGood>(SourceKind::Push).unwrap().records.get("a").cloned();
     assert!(open(Sealer::Off).apply(SourceKind::Push, &change(record())).unwrap());
     let store = open(sealer(1));
-    assert_eq!(found(&store), Some(record()));
+    assert_eq!(loaded(&store), Some(record()));
     assert!(!store.apply(SourceKind::Push, &change(record())).unwrap(), "written again though nothing has changed");
     drop(store);
 
     let locked = open(Sealer::Locked);
-    assert_eq!(found(&locked).unwrap().manifests, [Arc::from(POD)]);
+    assert_eq!(loaded(&locked).unwrap().manifests, [Arc::from(POD)]);
     let mut both = change(record());
     both.put(Arc::from("pod"), Some(LastGood::new(vec![Arc::from(POD)], Timestamp::UNIX_EPOCH)));
     assert!(matches!(locked.apply(SourceKind::Push, &both), Err(StoreError::Locked)));
     assert!(locked.get::<LastGood>(SourceKind::Push, "pod").unwrap().is_some(), "the others are written");
     drop(locked);
-    assert_eq!(found(&open(sealer(1))), Some(record()));
+    assert_eq!(loaded(&open(sealer(1))), Some(record()));
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ pub(super) struct RecordingOnlooker {
 impl WatchObserver for RecordingOnlooker {
     fn resident(&self, cgroup: &str) -> Option<ActorPod> {
         let container = Some("app".to_owned());
-        self.pods_cgroup.as_deref().filter(|own| *own == cgroup)?;
+        self.pods_cgroup.as_deref().filter(|known| *known == cgroup)?;
         Some(ActorPod { uid: "u1".to_owned(), pod: Some("default/web".to_owned()), container })
     }
 
@@ -103,8 +103,8 @@ async fn every_kind_of_change_has_its_actor() {
 async fn a_running_writer_is_fully_known_and_its_pod_is_reported() {
     let test = TestDirectory::new();
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = cgroups.lines().next().unwrap().splitn(3, ':').nth(2).unwrap().to_owned();
-    let observer = Arc::new(RecordingOnlooker { pods_cgroup: Some(own), ..RecordingOnlooker::default() });
+    let cgroup = cgroups.lines().next().unwrap().splitn(3, ':').nth(2).unwrap().to_owned();
+    let observer = Arc::new(RecordingOnlooker { pods_cgroup: Some(cgroup), ..RecordingOnlooker::default() });
     let Some(mut watch) = test.watch_with_fanotify(&observer).await else { return };
     fs::write(test.directory.join("a.yaml"), "x").unwrap();
     let actor = who(&mut watch, "a.yaml").await.unwrap();

@@ -188,8 +188,8 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<Known> {
             }
             // An unknown actor is allowed, a wrong one is not.
             let number = name.to_str().unwrap().trim_start_matches('w').split('-').next().unwrap().to_owned();
-            let own = pids[number.parse::<usize>().unwrap()];
-            assert!(actor.and_then(|actor| actor.pid).is_none_or(|pid| pid == own), "{name:?} is not by {actor:?}");
+            let writer = pids[number.parse::<usize>().unwrap()];
+            assert!(actor.and_then(|actor| actor.pid).is_none_or(|pid| pid == writer), "{name:?} is not by {actor:?}");
         }
     }
     waiting.join().unwrap();

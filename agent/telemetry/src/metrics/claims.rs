@@ -26,12 +26,14 @@ pub struct ClaimFigures {
 type Figure = (&'static str, &'static str, fn(&ClaimFigures) -> u64);
 
 const FIGURES: [Figure; 6] = [
-    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |of| of.capacity),
-    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume", |of| of.available),
-    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume", |of| of.used),
-    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume", |of| of.inodes),
-    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume", |of| of.inodes_free),
-    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |of| of.inodes_used),
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |space| space.capacity),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume", |space| {
+        space.available
+    }),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume", |space| space.used),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume", |space| space.inodes),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume", |space| space.inodes_free),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |space| space.inodes_used),
 ];
 
 /// A gauge for each metric and claim.

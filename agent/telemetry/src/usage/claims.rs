@@ -32,7 +32,7 @@ impl ClaimMeter {
 
     /// The volumes of running pods' claims, each once.
     pub async fn volumes(&self, pods: &ObservedPods) -> BTreeMap<ClaimName, VolumeDisk> {
-        let running = pods.pods.values().filter(|pod| pod.containers.values().any(|one| one.pid.is_some()));
+        let running = pods.pods.values().filter(|pod| pod.containers.values().any(|container| container.pid.is_some()));
         let running: BTreeMap<&PodUid, &Arc<ObservedPod>> = running.map(|pod| (&pod.record.uid, pod)).collect();
         let mut last = self.last.lock().await;
         last.retain(|uid, (taken, _)| running.contains_key(uid) && taken.elapsed() < self.period);

@@ -66,8 +66,11 @@ impl PodDisk {
     /// part is unknown.
     pub fn ephemeral(&self) -> Option<DiskUsage> {
         let whole = |walk: Option<Walk>| walk.and_then(Walk::whole);
-        let containers = self.containers.iter().flat_map(|one| [one.layer, whole(one.logs), whole(one.files)]);
-        let volumes = self.volumes.iter().filter(|one| one.ephemeral).map(|one| whole(one.used));
+        let containers = self
+            .containers
+            .iter()
+            .flat_map(|container| [container.layer, whole(container.logs), whole(container.files)]);
+        let volumes = self.volumes.iter().filter(|volume| volume.ephemeral).map(|volume| whole(volume.used));
         containers.chain(volumes).chain([self.files.whole()]).try_fold(DiskUsage::default(), |mut sum, part| {
             sum += part?;
             Some(sum)
@@ -164,7 +167,7 @@ impl DiskMeter {
 
     /// The running pods that have to be measured, and whether the images have to be. Forgets other pods.
     fn due(&self, pods: &ObservedPods) -> (Vec<Arc<ObservedPod>>, bool) {
-        let running = pods.pods.values().filter(|pod| pod.containers.values().any(|one| one.pid.is_some()));
+        let running = pods.pods.values().filter(|pod| pod.containers.values().any(|container| container.pid.is_some()));
         let running: BTreeMap<&PodUid, &Arc<ObservedPod>> = running.map(|pod| (&pod.record.uid, pod)).collect();
         let mut last = self.last();
         last.pods.retain(|uid, _| running.contains_key(uid));
@@ -185,7 +188,7 @@ impl DiskMeter {
         let layers: BTreeMap<String, DiskUsage> = {
             let last = self.last();
             let containers = last.pods.values().flat_map(|pod| &pod.value.containers);
-            containers.filter_map(|one| Some((one.id.clone(), one.layer?))).collect()
+            containers.filter_map(|container| Some((container.id.clone(), container.layer?))).collect()
         };
         let disk = self.0.measure.images(layers.keys().cloned().collect()).await;
         self.last().images = disk.map(|mut disk| {

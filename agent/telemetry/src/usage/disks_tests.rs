@@ -33,9 +33,9 @@ impl MeasureDisks for Counting {
             }
             self.seen.lock().unwrap().push(name.to_owned());
             let layer = Some(DiskUsage { bytes: 100, inodes: 2 });
-            let container = |(name, one): (&String, &ObservedContainer)| ContainerDisk {
+            let container = |(name, container): (&String, &ObservedContainer)| ContainerDisk {
                 name: name.clone(),
-                id: one.id.clone(),
+                id: container.id.clone(),
                 layer,
                 logs: Some(Walk { seen: DiskUsage { bytes: 10, inodes: 1 }, complete: true }),
                 files: Some(Walk { seen: DiskUsage { bytes: 1, inodes: 1 }, complete: true }),

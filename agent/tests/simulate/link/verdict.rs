@@ -43,16 +43,16 @@ impl Node {
     pub(super) fn check(&mut self) {
         let agent = self.agent.as_ref().unwrap();
         let (desired, observed) = (agent.desired.load(), agent.observed.load());
-        let mut found = std::mem::take(&mut self.violations);
+        let mut violations = std::mem::take(&mut self.violations);
         let theirs = self.server.pods();
         let names: BTreeSet<String> = observed.pods.keys().map(|key| key.name().to_owned()).collect();
         let wanted: BTreeSet<String> =
             self.files.keys().map(|name| format!("{name}-{NODE}")).chain(self.bound()).collect();
         if names != wanted {
-            found.push(format!("the node has {names:?}, it should have {wanted:?}"));
+            violations.push(format!("the node has {names:?}, it should have {wanted:?}"));
         }
         if !theirs.keys().eq(&names) {
-            found.push(format!("the node has {names:?}, the cluster has {:?}", theirs.keys()));
+            violations.push(format!("the node has {names:?}, the cluster has {:?}", theirs.keys()));
         }
         let running = self.running();
         for (key, pod) in &observed.pods {
@@ -60,44 +60,44 @@ impl Node {
             let mirror = &shown["metadata"]["annotations"]["kubernetes.io/config.mirror"];
             let known = if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror };
             if *known != *uid {
-                found.push(format!("{key} is {uid}, the cluster has {known}"));
+                violations.push(format!("{key} is {uid}, the cluster has {known}"));
             }
-            let own = json!(pod.status);
+            let on_node = json!(pod.status);
             for field in STATUS_FIELDS {
-                let of = |status: &Value| status.pointer(field).cloned();
-                if of(&own) != of(&shown["status"]) {
-                    found.push(format!(
+                let value_of = |status: &Value| status.pointer(field).cloned();
+                if value_of(&on_node) != value_of(&shown["status"]) {
+                    violations.push(format!(
                         "{key}: {field} is {:?} on the node, {:?} in the cluster",
-                        of(&own),
-                        of(&shown["status"])
+                        value_of(&on_node),
+                        value_of(&shown["status"])
                     ));
                 }
             }
-            for condition in own["conditions"].as_array().into_iter().flatten() {
+            for condition in on_node["conditions"].as_array().into_iter().flatten() {
                 let theirs = shown["status"]["conditions"].as_array().into_iter().flatten();
-                let theirs = theirs.filter(|one| one["type"] == condition["type"]).map(|one| &one["status"]);
+                let theirs = theirs.filter(|other| other["type"] == condition["type"]).map(|other| &other["status"]);
                 let theirs: Vec<_> = theirs.collect();
                 if theirs != [&condition["status"]] {
                     let (name, status) = (&condition["type"], &condition["status"]);
-                    found.push(format!("{key}: {name} is {status} on the node, {theirs:?} in the cluster"));
+                    violations.push(format!("{key}: {name} is {status} on the node, {theirs:?} in the cluster"));
                 }
             }
-            if own["containerStatuses"][0]["restartCount"] != 0 || running.get(&uid) != Some(&1) {
-                found.push(format!("{key} was restarted or does not run once: {}", own["containerStatuses"]));
+            if on_node["containerStatuses"][0]["restartCount"] != 0 || running.get(&uid) != Some(&1) {
+                violations.push(format!("{key} was restarted or does not run once: {}", on_node["containerStatuses"]));
             }
         }
         let known: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
         let mut world = self.world.lock().unwrap();
         for uid in world.pods().difference(&known) {
-            found.push(format!("something of {uid} is left"));
+            violations.push(format!("something of {uid} is left"));
         }
-        found.append(&mut world.violations);
+        violations.append(&mut world.violations);
         drop(world);
-        found.extend(agent.unreported());
+        violations.extend(agent.unreported());
         let node = self.server.get(&format!("/api/v1/nodes/{NODE}"));
         if node.is_none() {
-            found.push("there is no Node object".to_owned());
+            violations.push("there is no Node object".to_owned());
         }
-        self.violations = found;
+        self.violations = violations;
     }
 }

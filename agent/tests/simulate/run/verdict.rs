@@ -30,46 +30,47 @@ impl Node {
         let agent = self.agent.as_ref().unwrap();
         let (desired, observed) = (agent.desired.load(), agent.observed.load());
         let mut world = self.world.lock().unwrap();
-        let mut found = Vec::new();
+        let mut violations = Vec::new();
         let wanted: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
         if desired.pods.len() != self.files.len() {
-            found.push(format!("{} pods desired of {} files", desired.pods.len(), self.files.len()));
+            violations.push(format!("{} pods desired of {} files", desired.pods.len(), self.files.len()));
         }
         for uid in world.pods().difference(&wanted) {
-            found.push(format!("orphan: something of {uid} is left"));
+            violations.push(format!("orphan: something of {uid} is left"));
         }
         if !observed.pods.keys().eq(desired.pods.keys()) {
-            found.push(format!("{} pods have a status, {} are desired", observed.pods.len(), desired.pods.len()));
+            violations.push(format!("{} pods have a status, {} are desired", observed.pods.len(), desired.pods.len()));
         }
         world.check_unstopped();
         let mut ready = BTreeMap::new();
         for (key, pod) in &observed.pods {
             for container in pod.status.container_statuses.iter().flatten() {
                 ready.insert(
-                    (desired.pods.get(key).map(|one| one.uid.to_string()), container.name.clone()),
+                    (desired.pods.get(key).map(|pod| pod.uid.to_string()), container.name.clone()),
                     container.ready,
                 );
             }
         }
-        found.extend(observed.pods.values().flat_map(|pod| waiting_ephemeral(pod)));
+        violations.extend(observed.pods.values().flat_map(|pod| waiting_ephemeral(pod)));
         for (uid, name, last) in world.last_readiness() {
             let shown = ready.get(&(Some(uid.clone()), name.clone())).copied();
             if shown != Some(last) {
-                found.push(format!("{name} of {uid} is shown as ready: {shown:?}, its probe says {last}"));
+                violations.push(format!("{name} of {uid} is shown as ready: {shown:?}, its probe says {last}"));
             }
         }
-        found.extend(places::contradictions(world.max_pods, observed.pods.values()));
+        violations.extend(places::contradictions(world.max_pods, observed.pods.values()));
         // What waits for a place runs once another pod is gone.
         let waiting = places::waiting(observed.pods.values());
         let admitted = || desired.pods.values().filter(|record| !waiting.contains(&record.uid));
-        found.extend(
+        violations.extend(
             waiting.iter().filter(|uid| world.runs(uid)).map(|uid| format!("{uid} waits for a place and runs")),
         );
         let running = world.what_runs();
         for record in admitted().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
             // Every deadline has passed by now.
             let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
-            let lasts = |one: &&Container| one.restart_policy.as_deref().is_none_or(|own| own == "Always");
+            let lasts =
+                |container: &&Container| container.restart_policy.as_deref().is_none_or(|policy| policy == "Always");
             let lasting: Vec<&Container> = record.spec().containers.iter().filter(lasts).collect();
             for container in &lasting {
                 let instances =
@@ -80,26 +81,30 @@ impl Node {
                 for (_, name, fingerprint) in
                     instances.filter(|(.., fingerprint)| Some(fingerprint) != version.as_ref())
                 {
-                    found.push(format!("{}/{name} runs version {fingerprint}, not {version:?}", record.key));
+                    violations.push(format!("{}/{name} runs version {fingerprint}, not {version:?}", record.key));
                 }
                 let wanted = usize::from(runs);
                 if count != wanted {
-                    found.push(format!("{}/{} runs {count} times", record.key, container.name));
+                    violations.push(format!("{}/{} runs {count} times", record.key, container.name));
                 }
             }
             world.check_post_starts(record);
             let limits = world.cgroup(&record.uid);
             if runs && !lasting.is_empty() && limits != Some(pod_limits(record.spec())) {
-                found.push(format!("{} has a cgroup of {limits:?}", record.key));
+                violations.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
         }
         for record in admitted() {
-            found.extend(expected::contradictions(record, &world.newest(&record.uid), world.has_failed(&record.uid)));
+            violations.extend(expected::contradictions(
+                record,
+                &world.newest(&record.uid),
+                world.has_failed(&record.uid),
+            ));
         }
         if world.under_way > 0 {
-            found.push(format!("{} calls are under way although nothing happens", world.under_way));
+            violations.push(format!("{} calls are under way although nothing happens", world.under_way));
         }
-        for what in found {
+        for what in violations {
             world.note(|| format!("VIOLATION {what}"));
             world.violations.push(what);
         }
@@ -113,7 +118,7 @@ fn waiting_ephemeral(pod: &ObservedPod) -> Vec<String> {
         let status = statuses.find(|status| status.name == name);
         status.and_then(|status| status.state.as_ref()).is_some_and(|state| state.waiting.is_some())
     };
-    let free = pod.record.ephemeral.iter().filter(|one| pod.record.target_of(&one.name).is_none());
-    let waiting = free.filter(|one| pod.status.phase.as_deref() == Some("Running") && waits(&one.name));
-    waiting.map(|one| format!("{} of {} waits and could run", one.name, pod.record.key)).collect()
+    let free = pod.record.ephemeral.iter().filter(|container| pod.record.target_of(&container.name).is_none());
+    let waiting = free.filter(|container| pod.status.phase.as_deref() == Some("Running") && waits(&container.name));
+    waiting.map(|container| format!("{} of {} waits and could run", container.name, pod.record.key)).collect()
 }

@@ -47,7 +47,7 @@ impl Objects {
     /// The objects whose paths begin so, by their names.
     pub(super) fn below(&self, prefix: &str) -> BTreeMap<String, Value> {
         let all = self.objects.iter().filter(|(path, _)| path.starts_with(prefix));
-        all.map(|(path, one)| (path[prefix.len()..].to_owned(), one.clone())).collect()
+        all.map(|(path, object)| (path[prefix.len()..].to_owned(), object.clone())).collect()
     }
 
     /// Whether a watch cannot begin at that version any more.
@@ -107,7 +107,8 @@ impl Objects {
         let matches = |path: &String| {
             path.starts_with(&prefix) && name.as_ref().is_none_or(|name| path.rsplit('/').next() == Some(name))
         };
-        let items: Vec<&Value> = self.objects.iter().filter(|(path, _)| matches(path)).map(|(_, one)| one).collect();
+        let items: Vec<&Value> =
+            self.objects.iter().filter(|(path, _)| matches(path)).map(|(_, object)| object).collect();
         (200, json!({ "kind": "List", "metadata": { "resourceVersion": self.version.to_string() }, "items": items }))
     }
 
@@ -211,7 +212,7 @@ fn merge(base: &mut Value, patch: &Value) {
 fn merge_conditions(base: &mut Value, patch: &[Value]) {
     let Value::Array(base) = base else { return };
     for condition in patch {
-        let at = base.iter().position(|one| one["type"] == condition["type"]);
+        let at = base.iter().position(|known| known["type"] == condition["type"]);
         match (condition["$patch"] == "delete", at) {
             (true, Some(at)) => drop(base.remove(at)),
             (true, None) => {}

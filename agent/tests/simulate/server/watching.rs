@@ -37,7 +37,7 @@ impl Watching {
         let bookmark = Instant::now() + BOOKMARK_INTERVAL;
         loop {
             self.server.carried(false).await;
-            let found = {
+            let next = {
                 let state = self.server.lock();
                 if state.boots != self.boots {
                     self.over = true;
@@ -51,7 +51,7 @@ impl Watching {
                         .map(|change| (json!({ "type": change.kind, "object": change.object }), change.version)),
                 }
             };
-            if let Some((event, version)) = found {
+            if let Some((event, version)) = next {
                 let (_, slow) = self.server.dice();
                 sleep(slow).await;
                 self.server.carried(false).await;

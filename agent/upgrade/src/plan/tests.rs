@@ -96,7 +96,7 @@ fn a_version_that_always_ends_is_undone_after_its_attempts() {
 
 #[test]
 fn everything_has_to_be_as_it_was_before() {
-    let set = |all: &[&str]| all.iter().map(|one| (*one).to_owned()).collect::<BTreeSet<_>>();
+    let set = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
     let seen = |containerd, pods: &[&str], sources: &[&str]| Observation {
         containerd,
         pods: pods.iter().map(|uid| ((*uid).to_owned(), String::new())).collect(),

@@ -46,7 +46,7 @@ impl Headers {
 
     /// The value of the header `name`, which is in lower case.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// Parses an inflated block.

@@ -373,17 +373,17 @@ impl World {
     }
 
     pub(super) fn write_exit(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
-        if let Some(one) = self.containers.get_mut(id) {
-            one.recorded.state.exit.get_or_insert_with(|| exit.clone());
-            one.recorded.state.verdict = pod.lasting_verdict();
+        if let Some(container) = self.containers.get_mut(id) {
+            container.recorded.state.exit.get_or_insert_with(|| exit.clone());
+            container.recorded.state.verdict = pod.lasting_verdict();
         }
     }
 
     pub(super) fn reap(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
         self.write_exit(pod, id, exit);
         self.check_not_running(id, "reaped");
-        if let Some(one) = self.containers.get_mut(id).filter(|one| !is_running(one)) {
-            (one.task, one.has_snapshot) = (None, false);
+        if let Some(container) = self.containers.get_mut(id).filter(|container| !is_running(container)) {
+            (container.task, container.has_snapshot) = (None, false);
         }
     }
 

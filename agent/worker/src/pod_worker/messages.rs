@@ -17,8 +17,8 @@ use limpet_telemetry::event::EventType;
 impl PodWorker {
     /// Applies all messages since the last call.
     pub(super) fn read(&mut self, messages: Messages, now: Now) {
-        if let Some(found) = messages.found {
-            self.take_found(found, now);
+        if let Some(containers) = messages.containers {
+            self.take_found(containers, now);
         }
         if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
             pod.hanging = Some(hanging);
@@ -132,10 +132,10 @@ impl PodWorker {
     }
 
     /// Reconciles the current incarnation with containerd's view of its containers.
-    fn take_found(&mut self, found: Vec<FoundContainer>, now: Now) {
+    fn take_found(&mut self, containers: Vec<FoundContainer>, now: Now) {
         self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
-        let never_ran = take_over(&*self.context.executor, pod, found, now);
+        let never_ran = take_over(&*self.context.executor, pod, containers, now);
         self.discard(never_ran);
     }
 

@@ -87,9 +87,9 @@ impl Supervisor {
     /// Applies the result of a job.
     pub(super) fn cleaned(&mut self, done: Result<Cleaned, JoinError>) {
         match done {
-            Ok(Cleaned::Found(found)) => {
+            Ok(Cleaned::Found(uids)) => {
                 self.cleanup.searched = true;
-                self.remove_orphans(found);
+                self.remove_orphans(uids);
             }
             Ok(Cleaned::Due) => {
                 let failed = std::mem::take(&mut self.cleanup.failed);
@@ -119,13 +119,13 @@ impl Supervisor {
         }
     }
 
-    fn remove_orphans(&mut self, found: impl IntoIterator<Item = PodUid>) {
+    fn remove_orphans(&mut self, uids: impl IntoIterator<Item = PodUid>) {
         // A pod that is being deleted and has no worker ended while the agent was away.
         let wanted = self.desired.pods.values().filter(|record| !record.is_deleting());
         let desired: HashSet<&PodUid> = wanted.map(|record| &record.uid).collect();
         let is_orphan =
             |uid: &PodUid| !desired.contains(uid) && !self.routes.contains_key(&ContainerId::pod_digits(uid));
-        let mut orphans: Vec<PodUid> = found.into_iter().filter(is_orphan).collect();
+        let mut orphans: Vec<PodUid> = uids.into_iter().filter(is_orphan).collect();
         orphans.sort();
         self.cleanup.orphans = orphans;
         self.remove_next_orphan();

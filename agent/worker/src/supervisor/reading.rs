@@ -97,7 +97,7 @@ impl Supervisor {
         let count = pods.values().map(|pod| pod.containers.len()).sum();
         for (key, inbox) in &self.workers {
             let containers = pods.remove(key).map(|pod| pod.containers).unwrap_or_default();
-            inbox.put(|messages| messages.found = Some(containers));
+            inbox.put(|messages| messages.containers = Some(containers));
         }
         pods.retain(|key, _| !self.reading.ended.contains(key));
         let adopted = pods.len();
@@ -115,9 +115,9 @@ impl Supervisor {
     }
 
     /// Starts a worker for a pod that was found running.
-    fn adopt(&mut self, key: PodKey, found: FoundPod) {
+    fn adopt(&mut self, key: PodKey, found_pod: FoundPod) {
         let mut desired = self.desired.pods.get(&key).cloned();
-        let mut incarnations: Vec<PodState> = found.incarnations;
+        let mut incarnations: Vec<PodState> = found_pod.incarnations;
         // The desired incarnation comes last: everything else with the key ends first.
         incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
         if let Some(source) = incarnations.last().map(|pod| pod.record.source)
@@ -141,7 +141,7 @@ impl Supervisor {
         let allocation = running.map(|pod| self.context.allocator.enter_running(&pod.record));
         self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), allocation);
         if let Some(inbox) = self.workers.get(&key) {
-            inbox.put(|messages| messages.found = Some(found.containers));
+            inbox.put(|messages| messages.containers = Some(found_pod.containers));
         }
     }
 }

@@ -21,10 +21,10 @@ fn contents(archive: &[u8]) -> Result<ArchiveContents, String> {
             ArchivePart::Link { name, target } => drop(contents.links.insert(name, target)),
             ArchivePart::Blob { name, size, digest } => blob = Some((name, size, digest)),
             ArchivePart::Data(_) => {}
-            ArchivePart::End(found) => {
+            ArchivePart::End(actual) => {
                 let (name, size, digest) = blob.take().unwrap();
-                assert!(digest.is_none_or(|digest| digest == found));
-                contents.blobs.insert(name, StoredBlob { digest: found, size, layer_type: layer_type(b"") });
+                assert!(digest.is_none_or(|digest| digest == actual));
+                contents.blobs.insert(name, StoredBlob { digest: actual, size, layer_type: layer_type(b"") });
             }
         }
     }
@@ -49,7 +49,7 @@ fn stored(text: &str) -> StoredBlob {
 }
 
 fn names(contents: &ArchiveContents) -> Vec<String> {
-    contents.images().unwrap().into_iter().map(|found| found.name).collect()
+    contents.images().unwrap().into_iter().map(|image| image.name).collect()
 }
 
 #[test]

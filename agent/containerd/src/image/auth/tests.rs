@@ -84,11 +84,11 @@ fn members_are_read_as_by_go() {
         ];
         for file in files {
             let ring = keyring(&file);
-            assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{file}");
+            assert_eq!(ring.find("q.io", "x", 0).map(|entry| &entry.credentials), Some(&wanted), "{file}");
         }
         let secret = secret("dockercfg", ".dockercfg", &format!(r#"{{"q.io": {entry}, "other.io": null}}"#));
         let ring = Keyring::new(&[secret], &[], &[]);
-        assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{entry}");
+        assert_eq!(ring.find("q.io", "x", 0).map(|credential| &credential.credentials), Some(&wanted), "{entry}");
     }
 }
 

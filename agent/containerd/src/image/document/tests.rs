@@ -100,7 +100,9 @@ fn a_manifest_is_read_as_by_go() {
         other => Err(format!("{other:?}")),
     });
     let twice = format!("{{\"config\": {}, \"config\": {}, \"layers\": []}}", descriptor(9), descriptor(1));
-    assert!(matches!(Document::parse(twice.as_bytes()), Ok(Document::Manifest(found)) if found.config().size() == 1));
+    assert!(
+        matches!(Document::parse(twice.as_bytes()), Ok(Document::Manifest(manifest)) if manifest.config().size() == 1)
+    );
 }
 
 #[test]

@@ -132,7 +132,7 @@ async fn a_redirect_to_another_host_takes_no_credentials_along() {
         _ => challenge("Basic realm=\"x\""),
     })
     .await;
-    for (status, to, found) in [(302, "manifest", true), (307, "manifest", true), (308, "closed", false)] {
+    for (status, to, succeeds) in [(302, "manifest", true), (307, "manifest", true), (308, "closed", false)] {
         let target = format!("http://{}/{to}", elsewhere.address);
         let registry = Server::start(move |seen| match seen.authorization.as_deref() {
             Some(LOGIN) => redirect(status, target.clone()),
@@ -142,7 +142,7 @@ async fn a_redirect_to_another_host_takes_no_credentials_along() {
         let hosts = format!("server = \"http://{}\"\n[header]\nx-secret = \"s3cret\"\n", registry.address);
         let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD)]);
         let fetched = session.manifest("1").await;
-        assert_eq!(fetched.is_ok(), found, "{status}: {:?}", fetched.err());
+        assert_eq!(fetched.is_ok(), succeeds, "{status}: {:?}", fetched.err());
         assert_eq!(registry.credentials(), ["s3cret", LOGIN, "s3cret"], "{status}");
     }
     assert_eq!((elsewhere.seen().len(), elsewhere.credentials()), (3, vec![]));

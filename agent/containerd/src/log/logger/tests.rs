@@ -84,11 +84,11 @@ fn the_logger_of_another_container_is_not_taken() {
 
 #[test]
 fn only_a_pipe_that_the_shim_writes_to_is_the_containers_output() {
-    let (own_reader, own) = io::pipe().unwrap();
+    let (own_reader, writer) = io::pipe().unwrap();
     let (_reader, shims) = io::pipe().unwrap();
     let mut command = StdCommand::new("sleep");
     // This process keeps a writing end of the second pipe only.
-    let container = command.arg("1000").stdout(own).stderr(shims.try_clone().unwrap()).spawn().unwrap();
+    let container = command.arg("1000").stdout(writer).stderr(shims.try_clone().unwrap()).spawn().unwrap();
     drop(command);
     let (shim, container_pid) = (std::process::id(), container.id());
     assert!(!feeds(shim, container_pid, 1), "its reading end is here, as that of a process that captures output");

@@ -148,23 +148,24 @@ pub(super) fn find(files: &CdiFiles, names: &[&str]) -> Result<Vec<ContainerEdit
     for name in names {
         let (kind, device) =
             name.split_once('=').ok_or_else(|| format!("CDI device {name:?} is not named as vendor.com/class=name"))?;
-        let of_kind = files.documents.iter().filter(|found| found.document.kind == kind);
-        let having = of_kind
-            .filter_map(|found| found.document.devices.iter().find(|one| one.name == device).map(|one| (found, one)));
+        let of_kind = files.documents.iter().filter(|file| file.document.kind == kind);
+        let having = of_kind.filter_map(|file| {
+            file.document.devices.iter().find(|candidate| candidate.name == device).map(|candidate| (file, candidate))
+        });
         let having: Vec<_> = having.collect();
-        let first = having.iter().map(|(found, _)| found.directory).max();
-        let mut preceding = having.into_iter().filter(|(found, _)| Some(found.directory) == first);
-        let Some((found, one)) = preceding.next() else {
+        let first = having.iter().map(|(file, _)| file.directory).max();
+        let mut preceding = having.into_iter().filter(|(file, _)| Some(file.directory) == first);
+        let Some((file, device_spec)) = preceding.next() else {
             let faults = files.faults.iter().map(|fault| format!("; {fault}")).collect::<String>();
             return Err(format!("unresolvable CDI device {name}: no file of /etc/cdi or /var/run/cdi has it{faults}"));
         };
         if let Some((other, _)) = preceding.next() {
-            return Err(format!("CDI device {name} is in both {} and {}", found.path.display(), other.path.display()));
+            return Err(format!("CDI device {name} is in both {} and {}", file.path.display(), other.path.display()));
         }
-        if used.insert(&found.path, ()).is_none() {
-            edits.push(found.document.container_edits.clone());
+        if used.insert(&file.path, ()).is_none() {
+            edits.push(file.document.container_edits.clone());
         }
-        edits.push(one.container_edits.clone());
+        edits.push(device_spec.container_edits.clone());
     }
     Ok(edits)
 }

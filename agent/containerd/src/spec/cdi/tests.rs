@@ -90,10 +90,11 @@ fn a_file_that_asks_for_what_limpet_does_not_do_is_refused() {
 fn a_device_brings_its_files_edits_once_and_a_later_directory_precedes() {
     let directory = tempfile::tempdir().unwrap();
     let (early, late) = (directory.path().join("etc"), directory.path().join("run"));
-    let file = |text: &str, of: &str| {
-        format!("cdiVersion: 0.5.0\nkind: x.io/card\ncontainerEdits: {{env: [ALL={of}]}}\ndevices:\n{text}")
+    let file = |text: &str, value: &str| {
+        format!("cdiVersion: 0.5.0\nkind: x.io/card\ncontainerEdits: {{env: [ALL={value}]}}\ndevices:\n{text}")
     };
-    let device = |name: &str, of: &str| format!("- name: '{name}'\n  containerEdits: {{env: [\"{name}={of}\"]}}\n");
+    let device =
+        |name: &str, value: &str| format!("- name: '{name}'\n  containerEdits: {{env: [\"{name}={value}\"]}}\n");
     for (path, text) in [
         (early.join("a.yaml"), file(&(device("one", "etc") + &device("two", "etc")), "etc")),
         (late.join("b.yaml"), file(&device("one", "run"), "run")),

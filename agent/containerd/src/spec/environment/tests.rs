@@ -188,7 +188,7 @@ fn values_of_objects() {
     ];
     for (container, wanted) in table {
         let made = with_objects(container.clone(), &settings()).map_err(|error| error.to_string());
-        let wanted = wanted.map(|list| list.iter().map(|&one| one.to_owned()).collect()).map_err(str::to_owned);
+        let wanted = wanted.map(|list| list.iter().map(|&entry| entry.to_owned()).collect()).map_err(str::to_owned);
         assert_eq!(made, wanted, "{container}");
     }
 }

@@ -60,9 +60,9 @@ fn a_pod_that_is_refused_for_good_gives_all_back_at_once() {
 fn a_lesser_pod_ends_for_a_critical_one_that_has_no_slot() {
     let node = with_slots(2);
     let (mut pushed, mut remote) = (node.candidate(&plain("pushed", Push)), node.candidate(&plain("remote", Api)));
-    for one in [&mut pushed, &mut remote] {
-        assert!(one.enter().is_ok());
-        assert!(one.settle().is_none());
+    for candidate in [&mut pushed, &mut remote] {
+        assert!(candidate.enter().is_ok());
+        assert!(candidate.settle().is_none());
     }
     let mut critical = node.candidate(&plain("critical", File));
     assert_eq!(critical.enter(), Ok(Entry::Promise));
@@ -116,10 +116,10 @@ fn no_pod_ends_for_one_that_something_else_keeps_from_starting() {
     assert!(lesser.settle().is_none() && owner.settle().is_none());
     let mut elsewhere = node.candidate(&record_of("elsewhere", File, labels("b")));
     let mut taken = node.candidate(&record_of("taken", File, with_port()));
-    for (one, reason) in [(&mut elsewhere, "NodeAffinity"), (&mut taken, "NodePorts")] {
-        assert_eq!(node.enter(&one.pod.record).unwrap_err().reason, "OutOfpods");
-        assert!(one.settle().unwrap().victims.is_none());
-        assert_eq!(one.reason(), reason);
+    for (candidate, reason) in [(&mut elsewhere, "NodeAffinity"), (&mut taken, "NodePorts")] {
+        assert_eq!(node.enter(&candidate.pod.record).unwrap_err().reason, "OutOfpods");
+        assert!(candidate.settle().unwrap().victims.is_none());
+        assert_eq!(candidate.reason(), reason);
     }
     // Once that has changed one does.
     node.set_selectable(labelled("b"));

@@ -157,10 +157,10 @@ proptest! {
                     snapshots[SourceKind::File.index()] = snapshot;
                     snapshots
                 };
-                let (one, other) = (naming.absorb(with_file(Arc::clone(&after))), comparing.absorb(with_file(unnumbered(&after))));
+                let (named, other) = (naming.absorb(with_file(Arc::clone(&after))), comparing.absorb(with_file(unnumbered(&after))));
                 let texts = |changes: &[PodChange]| changes.iter().map(text).collect::<Vec<_>>();
-                prop_assert_eq!(texts(&one.changes), texts(&other.changes));
-                prop_assert_eq!(&one.objects_changed, &other.objects_changed);
+                prop_assert_eq!(texts(&named.changes), texts(&other.changes));
+                prop_assert_eq!(&named.objects_changed, &other.objects_changed);
                 prop_assert_eq!(&naming.desired().pods, &comparing.desired().pods);
                 prop_assert_eq!(naming.desired().duplicates.len(), comparing.desired().duplicates.len());
             }

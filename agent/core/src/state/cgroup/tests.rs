@@ -51,8 +51,8 @@ fn limits(cpus: &[i64]) -> CgroupLimits {
 }
 
 /// The pod's cgroup with the CPU shares of one edit and the limits of another.
-fn mixed(shares: &[i64], of: &[i64]) -> CgroupLimits {
-    CgroupLimits { cpu_shares: limits(shares).cpu_shares, ..limits(of) }
+fn mixed(shares: &[i64], other: &[i64]) -> CgroupLimits {
+    CgroupLimits { cpu_shares: limits(shares).cpu_shares, ..limits(other) }
 }
 
 fn done(pod: &mut PodState, action: &Action, now: Now) {

@@ -93,7 +93,7 @@ fn neither_its_end_nor_its_image_changes_what_is_said_of_the_pod() {
     let status = |pod: &PodState| generate(pod, READY, "BestEffort", now(), None);
     let ready = |status: &k8s_openapi::api::core::v1::PodStatus| {
         let conditions = status.conditions.iter().flatten();
-        conditions.filter(|one| one.type_ == "Ready").any(|one| one.status == "True")
+        conditions.filter(|condition| condition.type_ == "Ready").any(|condition| condition.status == "True")
     };
     let failed = RetryState::after(None, "ErrImagePull", "not found".to_owned(), Instant::now());
     pod.containers[1].image = ImageState::Failed(failed);

@@ -187,7 +187,7 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
         assert_eq!(status.phase.as_deref(), Some(phase), "{main:?} {verdict:?}");
         assert_eq!((status.reason.as_deref(), status.message), (Some(&*verdict.reason), Some(verdict.message)));
         let containers = status.container_statuses.unwrap_or_default();
-        let state = containers.first().and_then(|one| one.state.as_ref()?.terminated.as_ref());
+        let state = containers.first().and_then(|status| status.state.as_ref()?.terminated.as_ref());
         assert_eq!((state.map(|ended| ended.exit_code), containers.len()), (code, listed), "{main:?}");
     }
     // One container has run, and the other never has.
@@ -299,8 +299,10 @@ fn readiness_and_start_of_containers_are_those_of_their_probes() {
         let containers = status.container_statuses.unwrap();
         let started_and_ready = |index: usize| (containers[index].started, containers[index].ready);
         let conditions = status.conditions.unwrap().into_iter();
-        let conditions = conditions.filter(|one| one.type_ == "Ready" || one.type_ == "ContainersReady");
-        let conditions = conditions.map(|one| (one.status, one.reason, one.message)).collect::<Vec<_>>();
+        let conditions =
+            conditions.filter(|condition| condition.type_ == "Ready" || condition.type_ == "ContainersReady");
+        let conditions =
+            conditions.map(|condition| (condition.status, condition.reason, condition.message)).collect::<Vec<_>>();
         assert_eq!((conditions.len(), &conditions[0]), (2, &conditions[1]));
         (started_and_ready(0), started_and_ready(1), conditions[0].clone())
     };
@@ -352,7 +354,13 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
         }
         let status = status(&pod);
         let condition = |name: &str| {
-            status.conditions.iter().flatten().find(|one| one.type_ == name).map(|one| one.status.clone()).unwrap()
+            status
+                .conditions
+                .iter()
+                .flatten()
+                .find(|condition| condition.type_ == name)
+                .map(|condition| condition.status.clone())
+                .unwrap()
         };
         assert_eq!(status.phase.as_deref(), Some(phase), "{side:?} {main:?}");
         assert_eq!([condition("Initialized"), condition("Ready")], conditions, "{side:?} {main:?}");
@@ -364,8 +372,9 @@ fn a_resize_that_is_refused_is_pending() {
     let mut pod = fixtures::ready(fixtures::pod("Always", &[], &["a"]));
     pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
     let condition = |pod: &PodState| {
-        let pending = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizePending");
-        pending.map(|one| (one.status, one.reason.unwrap(), one.message.unwrap()))
+        let pending =
+            status(pod).conditions.unwrap().into_iter().find(|condition| condition.type_ == "PodResizePending");
+        pending.map(|condition| (condition.status, condition.reason.unwrap(), condition.message.unwrap()))
     };
     assert_eq!(condition(&pod), None);
     for (refusal, reason) in [(ResizeRefusal::Deferred, "Deferred"), (ResizeRefusal::Infeasible, "Infeasible")] {
@@ -387,12 +396,13 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     };
     let (record, restarting) = (|cpu| version(cpu, "NotRequired"), |cpu| version(cpu, "RestartContainer"));
     let condition = |pod: &PodState| {
-        let in_progress = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizeInProgress");
-        in_progress.map(|one| (one.status, one.reason, one.message))
+        let in_progress =
+            status(pod).conditions.unwrap().into_iter().find(|condition| condition.type_ == "PodResizeInProgress");
+        in_progress.map(|condition| (condition.status, condition.reason, condition.message))
     };
     let shown = |pod: &PodState| {
         let resources = status(pod).container_statuses.unwrap()[0].resources.clone();
-        resources.map(|one| one.limits.unwrap()["cpu"].0.clone())
+        resources.map(|resources| resources.limits.unwrap()["cpu"].0.clone())
     };
     let mut pod = fixtures::ready(PodState::new(record("1"), Timestamp::UNIX_EPOCH));
     pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
@@ -431,7 +441,7 @@ fn readiness_gates_are_asked_once_all_containers_are_ready() {
         fixtures::version(record)
     };
     let condition_of = |pod: &PodState, name: &str| {
-        let condition = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == name).unwrap();
+        let condition = status(pod).conditions.unwrap().into_iter().find(|condition| condition.type_ == name).unwrap();
         (condition.status, condition.reason.unwrap_or_default(), condition.message.unwrap_or_default())
     };
     let text = |status: &str, reason: &str, message: &str| (status.to_owned(), reason.to_owned(), message.to_owned());

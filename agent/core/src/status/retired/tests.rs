@@ -27,18 +27,18 @@ fn without_a_consumer_a_status_goes_at_once() {
 #[test]
 fn a_status_stays_until_the_last_consumer_has_taken_it() {
     let mut retired = Retired::default();
-    let (one, other) = (retired.register("one"), retired.register("other"));
+    let (first, other) = (retired.register("one"), retired.register("other"));
     retired.retire(pod("web"));
     let newcomer = retired.register("newcomer");
     retired.retire(pod("db"));
-    assert_eq!((names(&retired, one).len(), names(&retired, newcomer)), (2, vec!["db".to_owned()]));
-    let version = retired.awaited_by(one).next().unwrap().0;
-    retired.acknowledge(one, version);
-    retired.acknowledge(one, version);
-    assert_eq!((retired.len(), names(&retired, one)), (2, vec!["db".to_owned()]), "the other has not taken it");
+    assert_eq!((names(&retired, first).len(), names(&retired, newcomer)), (2, vec!["db".to_owned()]));
+    let version = retired.awaited_by(first).next().unwrap().0;
+    retired.acknowledge(first, version);
+    retired.acknowledge(first, version);
+    assert_eq!((retired.len(), names(&retired, first)), (2, vec!["db".to_owned()]), "the other has not taken it");
     retired.acknowledge(other, version);
     assert_eq!((retired.len(), names(&retired, other)), (1, vec!["db".to_owned()]));
-    retired.leave(one);
+    retired.leave(first);
     retired.leave(other);
     assert_eq!(retired.len(), 1);
     retired.leave(newcomer);

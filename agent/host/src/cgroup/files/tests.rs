@@ -41,8 +41,8 @@ fn huge_pages_are_limited_where_the_kernel_has_their_controller() {
     }
     let hierarchies =
         |path: &Path, line: &str| Hierarchies::parse(&format!("30 25 0:26 / {} rw - {line}\n", path.display()));
-    let (one, two) = (hierarchies(&v1, "cgroup cgroup rw,hugetlb"), hierarchies(&v2, "cgroup2 cgroup2 rw"));
-    set(&one, Path::new("pod"), &huge.huge_page_settings(false)).unwrap();
+    let (with_v1, two) = (hierarchies(&v1, "cgroup cgroup rw,hugetlb"), hierarchies(&v2, "cgroup2 cgroup2 rw"));
+    set(&with_v1, Path::new("pod"), &huge.huge_page_settings(false)).unwrap();
     set(&two, Path::new("pod"), &huge.huge_page_settings(true)).unwrap();
     let read = |path: PathBuf| fs::read_to_string(path).unwrap();
     assert_eq!(read(v1.join("pod/hugetlb.2MB.limit_in_bytes")), "4194304");

@@ -39,26 +39,26 @@ fn files_are_parsed() {
 
 #[test]
 fn policies() {
-    const OWN: &str = "search lan\nnameserver 10.0.0.1\noptions ndots:2 rotate\n";
+    const OF_NODE: &str = "search lan\nnameserver 10.0.0.1\noptions ndots:2 rotate\n";
     const CLUSTER: &str = "search ns.svc.c.local svc.c.local c.local lan\nnameserver 10.96.0.10\noptions ndots:5\n";
     let dns = cluster(&["10.96.0.10"], "c.local");
     let none = cluster(&[], "c.local");
     // policy, hostNetwork, clusterDNS, file, reasons of warnings
     let table: [(&str, bool, &ClusterDns, &str, &[&str]); 9] = [
-        ("Default", false, &dns, OWN, &[]),
-        ("Default", true, &dns, OWN, &[]),
+        ("Default", false, &dns, OF_NODE, &[]),
+        ("Default", true, &dns, OF_NODE, &[]),
         ("ClusterFirst", false, &dns, CLUSTER, &[]),
-        ("ClusterFirst", true, &dns, OWN, &[]),
+        ("ClusterFirst", true, &dns, OF_NODE, &[]),
         ("ClusterFirstWithHostNet", true, &dns, CLUSTER, &[]),
-        ("ClusterFirst", false, &none, OWN, &["MissingClusterDNS"]),
-        ("ClusterFirstWithHostNet", true, &none, OWN, &["MissingClusterDNS"]),
-        ("ClusterFirst", true, &none, OWN, &[]),
+        ("ClusterFirst", false, &none, OF_NODE, &["MissingClusterDNS"]),
+        ("ClusterFirstWithHostNet", true, &none, OF_NODE, &["MissingClusterDNS"]),
+        ("ClusterFirst", true, &none, OF_NODE, &[]),
         ("None", false, &dns, "", &[]),
     ];
     for (policy, host_network, cluster, file, reasons) in table {
         let node = Resolver::parse(NODE);
-        let (found, warnings) = resolve(&pod(policy, host_network, json!(null)), Some(&node), cluster);
-        assert_eq!(found.render(), file, "{policy}, hostNetwork {host_network}");
+        let (resolved, warnings) = resolve(&pod(policy, host_network, json!(null)), Some(&node), cluster);
+        assert_eq!(resolved.render(), file, "{policy}, hostNetwork {host_network}");
         assert_eq!(warnings.iter().map(|warning| warning.reason).collect::<Vec<_>>(), reasons, "{policy}");
     }
 }
@@ -67,14 +67,14 @@ fn policies() {
 fn no_cluster_domain_adds_no_searches() {
     let node = Resolver::parse(NODE);
     let request = pod("ClusterFirst", false, json!(null));
-    let (found, _) = resolve(&request, Some(&node), &cluster(&["10.96.0.10"], ""));
-    assert_eq!(found.render(), "search lan\nnameserver 10.96.0.10\noptions ndots:5\n");
+    let (resolved, _) = resolve(&request, Some(&node), &cluster(&["10.96.0.10"], ""));
+    assert_eq!(resolved.render(), "search lan\nnameserver 10.96.0.10\noptions ndots:5\n");
 }
 
 #[test]
 fn an_empty_resolv_conf_setting_turns_lookups_off() {
-    let (found, warnings) = resolve(&pod("Default", false, json!(null)), None, &cluster(&[], ""));
-    assert_eq!((found.render().as_str(), warnings.len()), ("search .\nnameserver 127.0.0.1\n", 0));
+    let (resolved, warnings) = resolve(&pod("Default", false, json!(null)), None, &cluster(&[], ""));
+    assert_eq!((resolved.render().as_str(), warnings.len()), ("search .\nnameserver 127.0.0.1\n", 0));
 }
 
 #[test]
@@ -90,8 +90,8 @@ fn dns_config_is_merged() {
     ];
     for (policy, file) in table {
         let node = Resolver::parse(NODE);
-        let (found, _) = resolve(&pod(policy, false, config.clone()), Some(&node), &cluster(&[], ""));
-        assert_eq!(found.render(), file, "{policy}");
+        let (resolved, _) = resolve(&pod(policy, false, config.clone()), Some(&node), &cluster(&[], ""));
+        assert_eq!(resolved.render(), file, "{policy}");
     }
 }
 
@@ -109,9 +109,9 @@ fn limits() {
         (json!({"searches": wide}), 0, 13, 1),
     ];
     for (config, nameservers, searches, warned) in table {
-        let (found, warnings) = resolve(&pod("None", false, config.clone()), None, &cluster(&[], ""));
-        assert_eq!(found.nameservers.len(), nameservers, "{config}");
-        assert_eq!(found.searches.len(), searches, "{config}");
+        let (resolved, warnings) = resolve(&pod("None", false, config.clone()), None, &cluster(&[], ""));
+        assert_eq!(resolved.nameservers.len(), nameservers, "{config}");
+        assert_eq!(resolved.searches.len(), searches, "{config}");
         assert_eq!(warnings.len(), warned, "{config}");
         assert!(warnings.iter().all(|warning| warning.reason == "DNSConfigForming"));
     }

@@ -30,15 +30,15 @@ impl IscsiDisks {
     /// that has it.
     pub(super) async fn attach(&self, mount: &IscsiMount, record: &mut Record) -> Result<PathBuf, String> {
         let disk = &mount.disk;
-        let (mut found, mut last, mut has_interface) = (Vec::new(), String::new(), false);
+        let (mut devices, mut last, mut has_interface) = (Vec::new(), String::new(), false);
         let connected = self.connected(mount).await?;
         for portals in [&connected, &disk.portals] {
-            if !found.is_empty() {
+            if !devices.is_empty() {
                 break;
             }
             for portal in portals {
                 match self.path_to(mount, *portal, record, &mut has_interface).await {
-                    Ok(name) => found.push(name),
+                    Ok(name) => devices.push(name),
                     Err(reason) => {
                         tracing::warn!(target = disk.iqn, %portal, "no path to an iSCSI disk");
                         last = reason;
@@ -46,15 +46,15 @@ impl IscsiDisks {
                 }
             }
         }
-        let Some(first) = found.first() else {
-            if disk.own.is_some() && has_interface {
+        let Some(first) = devices.first() else {
+            if disk.own_interface.is_some() && has_interface {
                 let _ = self.iscsiadm(&commands::delete_interface(&disk.interface), CALL_DEADLINE).await;
             }
             return Err(format!("failed to get any path for iscsi disk, last err seen: {last}"));
         };
         let may_appear = disk.portals.len() > 1 && connected.is_empty();
         let wait = if may_appear { MULTIPATH_DEADLINE } else { Duration::ZERO };
-        let multipath = self.multipath(&disk.iqn, &found, wait).await?;
+        let multipath = self.multipath(&disk.iqn, &devices, wait).await?;
         Ok(self.node.dev.join(multipath.as_ref().unwrap_or(first)))
     }
 
@@ -133,18 +133,18 @@ impl IscsiDisks {
 
     /// Creates the volume's own interface; any other has to exist.
     async fn prepare_interface(&self, disk: &Disk) -> Result<(), String> {
-        let model = disk.own.as_ref().map_or(&disk.interface, |own| &own.model);
+        let model = disk.own_interface.as_ref().map_or(&disk.interface, |interface| &interface.model);
         let shown = self.iscsiadm(&commands::show_interface(model), CALL_DEADLINE).await?;
         if !shown.success {
             return Err(format!("iscsi: could not read iface {model}: {}", output_text(&shown)));
         }
-        let Some(own) = &disk.own else { return Ok(()) };
+        let Some(interface) = &disk.own_interface else { return Ok(()) };
         let made = self.iscsiadm(&commands::new_interface(&disk.interface), CALL_DEADLINE).await?;
         if !made.success && made.code != Some(SESSION_EXISTS) {
             return Err(format!("iscsi: failed to create new iface {}: {}", disk.interface, output_text(&made)));
         }
         let shown = String::from_utf8_lossy(&shown.stdout);
-        for call in commands::clone_interface(&disk.interface, &shown, &own.initiator) {
+        for call in commands::clone_interface(&disk.interface, &shown, &interface.initiator) {
             let updated = self.iscsiadm(&call, CALL_DEADLINE).await?;
             if !updated.success {
                 return Err(format!("iscsi: failed to update iface {}: {}", disk.interface, output_text(&updated)));

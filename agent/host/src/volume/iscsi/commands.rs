@@ -87,13 +87,13 @@ pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> 
 }
 
 /// The calls that set CHAP and the Secret's values.
-fn settings<'a>(of: &'static str, chap: &'a Chap) -> impl Iterator<Item = [String; 6]> + use<'a> {
+fn settings<'a>(section: &'static str, chap: &'a Chap) -> impl Iterator<Item = [String; 6]> + use<'a> {
     let value = move |name: &str| {
-        let key = format!("{of}.{name}");
+        let key = format!("{section}.{name}");
         let value = chap.values.get(&key)?.expose_text().filter(|value| !value.is_empty())?;
         Some(update(&key, value))
     };
-    std::iter::once(update(&format!("{of}.authmethod"), "CHAP")).chain(VALUES.into_iter().filter_map(value))
+    std::iter::once(update(&format!("{section}.authmethod"), "CHAP")).chain(VALUES.into_iter().filter_map(value))
 }
 
 pub(super) fn show_interface(name: &str) -> Vec<String> {

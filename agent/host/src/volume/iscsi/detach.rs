@@ -71,7 +71,7 @@ impl IscsiDisks {
             }
         }
         let has_interface = |other: &Record| other.disk.interface == record.disk.interface;
-        if record.disk.own.is_some() && !others.iter().any(has_interface) {
+        if record.disk.own_interface.is_some() && !others.iter().any(has_interface) {
             self.undo(&commands::delete_interface(&record.disk.interface), &[]).await?;
         }
         Ok(())

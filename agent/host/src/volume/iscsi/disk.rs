@@ -20,7 +20,8 @@ pub(super) struct Disk {
     /// The initiator's interface that its sessions use.
     pub interface: String,
     /// Set if the interface belongs to this volume only.
-    pub own: Option<OwnInterface>,
+    #[serde(rename = "own")]
+    pub own_interface: Option<OwnInterface>,
 }
 
 /// An interface for one volume, with its own initiator name.
@@ -71,7 +72,7 @@ impl Disk {
         let own_interface =
             |initiator: &String| OwnInterface { model: volume.interface.clone(), initiator: initiator.clone() };
         let own_interface = volume.initiator.as_ref().map(own_interface);
-        Ok(Self { iqn: volume.iqn.clone(), lun, interface, own: own_interface, portals })
+        Ok(Self { iqn: volume.iqn.clone(), lun, interface, own_interface, portals })
     }
 
     /// The disk's name in messages, and of its directory.
@@ -134,7 +135,7 @@ pub(super) mod tests {
         assert_eq!(directory, Path::new("/d/iface-default/192.0.2.1:3260-iqn.2001-04.test:a-lun-0"));
         let disk = Disk::new(&volume(json!({"initiatorName": "iqn.2001-04.test:node"}))).unwrap();
         assert_eq!(disk.interface, "192.0.2.1:3260:data");
-        assert_eq!(disk.own.unwrap().model, "default");
+        assert_eq!(disk.own_interface.unwrap().model, "default");
     }
 
     #[test]

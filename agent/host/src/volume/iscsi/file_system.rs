@@ -58,12 +58,12 @@ impl IscsiDisks {
                 self.check_blank(device).await?;
                 self.format(device, &mount.fs_type).await?;
             }
-            Content::FileSystem(found) => {
-                if found != mount.fs_type {
-                    tracing::warn!(%shown, found, wanted = mount.fs_type, "the disk has another file system than the volume specifies");
+            Content::FileSystem(name) => {
+                if name != mount.fs_type {
+                    tracing::warn!(%shown, found = name, wanted = mount.fs_type, "the disk has another file system than the volume specifies");
                 }
                 if !read_only {
-                    self.check(device, &found).await?;
+                    self.check(device, &name).await?;
                 }
             }
             // The mount reports the mismatch.
@@ -181,7 +181,7 @@ fn content(looked: &Output) -> Option<Content> {
     };
     match (value("PTTYPE"), value("TYPE")) {
         (Some(_), _) => Some(Content::Other),
-        (None, Some(found)) => Some(Content::FileSystem(found)),
+        (None, Some(name)) => Some(Content::FileSystem(name)),
         (None, None) => Some(Content::Blank).filter(|_| !complains),
     }
 }
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn options_are_kubelets() {
         let options = |given: &[&str], read_only: bool| {
-            super::options(&given.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>(), read_only)
+            super::options(&given.iter().map(|option| (*option).to_owned()).collect::<Vec<_>>(), read_only)
         };
         assert_eq!(options(&[], false), "defaults");
         assert_eq!(options(&["noatime"], true), "noatime,ro,defaults");

@@ -59,7 +59,7 @@ fn session(sys: &Path, name: &str) -> Option<Session> {
 impl Session {
     /// The kernel's name of its disk with this LUN: `sda`.
     pub(super) fn disk(&self, lun: u32) -> Option<String> {
-        self.disks().into_iter().find(|(found, _)| *found == lun).map(|(_, name)| name)
+        self.disks().into_iter().find(|(number, _)| *number == lun).map(|(_, name)| name)
     }
 
     /// Its disks: LUNs and the kernel's names.

@@ -123,7 +123,7 @@ fn the_content_of_each_volume_kind() {
         ),
     ];
     for (volume, wanted) in table {
-        let wanted = wanted.map(|list| list.iter().map(|&one| one.to_owned()).collect::<Vec<_>>());
+        let wanted = wanted.map(|list| list.iter().map(|&value| value.to_owned()).collect::<Vec<_>>());
         assert_eq!(files(volume.clone()), wanted, "{volume}");
     }
 }
@@ -181,12 +181,12 @@ fn files_belong_to_the_user_that_all_containers_have() {
         let [init, main] = containers.map(|context| json!([{"name": "c", "securityContext": context}]));
         common_user(&record(json!({"securityContext": pod, "initContainers": init, "containers": main})))
     };
-    let (none, one, two) = (json!({}), json!({"runAsUser": 1}), json!({"runAsUser": 2}));
+    let (none, first, two) = (json!({}), json!({"runAsUser": 1}), json!({"runAsUser": 2}));
     let table = [
-        (&one, [&none, &none], Some(1)),
+        (&first, [&none, &none], Some(1)),
         (&none, [&two, &two], Some(2)),
-        (&one, [&two, &two], Some(2)),
-        (&one, [&none, &two], None),
+        (&first, [&two, &two], Some(2)),
+        (&first, [&none, &two], None),
         (&none, [&two, &none], None),
         (&none, [&none, &two], None),
     ];

@@ -42,8 +42,8 @@ fn what_a_node_does_not_provide_is_refused() {
         (json!({"accessModes": 7}), "spec.accessModes", "has the wrong type"),
     ];
     for (change, path, message) in table {
-        let found = faults(change.clone());
-        assert!(found.iter().any(|(at, text)| at == path && text.starts_with(message)), "{change}: {found:?}");
+        let reported = faults(change.clone());
+        assert!(reported.iter().any(|(at, text)| at == path && text.starts_with(message)), "{change}: {reported:?}");
     }
 }
 

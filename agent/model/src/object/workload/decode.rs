@@ -117,7 +117,7 @@ fn of_template(
     mut pod: Value,
     kind: ObjectKind,
     origin: &Arc<str>,
-    of: (SourceKind, FieldValidation),
+    source: (SourceKind, FieldValidation),
 ) -> FaultList {
     let root = template_path(kind);
     // The strict check applies to the template as it is written.
@@ -126,7 +126,7 @@ fn of_template(
             pod[field] = value[field].clone();
         }
     }
-    let (_, mut faults) = accept::accept(&pod, [], origin, of, "node");
+    let (_, mut faults) = accept::accept(&pod, [], origin, source, "node");
     for fault in faults.kept_mut() {
         let is_of_name = ["metadata.name", "metadata.namespace", "metadata.uid"].iter().any(|path| fault.path == *path);
         if !is_of_name {
@@ -144,7 +144,7 @@ fn of_template(
             .with_remedy("a template has metadata and spec")
             .because(Reason::Strict)
     }));
-    unknown_fields.relax(of.1);
+    unknown_fields.relax(source.1);
     faults.absorb(unknown_fields);
     faults
 }

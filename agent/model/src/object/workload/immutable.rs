@@ -27,7 +27,8 @@ fn fields(kind: ObjectKind) -> &'static [&'static str] {
 
 /// Why `next` must not replace `before`.
 pub(crate) fn forbidden(key: &ObjectKey, before: &Workload, next: &Workload) -> Option<Fault> {
-    let [before, next] = [before, next].map(|one| serde_json::from_slice::<Value>(&one.manifest).unwrap_or_default());
+    let [before, next] =
+        [before, next].map(|record| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default());
     let is_changed = |field: &str| before["spec"][field] != next["spec"][field];
     let is_allowed = |field: &str| field == "completions" && is_elastic(&next["spec"]);
     let changed = fields(key.kind).iter().find(|field| is_changed(field) && !is_allowed(field))?;

@@ -62,8 +62,8 @@ impl Authored {
                     path: "spec.strategy",
                     name: strategy.type_.as_deref(),
                     known: ["RollingUpdate", "Recreate"],
-                    surge: rolling.and_then(|one| one.max_surge.as_ref()),
-                    unavailable: rolling.and_then(|one| one.max_unavailable.as_ref()),
+                    surge: rolling.and_then(|update| update.max_surge.as_ref()),
+                    unavailable: rolling.and_then(|update| update.max_unavailable.as_ref()),
                 }
             }),
             Self::DaemonSet(spec) => spec.update_strategy.as_ref().map(|strategy| {
@@ -72,8 +72,8 @@ impl Authored {
                     path: "spec.updateStrategy",
                     name: strategy.type_.as_deref(),
                     known: ["RollingUpdate", "OnDelete"],
-                    surge: rolling.and_then(|one| one.max_surge.as_ref()),
-                    unavailable: rolling.and_then(|one| one.max_unavailable.as_ref()),
+                    surge: rolling.and_then(|update| update.max_surge.as_ref()),
+                    unavailable: rolling.and_then(|update| update.max_unavailable.as_ref()),
                 }
             }),
             Self::ReplicaSet(_) => None,
@@ -117,7 +117,7 @@ fn strategy(Strategy { path, name, known, surge, unavailable }: Strategy<'_>) ->
     if !known.contains(&name) {
         let message = format!(
             "Unsupported value: {name:?}: supported values: {}",
-            known.map(|one| format!("{one:?}")).join(", ")
+            known.map(|name| format!("{name:?}")).join(", ")
         );
         return vec![Fault::error(format!("{path}.type"), message)];
     }
@@ -128,14 +128,16 @@ fn strategy(Strategy { path, name, known, surge, unavailable }: Strategy<'_>) ->
     }
     let mut faults = Vec::new();
     for (field, amount) in [("maxSurge", surge), ("maxUnavailable", unavailable)] {
-        let is_percentage = field == "maxSurge" || amount.is_none_or(|one| percent(one).is_none_or(|one| one <= 100));
-        if amount.is_some_and(|one| number(one).is_none() && percent(one).is_none()) || !is_percentage {
+        let is_percentage =
+            field == "maxSurge" || amount.is_none_or(|value| percent(value).is_none_or(|share| share <= 100));
+        if amount.is_some_and(|value| number(value).is_none() && percent(value).is_none()) || !is_percentage {
             let message = "Invalid value: must be a number, or a percentage (e.g. '1%' or '93%')";
             faults.push(Fault::error(format!("{path}.rollingUpdate.{field}"), message));
         }
     }
-    let is_zero =
-        |amount: Option<&IntOrString>| amount.is_some_and(|one| number(one) == Some(0) || percent(one) == Some(0));
+    let is_zero = |amount: Option<&IntOrString>| {
+        amount.is_some_and(|value| number(value) == Some(0) || percent(value) == Some(0))
+    };
     let daemon = known[1] == "OnDelete";
     let both_zero = match daemon {
         // maxSurge defaults to 0, maxUnavailable to 1.

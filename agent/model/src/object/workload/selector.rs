@@ -29,7 +29,7 @@ pub(super) fn check(selector: &LabelSelector, template: &PodTemplate, template_p
     let named = labels.clone().all(|(name, value)| template.label(name) == Some(value));
     let holds = expressions.clone().all(|expression| {
         let value = template.label(&expression.key);
-        let is_in = value.is_some_and(|value| expression.values.iter().flatten().any(|one| one == value));
+        let is_in = value.is_some_and(|value| expression.values.iter().flatten().any(|listed| listed == value));
         match expression.operator.as_str() {
             "In" => is_in,
             "NotIn" => !is_in,

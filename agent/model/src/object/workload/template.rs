@@ -171,7 +171,7 @@ impl PodTemplate {
             for container in self.spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
                 let Some(container) = container.as_object_mut() else { continue };
                 let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) else { continue };
-                variables.retain(|one| *one != variable);
+                variables.retain(|name| *name != variable);
                 if variables.is_empty() {
                     container.remove("env");
                 }
@@ -243,7 +243,7 @@ fn add_index_variable(spec: &mut Value) {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             let variables = &mut container["env"];
             match variables.as_array_mut() {
-                Some(variables) if variables.iter().any(|one| one["name"] == INDEX_VARIABLE) => {}
+                Some(variables) if variables.iter().any(|entry| entry["name"] == INDEX_VARIABLE) => {}
                 Some(variables) => variables.push(index_variable()),
                 None => *variables = json!([index_variable()]),
             }

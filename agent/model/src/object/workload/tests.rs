@@ -358,7 +358,10 @@ fn faults_of_cron_jobs_have_their_own_places() {
         ),
     ] {
         let faults_found = faults(&cron(spec.clone()));
-        assert!(expected.iter().all(|one| faults_found.iter().any(|fault| fault == one)), "{spec}: {faults_found:?}");
+        assert!(
+            expected.iter().all(|message| faults_found.iter().any(|fault| fault == message)),
+            "{spec}: {faults_found:?}"
+        );
     }
 }
 
@@ -385,7 +388,7 @@ fn what_a_pod_has_by_its_index_or_ordinal_is_none_of_its_template() {
     let names: Vec<Vec<&str>> = spec
         .containers
         .iter()
-        .map(|container| container.env.iter().flatten().map(|one| one.name.as_str()).collect())
+        .map(|container| container.env.iter().flatten().map(|entry| entry.name.as_str()).collect())
         .collect();
     assert_eq!(names, [vec![labels::INDEX_VARIABLE], vec!["A", labels::INDEX_VARIABLE]]);
     assert_eq!(PodTemplate::of_pod(&pod), Some(template.clone()));

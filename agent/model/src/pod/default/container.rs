@@ -11,27 +11,33 @@ use crate::pod::APPARMOR_ANNOTATION;
 use crate::pod::default::{pull_policy, resources, set, text};
 
 /// Sets the defaults of a container or init container.
-pub(super) fn container(one: &mut Container, host_network: bool) {
-    text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
-    text(&mut one.termination_message_path, "/dev/termination-log");
-    text(&mut one.termination_message_policy, "File");
-    resources::requests_from_limits(one.resources.get_or_insert_default());
-    ports(one.ports.iter_mut().flatten(), host_network);
-    env(one.env.iter_mut().flatten());
-    [&mut one.liveness_probe, &mut one.readiness_probe, &mut one.startup_probe].into_iter().flatten().for_each(probe);
-    one.lifecycle.iter_mut().for_each(lifecycle);
+pub(super) fn container(container: &mut Container, host_network: bool) {
+    text(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
+    text(&mut container.termination_message_path, "/dev/termination-log");
+    text(&mut container.termination_message_policy, "File");
+    resources::requests_from_limits(container.resources.get_or_insert_default());
+    ports(container.ports.iter_mut().flatten(), host_network);
+    env(container.env.iter_mut().flatten());
+    [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]
+        .into_iter()
+        .flatten()
+        .for_each(probe);
+    container.lifecycle.iter_mut().for_each(lifecycle);
 }
 
 /// Sets the defaults of an ephemeral container, except resources and host ports.
-pub(super) fn ephemeral(one: &mut EphemeralContainer) {
-    text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
-    text(&mut one.termination_message_path, "/dev/termination-log");
-    text(&mut one.termination_message_policy, "File");
-    set(&mut one.resources, ResourceRequirements::default());
-    ports(one.ports.iter_mut().flatten(), false);
-    env(one.env.iter_mut().flatten());
-    [&mut one.liveness_probe, &mut one.readiness_probe, &mut one.startup_probe].into_iter().flatten().for_each(probe);
-    one.lifecycle.iter_mut().for_each(lifecycle);
+pub(super) fn ephemeral(container: &mut EphemeralContainer) {
+    text(&mut container.image_pull_policy, pull_policy(container.image.as_deref()));
+    text(&mut container.termination_message_path, "/dev/termination-log");
+    text(&mut container.termination_message_policy, "File");
+    set(&mut container.resources, ResourceRequirements::default());
+    ports(container.ports.iter_mut().flatten(), false);
+    env(container.env.iter_mut().flatten());
+    [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]
+        .into_iter()
+        .flatten()
+        .for_each(probe);
+    container.lifecycle.iter_mut().for_each(lifecycle);
 }
 
 fn ports<'a>(ports: impl Iterator<Item = &'a mut ContainerPort>, host_network: bool) {
@@ -88,8 +94,13 @@ pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String
     }
     let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.clone());
     let inits = spec.init_containers.iter_mut().flatten();
-    let containers = inits.chain(&mut spec.containers).map(|one| (&one.name, &mut one.security_context));
-    let ephemeral = spec.ephemeral_containers.iter_mut().flatten().map(|one| (&one.name, &mut one.security_context));
+    let containers =
+        inits.chain(&mut spec.containers).map(|container| (&container.name, &mut container.security_context));
+    let ephemeral = spec
+        .ephemeral_containers
+        .iter_mut()
+        .flatten()
+        .map(|container| (&container.name, &mut container.security_context));
     for (name, context) in containers.chain(ephemeral) {
         let value = annotations.get(&format!("{APPARMOR_ANNOTATION}{name}"));
         let profile = value.and_then(|value| apparmor_profile(value));

@@ -21,8 +21,9 @@ pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
 
 /// If the pod has its own resources, those it does not specify are summed from its containers.
 pub(super) fn of_pod(spec: &mut PodSpec) {
-    let Some(own) = &spec.resources else { return };
-    let (mut limits, mut requests) = (own.limits.clone().unwrap_or_default(), own.requests.clone().unwrap_or_default());
+    let Some(of_pod) = &spec.resources else { return };
+    let (mut limits, mut requests) =
+        (of_pod.limits.clone().unwrap_or_default(), of_pod.requests.clone().unwrap_or_default());
     if limits.is_empty() && requests.is_empty() {
         return;
     }
@@ -42,8 +43,8 @@ pub(super) fn of_pod(spec: &mut PodSpec) {
     }
     limits_from_containers(spec, &of_limits, &requests, &mut limits);
     let filled = |amounts: Amounts| Some(amounts).filter(|amounts| !amounts.is_empty());
-    if let Some(own) = &mut spec.resources {
-        (own.limits, own.requests) = (filled(limits), filled(requests));
+    if let Some(of_pod) = &mut spec.resources {
+        (of_pod.limits, of_pod.requests) = (filled(limits), filled(requests));
     }
 }
 
@@ -58,14 +59,14 @@ fn limits_from_containers(
     requests: &Amounts,
     limits: &mut Amounts,
 ) {
-    let resources = |one: Option<&ResourceRequirements>, name: &str| {
-        one.and_then(|resources| resources.limits.as_ref()).is_some_and(|limits| limits.contains_key(name))
+    let resources = |requirements: Option<&ResourceRequirements>, name: &str| {
+        requirements.and_then(|resources| resources.limits.as_ref()).is_some_and(|limits| limits.contains_key(name))
     };
     for (name, request) in requests.iter().filter(|(name, _)| is_of_pods(name)) {
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        let mut each = containers.map(|one| one.resources.as_ref());
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| one.resources.as_ref());
-        if !each.by_ref().chain(ephemeral).all(|one| resources(one, name)) {
+        let mut each = containers.map(|container| container.resources.as_ref());
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| container.resources.as_ref());
+        if !each.by_ref().chain(ephemeral).all(|requirements| resources(requirements, name)) {
             continue;
         }
         let (Some(sum), Ok(request)) = (of_limits.get(name), quantity::parse(&request.0)) else { continue };

@@ -14,18 +14,18 @@ const ALSO_CONTAINERS: &[&str] = &["spec.ephemeralContainers", "spec.initContain
 /// Every path below `spec`, in order of the names. `C` means containers and init containers.
 pub(super) fn fields() -> Vec<String> {
     let fields = RefCell::new(Vec::new());
-    PodSpec::deserialize(Walk { path: "spec".to_owned(), found: &fields }).unwrap();
+    PodSpec::deserialize(Walk { path: "spec".to_owned(), paths: &fields }).unwrap();
     fields.into_inner()
 }
 
 struct Walk<'f> {
     path: String,
-    found: &'f RefCell<Vec<String>>,
+    paths: &'f RefCell<Vec<String>>,
 }
 
 impl<'f> Walk<'f> {
     fn to(&self, path: String) -> Self {
-        Self { path, found: self.found }
+        Self { path, paths: self.paths }
     }
 }
 
@@ -103,7 +103,7 @@ impl<'de, I: Iterator<Item = &'static str>> MapAccess<'de> for Fields<'_, I> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
         let path = format!("{}.{}", self.walk.path, self.field);
-        self.walk.found.borrow_mut().push(path.clone());
+        self.walk.paths.borrow_mut().push(path.clone());
         let path = if path == CONTAINERS { "spec.C".to_owned() } else { path };
         seed.deserialize(self.walk.to(path))
     }

@@ -98,7 +98,7 @@ pub(super) fn adding<'a>(record: &'a PodRecord, allowed: &[&str]) -> (Vec<&'a st
     let containers = bad_containers(record, |container| {
         let context = container.security_context.as_ref();
         let added = context.and_then(|context| context.capabilities.as_ref()?.add.as_ref()).into_iter().flatten();
-        let others: Vec<&str> = added.map(String::as_str).filter(|one| !allowed.contains(one)).collect();
+        let others: Vec<&str> = added.map(String::as_str).filter(|capability| !allowed.contains(capability)).collect();
         forbidden.extend(&others);
         !others.is_empty()
     });
@@ -216,7 +216,8 @@ pub(super) fn selinux(record: &PodRecord) -> Option<Violation> {
         let options = container.security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
         options.is_some_and(&mut are_bad)
     });
-    let of_containers = record.containers().filter_map(|one| one.security_context.as_ref()?.se_linux_options.as_ref());
+    let of_containers =
+        record.containers().filter_map(|container| container.security_context.as_ref()?.se_linux_options.as_ref());
     let all = of_pod.into_iter().chain(of_containers).filter_map(|options| options.type_.as_deref());
     types.extend(all.filter(|kind| !SELINUX_TYPES.contains(kind)));
     let mut data = Vec::new();
@@ -248,6 +249,6 @@ pub(super) fn seccomp(record: &PodRecord) -> Option<Violation> {
 pub(super) fn sysctls(record: &PodRecord) -> Option<Violation> {
     let context = record.spec().security_context.as_ref();
     let all = context.and_then(|context| context.sysctls.as_ref()).into_iter().flatten();
-    let names: Vec<&str> = all.map(|one| one.name.as_str()).filter(|name| !SYSCTLS.contains(name)).collect();
+    let names: Vec<&str> = all.map(|sysctl| sysctl.name.as_str()).filter(|name| !SYSCTLS.contains(name)).collect();
     (!names.is_empty()).then(|| Violation::new("forbidden sysctls", names.join(", ")))
 }

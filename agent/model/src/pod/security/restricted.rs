@@ -54,7 +54,7 @@ fn capabilities(record: &PodRecord) -> Option<Violation> {
     let keeping = bad_containers(record, |container| {
         let context = container.security_context.as_ref();
         let dropped = context.and_then(|context| context.capabilities.as_ref()?.drop.as_ref());
-        !dropped.into_iter().flatten().any(|one| one == "ALL")
+        !dropped.into_iter().flatten().any(|capability| capability == "ALL")
     });
     let (containers, added) = adding(record, &["NET_BIND_SERVICE"]);
     let mut details = Vec::new();

@@ -47,7 +47,11 @@ fn with(changes: &[(&str, Value)]) -> PodRecord {
 
 fn output(record: &PodRecord, level: SecurityLevel) -> String {
     let broken = violations(record, level);
-    broken.into_iter().map(|one| format!("{} ({})", one.reason, one.detail)).collect::<Vec<_>>().join(", ")
+    broken
+        .into_iter()
+        .map(|violation| format!("{} ({})", violation.reason, violation.detail))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 const POD: &str = "/spec/securityContext";

@@ -9,22 +9,22 @@ use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::{env, mount, resources, security};
 
 /// Validates the fields common to all kinds of container.
-pub(super) fn container(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
-    faults.required_dns_label(&at.field("name"), &one.name);
-    faults.not_empty(&at.field("image"), text(&one.image));
-    let policy = one.termination_message_policy.as_deref();
+pub(super) fn container(pod: &Pod<'_>, at: &At<'_>, container: &Container, faults: &mut Faults) {
+    faults.required_dns_label(&at.field("name"), &container.name);
+    faults.not_empty(&at.field("image"), text(&container.image));
+    let policy = container.termination_message_policy.as_deref();
     faults.one_of(&at.field("terminationMessagePolicy"), policy, &["File", "FallbackToLogsOnError"]);
-    ports(&at.field("ports"), one, faults);
-    env::variables(&at.field("env"), one, faults);
-    env::sources(&at.field("envFrom"), one, faults);
-    mount::mounts(pod, &at.field("volumeMounts"), one, faults);
-    mount::devices(pod, &at.field("volumeDevices"), one, faults);
-    pull_policy(&at.field("imagePullPolicy"), one.image_pull_policy.as_deref(), faults);
-    if let Some(required) = &one.resources {
+    ports(&at.field("ports"), container, faults);
+    env::variables(&at.field("env"), container, faults);
+    env::sources(&at.field("envFrom"), container, faults);
+    mount::mounts(pod, &at.field("volumeMounts"), container, faults);
+    mount::devices(pod, &at.field("volumeDevices"), container, faults);
+    pull_policy(&at.field("imagePullPolicy"), container.image_pull_policy.as_deref(), faults);
+    if let Some(required) = &container.resources {
         resources::of_container(&at.field("resources"), required, &pod.claims, faults);
     }
-    resize_policies(&at.field("resizePolicy"), one, pod.spec, faults);
-    security::container(pod.spec, &at.field("securityContext"), one, faults);
+    resize_policies(&at.field("resizePolicy"), container, pod.spec, faults);
+    security::container(pod.spec, &at.field("securityContext"), container, faults);
 }
 
 pub(super) fn pull_policy(at: &At<'_>, policy: Option<&str>, faults: &mut Faults) {
@@ -32,16 +32,16 @@ pub(super) fn pull_policy(at: &At<'_>, policy: Option<&str>, faults: &mut Faults
 }
 
 /// An image with leading or trailing whitespace is a mistake.
-pub(super) fn image_is_trimmed(at: &At<'_>, one: &Container, faults: &mut Faults) {
-    let image = text(&one.image);
+pub(super) fn image_is_trimmed(at: &At<'_>, container: &Container, faults: &mut Faults) {
+    let image = text(&container.image);
     if image.trim() != image {
         faults.invalid(&at.field("image"), image, "must not have leading or trailing whitespace");
     }
 }
 
-fn ports(at: &At<'_>, one: &Container, faults: &mut Faults) {
+fn ports(at: &At<'_>, container: &Container, faults: &mut Faults) {
     let mut names = BTreeSet::new();
-    for (index, port) in items(&one.ports) {
+    for (index, port) in items(&container.ports) {
         let at = at.index(index);
         let name = text(&port.name);
         if !name.is_empty() {
@@ -61,9 +61,9 @@ fn ports(at: &At<'_>, one: &Container, faults: &mut Faults) {
     }
 }
 
-fn resize_policies(at: &At<'_>, one: &Container, spec: &PodSpec, faults: &mut Faults) {
+fn resize_policies(at: &At<'_>, container: &Container, spec: &PodSpec, faults: &mut Faults) {
     let mut seen = BTreeSet::new();
-    for (index, policy) in items(&one.resize_policy) {
+    for (index, policy) in items(&container.resize_policy) {
         if !seen.insert(&policy.resource_name) {
             faults.duplicate(&at.index(index), &policy.resource_name);
         }

@@ -41,47 +41,47 @@ fn each_count(spec: &PodSpec) -> usize {
 
 fn mains(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
     let (mut names, mut ports) = (BTreeSet::new(), BTreeSet::new());
-    for (index, one) in pod.spec.containers.iter().enumerate() {
+    for (index, container) in pod.spec.containers.iter().enumerate() {
         let at = at.index(index);
-        container::container(pod, &at, one, faults);
-        container::image_is_trimmed(&at, one, faults);
-        if !names.insert(one.name.as_str()) && !one.name.is_empty() {
-            faults.duplicate(&at.field("name"), &one.name);
+        container::container(pod, &at, container, faults);
+        container::image_is_trimmed(&at, container, faults);
+        if !names.insert(container.name.as_str()) && !container.name.is_empty() {
+            faults.duplicate(&at.field("name"), &container.name);
         }
-        probe::lifecycle_and_probes(pod, &at, one, faults);
-        restart::policy(&at, one, faults);
-        host_ports(&at, one, &mut ports, faults);
+        probe::lifecycle_and_probes(pod, &at, container, faults);
+        restart::policy(&at, container, faults);
+        host_ports(&at, container, &mut ports, faults);
     }
 }
 
 fn inits(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
-    let mut names: BTreeSet<&str> = pod.spec.containers.iter().map(|one| one.name.as_str()).collect();
-    for (index, one) in items(&pod.spec.init_containers) {
+    let mut names: BTreeSet<&str> = pod.spec.containers.iter().map(|container| container.name.as_str()).collect();
+    for (index, container) in items(&pod.spec.init_containers) {
         let at = at.index(index);
-        container::container(pod, &at, one, faults);
-        container::image_is_trimmed(&at, one, faults);
-        restart::policy(&at, one, faults);
-        if !names.insert(&one.name) && !one.name.is_empty() {
-            faults.duplicate(&at.field("name"), &one.name);
+        container::container(pod, &at, container, faults);
+        container::image_is_trimmed(&at, container, faults);
+        restart::policy(&at, container, faults);
+        if !names.insert(&container.name) && !container.name.is_empty() {
+            faults.duplicate(&at.field("name"), &container.name);
         }
-        host_ports(&at, one, &mut BTreeSet::new(), faults);
-        if is_sidecar(one) {
-            probe::lifecycle_and_probes(pod, &at, one, faults);
+        host_ports(&at, container, &mut BTreeSet::new(), faults);
+        if is_sidecar(container) {
+            probe::lifecycle_and_probes(pod, &at, container, faults);
         } else {
-            not_of_a_sidecar(&at, one, faults);
+            not_of_a_sidecar(&at, container, faults);
         }
     }
 }
 
-fn not_of_a_sidecar(at: &At<'_>, one: &Container, faults: &mut Faults) {
+fn not_of_a_sidecar(at: &At<'_>, container: &Container, faults: &mut Faults) {
     let fields = [
-        ("lifecycle", one.lifecycle.is_some()),
-        ("livenessProbe", one.liveness_probe.is_some()),
-        ("readinessProbe", one.readiness_probe.is_some()),
-        ("startupProbe", one.startup_probe.is_some()),
+        ("lifecycle", container.lifecycle.is_some()),
+        ("livenessProbe", container.liveness_probe.is_some()),
+        ("readinessProbe", container.readiness_probe.is_some()),
+        ("startupProbe", container.startup_probe.is_some()),
     ];
     fields.iter().filter(|(_, set)| *set).for_each(|(field, _)| faults.forbidden(&at.field(field), NOT_A_SIDECAR));
-    for (index, policy) in items(&one.resize_policy) {
+    for (index, policy) in items(&container.resize_policy) {
         if policy.restart_policy == "RestartContainer" {
             let list = at.field("resizePolicy");
             let detail = "must not be set to 'RestartContainer' for non-sidecar initContainers";
@@ -91,8 +91,8 @@ fn not_of_a_sidecar(at: &At<'_>, one: &Container, faults: &mut Faults) {
 }
 
 /// A host port must be unique for each protocol and address.
-fn host_ports(at: &At<'_>, one: &Container, seen: &mut BTreeSet<String>, faults: &mut Faults) {
-    for (index, port) in items(&one.ports) {
+fn host_ports(at: &At<'_>, container: &Container, seen: &mut BTreeSet<String>, faults: &mut Faults) {
+    for (index, port) in items(&container.ports) {
         let Some(number) = port.host_port.filter(|number| *number != 0) else { continue };
         let key = format!("{}/{}/{number}", text(&port.protocol), text(&port.host_ip));
         if seen.contains(&key) {
@@ -106,39 +106,40 @@ fn host_ports(at: &At<'_>, one: &Container, seen: &mut BTreeSet<String>, faults:
 /// Validates the ephemeral containers.
 pub(super) fn ephemerals(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
     let inits = pod.spec.init_containers.iter().flatten();
-    let others: BTreeSet<&str> = pod.spec.containers.iter().chain(inits).map(|one| one.name.as_str()).collect();
+    let others: BTreeSet<&str> =
+        pod.spec.containers.iter().chain(inits).map(|container| container.name.as_str()).collect();
     let mut names = others.clone();
-    for (index, one) in items(&pod.spec.ephemeral_containers) {
+    for (index, container) in items(&pod.spec.ephemeral_containers) {
         let at = at.index(index);
-        let as_container = as_container(one);
+        let as_container = as_container(container);
         container::container(pod, &at, &as_container, faults);
         container::image_is_trimmed(&at, &as_container, faults);
-        if !names.insert(&one.name) {
-            faults.duplicate(&at.field("name"), &one.name);
+        if !names.insert(&container.name) {
+            faults.duplicate(&at.field("name"), &container.name);
         }
-        let target = text(&one.target_container_name);
+        let target = text(&container.target_container_name);
         if !target.is_empty() && !others.contains(target) {
             faults.not_found(&at.field("targetContainerName"), target, "");
         }
-        not_of_an_ephemeral(&at, one, faults);
+        not_of_an_ephemeral(&at, container, faults);
     }
 }
 
-fn not_of_an_ephemeral(at: &At<'_>, one: &EphemeralContainer, faults: &mut Faults) {
-    let resources = one.resources.as_ref();
+fn not_of_an_ephemeral(at: &At<'_>, container: &EphemeralContainer, faults: &mut Faults) {
+    let resources = container.resources.as_ref();
     let fields = [
-        ("ports", one.ports.is_some()),
+        ("ports", container.ports.is_some()),
         ("resources", resources.is_some_and(|resources| *resources != Default::default())),
-        ("resizePolicy", one.resize_policy.is_some()),
-        ("restartPolicy", one.restart_policy.is_some()),
-        ("restartPolicyRules", one.restart_policy_rules.is_some()),
-        ("livenessProbe", one.liveness_probe.is_some()),
-        ("readinessProbe", one.readiness_probe.is_some()),
-        ("startupProbe", one.startup_probe.is_some()),
-        ("lifecycle", one.lifecycle.is_some()),
+        ("resizePolicy", container.resize_policy.is_some()),
+        ("restartPolicy", container.restart_policy.is_some()),
+        ("restartPolicyRules", container.restart_policy_rules.is_some()),
+        ("livenessProbe", container.liveness_probe.is_some()),
+        ("readinessProbe", container.readiness_probe.is_some()),
+        ("startupProbe", container.startup_probe.is_some()),
+        ("lifecycle", container.lifecycle.is_some()),
     ];
     fields.iter().filter(|(_, set)| *set).for_each(|(field, _)| faults.forbidden(&at.field(field), NOT_EPHEMERAL));
-    for (index, mount) in items(&one.volume_mounts) {
+    for (index, mount) in items(&container.volume_mounts) {
         let list = at.field("volumeMounts");
         for (field, value) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
             if !text(value).is_empty() {

@@ -20,9 +20,11 @@ pub(super) struct Pod<'a> {
 
 /// Every container with the name of its list and its index there, in Kubernetes' order.
 pub(super) fn each_container(spec: &PodSpec) -> impl Iterator<Item = (&'static str, usize, Cow<'_, Container>)> {
-    let inits = items(&spec.init_containers).map(|(index, one)| ("initContainers", index, Cow::Borrowed(one)));
-    let mains = spec.containers.iter().enumerate().map(|(index, one)| ("containers", index, Cow::Borrowed(one)));
+    let inits =
+        items(&spec.init_containers).map(|(index, container)| ("initContainers", index, Cow::Borrowed(container)));
+    let mains =
+        spec.containers.iter().enumerate().map(|(index, container)| ("containers", index, Cow::Borrowed(container)));
     let ephemeral = items(&spec.ephemeral_containers)
-        .map(|(index, one)| ("ephemeralContainers", index, Cow::Owned(as_container(one))));
+        .map(|(index, container)| ("ephemeralContainers", index, Cow::Owned(as_container(container))));
     inits.chain(mains).chain(ephemeral)
 }

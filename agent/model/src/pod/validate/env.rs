@@ -39,8 +39,8 @@ pub(super) enum FieldTarget {
     File,
 }
 
-pub(super) fn variables(at: &At<'_>, one: &Container, faults: &mut Faults) {
-    for (index, variable) in items(&one.env) {
+pub(super) fn variables(at: &At<'_>, container: &Container, faults: &mut Faults) {
+    for (index, variable) in items(&container.env) {
         let at = at.index(index);
         match variable.name.as_str() {
             "" => faults.required(&at.field("name"), ""),
@@ -150,8 +150,8 @@ pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Fie
     }
 }
 
-pub(super) fn sources(at: &At<'_>, one: &Container, faults: &mut Faults) {
-    for (index, source) in items(&one.env_from) {
+pub(super) fn sources(at: &At<'_>, container: &Container, faults: &mut Faults) {
+    for (index, source) in items(&container.env_from) {
         let item = at.index(index);
         let prefix = text(&source.prefix);
         if !prefix.is_empty() {

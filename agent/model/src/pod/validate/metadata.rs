@@ -110,7 +110,7 @@ fn owners(at: &At<'_>, owners: &[OwnerReference], faults: &mut Faults) {
 
 /// Validates the annotations that Kubernetes reads from a Pod.
 fn pod_annotations(at: &At<'_>, annotations: Option<&BTreeMap<String, String>>, spec: &PodSpec, faults: &mut Faults) {
-    let containers: BTreeSet<String> = each_container(spec).map(|(_, _, one)| one.name.clone()).collect();
+    let containers: BTreeSet<String> = each_container(spec).map(|(_, _, container)| container.name.clone()).collect();
     for (key, value) in annotations.into_iter().flatten() {
         if key == DELETION_COST && !is_deletion_cost(value) {
             faults.invalid(&at.key(key), value, "must be a 32bit integer");

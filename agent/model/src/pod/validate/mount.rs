@@ -9,12 +9,12 @@ use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::name::has_backsteps;
 
 /// Validates `volumeMounts`.
-pub(super) fn mounts(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
+pub(super) fn mounts(pod: &Pod<'_>, at: &At<'_>, container: &Container, faults: &mut Faults) {
     let mut mount_paths = BTreeSet::new();
-    let devices: BTreeSet<&str> = items(&one.volume_devices).map(|(_, device)| device.name.as_str()).collect();
+    let devices: BTreeSet<&str> = items(&container.volume_devices).map(|(_, device)| device.name.as_str()).collect();
     let device_paths: BTreeSet<&str> =
-        items(&one.volume_devices).map(|(_, device)| device.device_path.as_str()).collect();
-    for (index, mount) in items(&one.volume_mounts) {
+        items(&container.volume_devices).map(|(_, device)| device.device_path.as_str()).collect();
+    for (index, mount) in items(&container.volume_mounts) {
         let item = at.index(index);
         volume_of(pod, &item.field("name"), &mount.name, faults);
         faults.not_empty(&item.field("mountPath"), &mount.mount_path);
@@ -29,7 +29,7 @@ pub(super) fn mounts(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut F
             faults.invalid(&item.field("mountPath"), &mount.mount_path, detail);
         }
         sub_paths(&item, mount, faults);
-        propagation(&item, one, mount, faults);
+        propagation(&item, container, mount, faults);
         bind_options(&item.field("bindMountOptions"), mount, pod.volumes.get(mount.name.as_str()).copied(), faults);
     }
 }
@@ -58,11 +58,11 @@ fn sub_paths(at: &At<'_>, mount: &VolumeMount, faults: &mut Faults) {
     }
 }
 
-fn propagation(at: &At<'_>, one: &Container, mount: &VolumeMount, faults: &mut Faults) {
+fn propagation(at: &At<'_>, container: &Container, mount: &VolumeMount, faults: &mut Faults) {
     let propagation = mount.mount_propagation.as_deref();
     let propagations = ["Bidirectional", "HostToContainer", "None"];
     faults.if_set_one_of(&at.field("mountPropagation"), propagation, &propagations);
-    let privileged = one.security_context.as_ref().and_then(|context| context.privileged) == Some(true);
+    let privileged = container.security_context.as_ref().and_then(|context| context.privileged) == Some(true);
     if propagation == Some("Bidirectional") && !privileged {
         let detail = "Bidirectional mount propagation is available only to privileged containers";
         faults.forbidden(&at.field("mountPropagation"), detail);
@@ -100,11 +100,12 @@ const DEVICE_TYPES: [&str; 2] = ["BlockDevice", ""];
 
 /// Validates `volumeDevices`. Unlike in Kubernetes, not only a claim but also a hostPath can be the device, because
 /// there are no claims without an apiserver.
-pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
+pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, container: &Container, faults: &mut Faults) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
-    let mounts: BTreeSet<&str> = items(&one.volume_mounts).map(|(_, mount)| mount.name.as_str()).collect();
-    let mount_paths: BTreeSet<&str> = items(&one.volume_mounts).map(|(_, mount)| mount.mount_path.as_str()).collect();
-    for (index, device) in items(&one.volume_devices) {
+    let mounts: BTreeSet<&str> = items(&container.volume_mounts).map(|(_, mount)| mount.name.as_str()).collect();
+    let mount_paths: BTreeSet<&str> =
+        items(&container.volume_mounts).map(|(_, mount)| mount.mount_path.as_str()).collect();
+    for (index, device) in items(&container.volume_devices) {
         let item = at.index(index);
         let (name, path) = (device.name.as_str(), device.device_path.as_str());
         let (at_name, at_path) = (item.field("name"), item.field("devicePath"));

@@ -46,16 +46,16 @@ const SIGNALS: [&str; 35] = [
 ];
 const MORE_THAN_ONE: &str = "may not specify more than 1 handler type";
 
-pub(super) fn lifecycle_and_probes(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
-    if let Some(hooks) = &one.lifecycle {
+pub(super) fn lifecycle_and_probes(pod: &Pod<'_>, at: &At<'_>, container: &Container, faults: &mut Faults) {
+    if let Some(hooks) = &container.lifecycle {
         lifecycle(pod, &at.field("lifecycle"), hooks, faults);
     }
-    if let Some(liveness) = &one.liveness_probe {
+    if let Some(liveness) = &container.liveness_probe {
         let at = at.field("livenessProbe");
         probe(&at, liveness, faults);
         succeeds_once(&at, liveness, faults);
     }
-    if let Some(readiness) = &one.readiness_probe {
+    if let Some(readiness) = &container.readiness_probe {
         let at = at.field("readinessProbe");
         probe(&at, readiness, faults);
         if let Some(seconds) = readiness.termination_grace_period_seconds {
@@ -63,7 +63,7 @@ pub(super) fn lifecycle_and_probes(pod: &Pod<'_>, at: &At<'_>, one: &Container, 
             faults.invalid(&at, seconds, "must not be set for readinessProbes");
         }
     }
-    if let Some(startup) = &one.startup_probe {
+    if let Some(startup) = &container.startup_probe {
         let at = at.field("startupProbe");
         probe(&at, startup, faults);
         succeeds_once(&at, startup, faults);

@@ -229,7 +229,7 @@ fn covers_its_containers(spec: &PodSpec, required: &ResourceRequirements, at: &A
     };
     let (at_requests, at_limits) = (at.field("requests"), at.field("limits"));
     for (name, sum) in totals(spec, |resources| resources.requests.as_ref()) {
-        if let Some((_, text)) = parsed(&required.requests, &name).filter(|(own, _)| sum > *own) {
+        if let Some((_, text)) = parsed(&required.requests, &name).filter(|(amount, _)| sum > *amount) {
             let detail = format!("must be greater than or equal to aggregate container requests of {}", sum);
             faults.invalid(&at_requests.key(&name), text, &detail);
         }
@@ -242,13 +242,13 @@ fn covers_its_containers(spec: &PodSpec, required: &ResourceRequirements, at: &A
             faults.invalid(&at_limits.key(&name), text, &detail);
         }
     }
-    for (index, one) in spec.containers.iter().enumerate() {
-        let limits = one.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    for (index, container) in spec.containers.iter().enumerate() {
+        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
         for (name, value) in limits.into_iter().flatten() {
-            let (Ok(limit), Some((own, text))) = (quantity::parse(&value.0), parsed(&required.limits, name)) else {
+            let (Ok(limit), Some((of_pod, text))) = (quantity::parse(&value.0), parsed(&required.limits, name)) else {
                 continue;
             };
-            if limit > own {
+            if limit > of_pod {
                 let spec = At::Root("spec");
                 let list = spec.field("containers");
                 let (item, kind) = (list.index(index), "limits");

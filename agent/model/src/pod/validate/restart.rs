@@ -8,9 +8,9 @@ const MAX_RULES: usize = 20;
 const MAX_EXIT_CODES: usize = 255;
 
 /// Validates `restartPolicy` and `restartPolicyRules`.
-pub(super) fn policy(at: &At<'_>, one: &Container, faults: &mut Faults) {
-    let rules = one.restart_policy_rules.as_deref().unwrap_or_default();
-    match one.restart_policy.as_deref() {
+pub(super) fn policy(at: &At<'_>, container: &Container, faults: &mut Faults) {
+    let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
+    match container.restart_policy.as_deref() {
         None if rules.is_empty() => return,
         None => faults.required(&at.field("restartPolicy"), "must specify restartPolicy when restart rules are used"),
         policy => faults.if_set_one_of(&at.field("restartPolicy"), policy, &["Always", "Never", "OnFailure"]),
@@ -19,7 +19,7 @@ pub(super) fn policy(at: &At<'_>, one: &Container, faults: &mut Faults) {
     if rules.len() > MAX_RULES {
         faults.too_many(&list, rules.len(), MAX_RULES);
     }
-    for (index, rule) in items(&one.restart_policy_rules) {
+    for (index, rule) in items(&container.restart_policy_rules) {
         let at = list.index(index);
         let actions = ["Restart", "RestartAllContainers"];
         faults.if_set_one_of(&at.field("action"), Some(&rule.action), &actions);

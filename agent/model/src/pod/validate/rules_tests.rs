@@ -114,8 +114,8 @@ fn every_rule_is_violated_by_some_manifest() {
 }
 
 /// Every field a value has, without indices and keys.
-fn fields(value: &Value, at: &str, found: &mut BTreeSet<String>) {
-    found.insert(at.to_owned());
+fn fields(value: &Value, at: &str, paths: &mut BTreeSet<String>) {
+    paths.insert(at.to_owned());
     match value {
         Value::Object(map) => {
             for (key, value) in map {
@@ -123,10 +123,10 @@ fn fields(value: &Value, at: &str, found: &mut BTreeSet<String>) {
                     true => at.to_owned(),
                     false => format!("{at}.{key}"),
                 };
-                fields(value, below.trim_start_matches('.'), found);
+                fields(value, below.trim_start_matches('.'), paths);
             }
         }
-        Value::Array(items) => items.iter().for_each(|item| fields(item, at, found)),
+        Value::Array(items) => items.iter().for_each(|item| fields(item, at, paths)),
         _ => {}
     }
 }

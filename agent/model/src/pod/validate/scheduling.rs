@@ -69,10 +69,12 @@ fn tolerations(at: &At<'_>, tolerations: &[Toleration], faults: &mut Faults) {
 }
 
 fn spread(at: &At<'_>, constraints: &[TopologySpreadConstraint], faults: &mut Faults) {
-    let pair_of = |one: &TopologySpreadConstraint| format!("{{{}, {}}}", one.topology_key, one.when_unsatisfiable);
+    let pair_of = |constraint: &TopologySpreadConstraint| {
+        format!("{{{}, {}}}", constraint.topology_key, constraint.when_unsatisfiable)
+    };
     // Of several, the last is not reported.
     let mut left: BTreeMap<String, usize> = BTreeMap::new();
-    constraints.iter().for_each(|one| *left.entry(pair_of(one)).or_default() += 1);
+    constraints.iter().for_each(|constraint| *left.entry(pair_of(constraint)).or_default() += 1);
     for (index, constraint) in constraints.iter().enumerate() {
         let item = at.index(index);
         if constraint.max_skew <= 0 {

@@ -81,8 +81,8 @@ fn with_dots(name: &str) -> String {
 }
 
 /// Validates a container's security context.
-pub(super) fn container(spec: &PodSpec, at: &At<'_>, one: &Container, faults: &mut Faults) {
-    let Some(context) = &one.security_context else { return };
+pub(super) fn container(spec: &PodSpec, at: &At<'_>, container: &Container, faults: &mut Faults) {
+    let Some(context) = &container.security_context else { return };
     faults.id(&at.field("runAsUser"), context.run_as_user);
     faults.id(&at.field("runAsGroup"), context.run_as_group);
     let mount = context.proc_mount.as_deref();
@@ -167,8 +167,8 @@ pub(super) fn namespaces(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
             faults.forbidden(&at.field(field), "when `hostUsers` is false");
         }
     }
-    for (list, index, one) in each_container(spec) {
-        if one.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
+    for (list, index, container) in each_container(spec) {
+        if container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
             let list = at.field(list);
             faults.forbidden(&list.index(index).field("volumeDevices"), "when `hostUsers` is false");
         }

@@ -29,8 +29,8 @@ fn linux(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     if spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some()) {
         faults.forbidden(&context.field("windowsOptions"), NOT_ON_LINUX);
     }
-    for (list, index, one) in each_container(spec) {
-        if one.security_context.as_ref().is_some_and(|context| context.windows_options.is_some()) {
+    for (list, index, container) in each_container(spec) {
+        if container.security_context.as_ref().is_some_and(|context| context.windows_options.is_some()) {
             let list = at.field(list);
             let item = list.index(index);
             faults.forbidden(&item.field("securityContext").field("windowsOptions"), NOT_ON_LINUX);
@@ -67,8 +67,8 @@ fn windows(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
             ("shareProcessNamespace", spec.share_process_namespace.is_some()),
         ],
     );
-    for (list, index, one) in each_container(spec) {
-        let Some(context) = &one.security_context else { continue };
+    for (list, index, container) in each_container(spec) {
+        let Some(context) = &container.security_context else { continue };
         let list = at.field(list);
         let item = list.index(index);
         forbid(
@@ -162,10 +162,10 @@ pub(super) fn host_process(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
         |options: Option<&WindowsSecurityContextOptions>| options.and_then(|options| options.host_process);
     let pod = is_host_process(spec.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
     let (mut count, mut of_host) = (0, 0);
-    for (list, index, one) in each_container(spec) {
+    for (list, index, container) in each_container(spec) {
         count += 1;
         let of_container =
-            is_host_process(one.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
+            is_host_process(container.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));
         if let (Some(pod), Some(of_container)) = (pod, of_container)
             && pod != of_container
         {

@@ -57,7 +57,7 @@ impl OfPod<'_> {
     /// A container's layer and its logs. A container that was started after the measurement has no layer in it.
     pub(super) fn of_container(self, name: &str, id: &str) -> (Value, Value) {
         let Some(Dated { at, value, .. }) = self.measured else { return (Value::Null, Value::Null) };
-        let measured = |one: &&ContainerDisk| one.name == name;
+        let measured = |disk: &&ContainerDisk| disk.name == name;
         let Some(container) = value.containers.iter().find(measured) else { return (Value::Null, Value::Null) };
         let space = self.all.images().and_then(|images| images.value.space);
         let layer = container.layer.filter(|_| container.id == id);
@@ -69,10 +69,10 @@ impl OfPod<'_> {
     /// The pod's volumes; `namespace` is the pod's.
     pub(super) fn volumes(self, namespace: &str) -> Value {
         let Some(Dated { at, value, .. }) = self.measured else { return Value::Null };
-        let volume = |one: &VolumeDisk| {
-            let mut stats = stats(*at, one.space, one.used.and_then(Walk::whole));
-            stats["name"] = json!(one.name);
-            if let Some(claim) = &one.claim {
+        let volume = |disk: &VolumeDisk| {
+            let mut stats = stats(*at, disk.space, disk.used.and_then(Walk::whole));
+            stats["name"] = json!(disk.name);
+            if let Some(claim) = &disk.claim {
                 stats["pvcRef"] = json!({ "name": claim, "namespace": namespace });
             }
             stats

@@ -46,7 +46,7 @@ fn providers(files: &[(&str, &str)], path: &str) -> Result<(Vec<CredentialProvid
 #[test]
 fn kubelets_file_is_read() {
     let text = format!("{HEAD}{}  args: [get, now]\n  env:\n  - name: REGION\n    value: eu\n", entry("ecr"));
-    let (found, warnings, root) = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap();
+    let (read, warnings, root) = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap();
     let wanted = CredentialProvider {
         name: "ecr".to_owned(),
         program: root.join("bin/ecr"),
@@ -57,7 +57,7 @@ fn kubelets_file_is_read() {
         env: vec![("REGION".to_owned(), "eu".to_owned())],
         token_attributes: None,
     };
-    assert_eq!((found, warnings), (vec![wanted], Vec::new()));
+    assert_eq!((read, warnings), (vec![wanted], Vec::new()));
 }
 
 /// An entry whose program gets tokens, with these of its keys.
@@ -71,7 +71,7 @@ fn token_attributes_are_read() {
         "serviceAccountTokenAudience: q.io, cacheType: ServiceAccount, requireServiceAccount: true, \
          requiredServiceAccountAnnotationKeys: [Q.io/role], optionalServiceAccountAnnotationKeys: [zone]",
     );
-    let (found, ..) = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap();
+    let (read, ..) = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap();
     let wanted = TokenAttributes {
         audience: "q.io".to_owned(),
         cache: TokenCache::ServiceAccount,
@@ -79,7 +79,7 @@ fn token_attributes_are_read() {
         required_annotations: vec!["Q.io/role".to_owned()],
         optional_annotations: vec!["zone".to_owned()],
     };
-    assert_eq!(found[0].token_attributes, Some(wanted));
+    assert_eq!(read[0].token_attributes, Some(wanted));
     let text = format!("{HEAD}{}  tokenAttributes: null\n", entry("ecr"));
     assert_eq!(providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap().0[0].token_attributes, None);
 }
@@ -125,7 +125,7 @@ fn the_files_of_a_directory_are_read_in_the_order_of_their_names() {
     let files =
         [("c/2.yml", &*second), ("c/1.json", &first), ("c/notes.txt", "?"), ("bin/first", ""), ("bin/second", "")];
     let names = |files: &[(&str, &str)]| {
-        providers(files, "c").map(|(found, ..)| found.into_iter().map(|one| one.name).collect::<Vec<_>>())
+        providers(files, "c").map(|(read, ..)| read.into_iter().map(|provider| provider.name).collect::<Vec<_>>())
     };
     assert_eq!(names(&files), Ok(vec!["first".to_owned(), "second".to_owned()]));
     let error = names(&[("c/1.yaml", &*first), ("c/2.yaml", &first)]).unwrap_err();
@@ -136,8 +136,8 @@ fn the_files_of_a_directory_are_read_in_the_order_of_their_names() {
 
 #[test]
 fn a_missing_program_is_named_and_stops_nothing() {
-    let (found, warnings, _) = providers(&[("c.yaml", &format!("{HEAD}{}", entry("ecr")))], "c.yaml").unwrap();
-    assert_eq!(found.len(), 1);
+    let (read, warnings, _) = providers(&[("c.yaml", &format!("{HEAD}{}", entry("ecr")))], "c.yaml").unwrap();
+    assert_eq!(read.len(), 1);
     let wanted = "c.yaml:4:9: providers[0].name: bin/ecr is not an executable file: its images are pulled without its credentials";
     assert_eq!(warnings, [wanted]);
 }

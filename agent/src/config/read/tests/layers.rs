@@ -72,12 +72,13 @@ fn thresholds_of_a_drop_in_count_beside_the_defaults_of_a_file_that_names_none()
         let thresholds = load_all(&files, line).0.unwrap().eviction.thresholds;
         thresholds.into_iter().map(|threshold| (threshold.signal, threshold.value)).collect()
     };
-    let own = [(Signal::ImagefsAvailable, Amount::Share(0.05)), (Signal::PidAvailable, Amount::Share(0.1))];
-    let mut all: Vec<_> = DEFAULT_HARD.into_iter().filter(|(signal, _)| *signal != own[0].0).chain(own).collect();
+    let changed = [(Signal::ImagefsAvailable, Amount::Share(0.05)), (Signal::PidAvailable, Amount::Share(0.1))];
+    let mut all: Vec<_> =
+        DEFAULT_HARD.into_iter().filter(|(signal, _)| *signal != changed[0].0).chain(changed).collect();
     all.sort_by_key(|(signal, _)| *signal);
     assert_eq!(hard("--config DIR/config.yaml --config-dir DIR/d"), all);
-    assert_eq!(hard("--config-dir DIR/d"), own);
-    assert_eq!(hard("--config DIR/limpet.yaml --config-dir DIR/d"), own);
+    assert_eq!(hard("--config-dir DIR/d"), changed);
+    assert_eq!(hard("--config DIR/limpet.yaml --config-dir DIR/d"), changed);
 }
 
 #[test]

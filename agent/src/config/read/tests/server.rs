@@ -91,16 +91,16 @@ fn flags_of_the_server_win_over_the_file() {
 
 #[test]
 fn an_idle_timeout_of_zero_is_the_default_in_the_file_and_none_as_a_flag() {
-    let of = |line: &str, flags: &[&str]| {
+    let timeout = |line: &str, flags: &[&str]| {
         let (config, ..) = load_text(&format!("{KUBELET_HEAD}staticPodPath: /m\n{line}"), flags);
         config.map(|config| config.server.stream_idle_timeout)
     };
     let (key, flag) = ("streamingConnectionIdleTimeout: ", "--streaming-connection-idle-timeout");
     let seconds = |seconds| Ok(Some(std::time::Duration::from_secs(seconds)));
-    assert_eq!(of(&format!("{key}0s\n"), &[]), seconds(14_400));
-    assert_eq!(of(&format!("{key}5m\n"), &[]), seconds(300));
-    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=1m")]), seconds(60));
-    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=0")]), Ok(None));
+    assert_eq!(timeout(&format!("{key}0s\n"), &[]), seconds(14_400));
+    assert_eq!(timeout(&format!("{key}5m\n"), &[]), seconds(300));
+    assert_eq!(timeout(&format!("{key}5m\n"), &[&format!("{flag}=1m")]), seconds(60));
+    assert_eq!(timeout(&format!("{key}5m\n"), &[&format!("{flag}=0")]), Ok(None));
     let expected = "config.yaml:4:33: streamingConnectionIdleTimeout: \"soon\" is not a duration such as 4h";
-    assert_eq!(of(&format!("{key}soon\n"), &[]), Err(vec![expected.to_owned()]));
+    assert_eq!(timeout(&format!("{key}soon\n"), &[]), Err(vec![expected.to_owned()]));
 }

@@ -27,7 +27,7 @@ impl ContainerdExecutor {
 /// Creates missing sources of a plugin's mounts, like containerd's CRI plugin, because what existed when the plugin
 /// answered may be gone after a restart of the node. Blocks.
 pub(super) fn make_sources(given: &[DeviceAllocation]) -> Result<(), String> {
-    for mount in given.iter().flat_map(|one| &one.mounts).filter(|mount| !mount.host_path.exists()) {
+    for mount in given.iter().flat_map(|device| &device.mounts).filter(|mount| !mount.host_path.exists()) {
         let made = std::fs::create_dir_all(&mount.host_path);
         made.map_err(|error| format!("create {}: {error}", mount.host_path.display()))?;
     }

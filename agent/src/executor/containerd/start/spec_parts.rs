@@ -61,7 +61,7 @@ impl ContainerdExecutor {
         exports.map_err(|error| config_error(error.to_string()))?;
         let drivers = self.set_up_csi(&record, &start.pod.objects).await;
         drivers.map_err(|error| config_error(error.to_string()))?;
-        let mapping = IdMapping::of(&sandbox).map_err(|error| config_error(error.to_string()))?;
+        let mapping = IdMapping::open(&sandbox).map_err(|error| config_error(error.to_string()))?;
         let class = self.runtime_class(start.pod).map_err(config_error)?;
         let node_addresses = self.node_network.borrow().addresses;
         let ips = match record.host_network() {

@@ -38,7 +38,7 @@ pub(in crate::executor::containerd) fn map_layers(
     sandbox: &Sandbox,
     mounts: Vec<SnapshotMount>,
 ) -> io::Result<Vec<SnapshotMount>> {
-    let Some(mapping) = IdMapping::of(sandbox).map_err(io::Error::other)? else { return Ok(mounts) };
+    let Some(mapping) = IdMapping::open(sandbox).map_err(io::Error::other)? else { return Ok(mounts) };
     let map = |mount: SnapshotMount| {
         let directory = mount.layers_directory()?;
         let copy = mapping.layers(directory).map_err(io::Error::other)?;
@@ -54,15 +54,15 @@ fn with(mount: Mount, mapped: SnapshotMount) -> Mount {
 /// Gives the root of the writable layer the owner that the image's root has, as seen from within. A second attempt
 /// finds it done.
 fn set_owner(upper: &Path, ids: IdRange) -> io::Result<()> {
-    let found = std::fs::metadata(upper)?;
+    let metadata = std::fs::metadata(upper)?;
     let given = |id: u32| if ids.contains(id) { Some(id) } else { ids.on_node(id) };
-    chown(upper, given(found.uid()), given(found.gid()))
+    chown(upper, given(metadata.uid()), given(metadata.gid()))
 }
 
 /// Removes the copies, because the OCI runtime has bound them, or never will. What stays is removed with the sandbox.
 pub(super) async fn remove_copies(start: &Start<'_>) {
     let (sandbox, id) = (Arc::clone(start.sandbox), start.id.clone());
-    let removed = tokio::task::spawn_blocking(move || match IdMapping::of(&sandbox.sandbox)? {
+    let removed = tokio::task::spawn_blocking(move || match IdMapping::open(&sandbox.sandbox)? {
         Some(mapping) => mapping.remove(id.as_str()),
         None => Ok(()),
     });

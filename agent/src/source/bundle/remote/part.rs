@@ -75,7 +75,7 @@ impl Part {
         size.await.flatten().ok().filter(|size| *size > 0).map(|size| (version, size))
     }
 
-    /// Begins at `offset`, or goes on there. `of` is what the server calls it; without a name it is not gone on with later.
+    /// Begins at `offset`, or goes on there. `version` is what the server calls it; without a name it is not gone on with later.
     pub(super) async fn write_from(&mut self, version: Option<String>, offset: u64) -> io::Result<Writer> {
         self.noted.partial = version;
         self.save().await?;
@@ -90,7 +90,7 @@ impl Part {
         Ok(Writer { path: self.file.clone(), file, size: offset, limit: self.limit, piece: Vec::new() })
     }
 
-    /// The file was handed over and is not needed any more. `of`: it need not be requested again.
+    /// The file was handed over and is not needed any more. `version`: it need not be requested again.
     pub(super) async fn done(&mut self, version: Option<String>) -> io::Result<()> {
         self.noted = Note { complete: version, partial: None };
         self.save().await?;

@@ -153,13 +153,14 @@ async fn a_server_whose_own_certificate_is_the_ca_is_accepted() {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let own = params.self_signed(&key).unwrap();
+    let certificate = params.self_signed(&key).unwrap();
     let private = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![own.der().clone()], private);
+    let config =
+        ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate.der().clone()], private);
     let server = Server::start_tls(config.unwrap(), |_| Reply::ok(list(&[("a", "x:1")]))).await;
     let files = tempfile::tempdir().unwrap();
     let ca = files.path().join("ca.pem");
-    put(&ca, &own.pem());
+    put(&ca, &certificate.pem());
     let mut bench = Bench::new();
     bench.start(over_tls(&server, ca));
     bench.until_good(&["a-edge1 x:1"]).await;

@@ -130,7 +130,8 @@ async fn accept(listener: Arc<TcpListener>, shared: Arc<Shared>) {
             // Some tests let the client abort the handshake.
             let stream = TlsAcceptor::from(tls).accept(stream).await?;
             let certificates = stream.get_ref().1.peer_certificates();
-            let certificate = certificates.and_then(<[CertificateDer<'_>]>::first).map(|one| one.to_vec());
+            let certificate =
+                certificates.and_then(<[CertificateDer<'_>]>::first).map(|certificate| certificate.to_vec());
             serve(stream, certificate, &shared).await
         });
     }

@@ -52,10 +52,10 @@ async fn a_reset_ends_one_stream_and_a_close_all_of_them() {
     let (mut server, client) = pair();
     let (first, mut second) =
         (client.open(Headers::default()).await.unwrap(), client.open(Headers::default()).await.unwrap());
-    let (mut one, mut two) = (server.accept().await.unwrap(), server.accept().await.unwrap());
+    let (mut received, mut two) = (server.accept().await.unwrap(), server.accept().await.unwrap());
     first.output.reset(Status::Cancel).await;
-    one.reset.cancelled().await;
-    assert_eq!(one.input.read().await, None);
+    received.reset.cancelled().await;
+    assert_eq!(received.input.read().await, None);
     assert!(!two.reset.is_cancelled());
 
     two.output.write(Bytes::from_static(b"last")).await.unwrap();

@@ -164,7 +164,7 @@ impl World {
 
     /// Checks a container's hooks when it gets its stop signal.
     pub(super) fn check_pre_stop(&mut self, id: &ContainerId) {
-        if self.containers.get(id).and_then(|one| one.stop.as_ref()).is_some_and(|stop| stop.at_once) {
+        if self.containers.get(id).and_then(|container| container.stop.as_ref()).is_some_and(|stop| stop.at_once) {
             return;
         }
         let Some(log) = self.hooks.get(id).filter(|log| log.has_pre_stop && self.is_running(id)) else { return };
@@ -181,11 +181,11 @@ impl World {
         let mut missing = Vec::new();
         let pending = self.hooks.iter().filter(|(_, log)| log.agent == self.agents && !log.post_start_done);
         for id in pending.map(|(id, _)| id) {
-            let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { continue };
-            let (uid, name) = (&one.recorded.identity.uid, &one.recorded.identity.container);
+            let Some(container) = self.containers.get(id).filter(|container| is_running(container)) else { continue };
+            let (uid, name) = (&container.recorded.identity.uid, &container.recorded.identity.container);
             let mut containers = record.spec().containers.iter();
-            let has = |one: &Container| {
-                one.name == *name && one.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
+            let has = |container: &Container| {
+                container.name == *name && container.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
             };
             if uid == record.uid.as_str() && containers.any(has) {
                 missing.push(format!("the postStart of {} has not run", short(id)));

@@ -45,8 +45,8 @@ impl World {
 
     /// Checks that a pod's limits are not below those of a container with an existing cgroup.
     pub(super) fn check_cgroup(&mut self, uid: &PodUid, limits: &CgroupLimits) {
-        let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
-        let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, limits));
+        let of_pod = self.containers.iter().filter(|(_, container)| container.recorded.identity.uid == uid.as_str());
+        let above = of_pod.filter(|(_, container)| container.task.is_some() && exceeds(container.cpu_quota, limits));
         let above: Vec<String> = above.map(|(id, _)| short(id)).collect();
         if !above.is_empty() {
             self.violate(format!("the cgroup of {uid} is below those of {}", above.join(", ")));
@@ -70,12 +70,12 @@ impl World {
             }
             self.violate(format!("{} is resized above the cgroup of its pod", short(id)));
         }
-        let running = self.containers.get_mut(id).filter(|one| is_running(one));
-        let Some(one) = running else { return Err(failure("it has ended", true)) };
-        let identity = &mut one.recorded.identity;
+        let running = self.containers.get_mut(id).filter(|container| is_running(container));
+        let Some(container) = running else { return Err(failure("it has ended", true)) };
+        let identity = &mut container.recorded.identity;
         let image_differs = identity.image != image_of(pod, slot);
         (identity.fingerprint, identity.resized_at) = (slot.fingerprint.clone(), Some(now));
-        (one.recorded.manifest, one.cpu_quota) = (Arc::clone(&pod.record.manifest), quota);
+        (container.recorded.manifest, container.cpu_quota) = (Arc::clone(&pod.record.manifest), quota);
         self.note(|| format!("resized {} {}/{} to {quota:?}", short(id), pod.record.key, slot.name));
         if image_differs {
             self.violate(format!("{} is resized to a version with another image", short(id)));
@@ -92,8 +92,9 @@ impl World {
 
     /// Checks that a sandbox is removed after the processes in it.
     pub(super) fn check_sandbox_removal(&mut self, uid: &PodUid) {
-        let mut of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
-        if let Some(id) = of_pod.find(|(_, one)| is_running(one)).map(|(id, _)| id.clone()) {
+        let mut of_pod =
+            self.containers.iter().filter(|(_, container)| container.recorded.identity.uid == uid.as_str());
+        if let Some(id) = of_pod.find(|(_, container)| is_running(container)).map(|(id, _)| id.clone()) {
             self.violate(format!("the sandbox of {uid} is removed while {id} runs in it"));
         }
     }
@@ -116,21 +117,21 @@ impl World {
         let uid = pod.record.uid.as_str();
         let restarts = restart_all::pod_restarts(pod);
         let mut faults = self.wrong_restarts(pod, slot, restarts);
-        for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
-            let identity = &one.recorded.identity;
+        for (other, container) in self.containers.iter().filter(|(other, _)| *other != id) {
+            let identity = &container.recorded.identity;
             let same_slot = identity.uid == uid && identity.container == slot.name;
-            if is_running(one)
+            if is_running(container)
                 && (same_slot || (identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid != uid))
             {
                 faults.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
             }
-            let code = one.exit_code();
+            let code = container.exit_code();
             let in_new_sandbox = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid)
                 || identity.pod_restarts < restarts;
             if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !in_new_sandbox {
-                let again = match one.restart_policy.as_str() {
+                let again = match container.restart_policy.as_str() {
                     "Never" => true,
-                    "OnFailure" => code == Some(0) && !one.probed.ended,
+                    "OnFailure" => code == Some(0) && !container.probed.ended,
                     _ => slot.role == Role::Init && code == Some(0),
                 };
                 if again && !self.restarts_asked.contains(&(uid.to_owned(), slot.name.clone())) {
@@ -158,20 +159,21 @@ impl World {
     /// process runs.
     fn wrong_restarts(&self, pod: &PodState, slot: &ContainerSlot, restarts: u32) -> Vec<String> {
         let uid = pod.record.uid.as_str();
-        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid);
-        let restartable: Vec<_> = of_pod.filter(|one| one.recorded.identity.ephemeral.is_none()).collect();
+        let of_pod = self.containers.values().filter(|container| container.recorded.identity.uid == uid);
+        let restartable: Vec<_> = of_pod.filter(|container| container.recorded.identity.ephemeral.is_none()).collect();
         if slot.role == Role::Ephemeral {
             return Vec::new();
         }
         let asked = self.asked_restarts.get(uid).copied();
-        let most = restartable.iter().map(|one| one.recorded.identity.pod_restarts).chain(asked).max();
+        let most = restartable.iter().map(|container| container.recorded.identity.pod_restarts).chain(asked).max();
         let mut wrong = Vec::new();
         if restarts > most.unwrap_or_default() {
             wrong.push(format!("{}/{} restarts with all, which none has asked for", pod.record.key, slot.name));
         }
-        let runs = |one: &&&Container| is_running(one) && one.recorded.identity.pod_restarts < restarts;
-        if let Some(one) = restartable.iter().find(runs) {
-            let other = &one.recorded.identity.container;
+        let runs =
+            |container: &&&Container| is_running(container) && container.recorded.identity.pod_restarts < restarts;
+        if let Some(container) = restartable.iter().find(runs) {
+            let other = &container.recorded.identity.container;
             wrong.push(format!("{}/{} restarts with all while {other} still runs", pod.record.key, slot.name));
         }
         wrong
@@ -184,11 +186,11 @@ impl World {
         let id = &instance.id;
         self.check_stop_for_probe(id, cause);
         let own_grace = Duration::from_secs(pod.record.grace_seconds());
-        let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { return };
+        let Some(container) = self.containers.get(id).filter(|container| is_running(container)) else { return };
         if cause == KillCause::AllRestart {
             return self.begin_end_of_all(&id.clone());
         }
-        if one.stop.as_ref().is_some_and(|stop| stop.quiet == quiet) {
+        if container.stop.as_ref().is_some_and(|stop| stop.quiet == quiet) {
             return;
         }
         let (may_kill_at, must_kill_at) = match cause {
@@ -206,13 +208,13 @@ impl World {
             _ => may_kill_at.min(Instant::now() + MIN_GRACE_PERIOD),
         };
         let allowance = hook_allowance(slot);
-        let Some(one) = self.containers.get_mut(id) else { return };
-        match &mut one.stop {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        match &mut container.stop {
             Some(stop) => (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet),
             None => {
                 let must_kill_at = must_kill_at + allowance;
                 let began = Instant::now();
-                one.stop = Some(Stop { began, may_kill_at, must_kill_at, quiet, killed: false, at_once: false });
+                container.stop = Some(Stop { began, may_kill_at, must_kill_at, quiet, killed: false, at_once: false });
             }
         }
     }
@@ -222,8 +224,8 @@ impl World {
     fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let kill_at = now + MIN_GRACE_PERIOD;
-        let Some(one) = self.containers.get_mut(id) else { return };
-        match &mut one.stop {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        match &mut container.stop {
             Some(stop) if stop.at_once && stop.quiet == quiet => {}
             Some(stop) => {
                 stop.may_kill_at = stop.may_kill_at.min(stop.began + MIN_GRACE_PERIOD);
@@ -238,7 +240,7 @@ impl World {
                     killed: false,
                     at_once: true,
                 };
-                one.stop = Some(stop);
+                container.stop = Some(stop);
             }
         }
     }
@@ -249,8 +251,8 @@ impl World {
             self.begin_end_of_all(id);
         }
         let (now, quiet) = (Instant::now(), self.quiet);
-        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
-        let wrong = match &mut one.stop {
+        let Some(container) = self.containers.get_mut(id).filter(|container| is_running(container)) else { return };
+        let wrong = match &mut container.stop {
             Some(stop) if now >= stop.may_kill_at => {
                 let first = !std::mem::replace(&mut stop.killed, true);
                 let late = now.saturating_duration_since(stop.must_kill_at);

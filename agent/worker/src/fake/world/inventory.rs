@@ -10,20 +10,20 @@ use super::{Container, World};
 
 impl World {
     pub(in crate::fake) fn listing(&self) -> Vec<FoundContainer> {
-        let containers = self.containers.iter().map(|(id, one)| FoundContainer {
+        let containers = self.containers.iter().map(|(id, container)| FoundContainer {
             id: id.clone(),
-            recorded: one.recorded.clone(),
-            task: one.task,
-            has_snapshot: one.has_snapshot,
+            recorded: container.recorded.clone(),
+            task: container.task,
+            has_snapshot: container.has_snapshot,
         });
         containers.collect()
     }
 
     /// The running containers: pod UID, container, fingerprint.
     pub fn what_runs(&self) -> Vec<(String, String, String)> {
-        let running = self.containers.values().filter(|one| is_running(one));
-        let what = running.map(|one| {
-            let identity = &one.recorded.identity;
+        let running = self.containers.values().filter(|container| is_running(container));
+        let what = running.map(|container| {
+            let identity = &container.recorded.identity;
             (identity.uid.clone(), identity.container.clone(), identity.fingerprint.clone())
         });
         what.collect()
@@ -33,7 +33,7 @@ impl World {
     /// still find it finished, and finished containers do not run again.
     pub(super) fn remember_evicted(&mut self, pod: &PodState) {
         let uid = pod.record.uid.as_str();
-        self.evicted.retain(|(of, _), _| of != uid);
+        self.evicted.retain(|(evicted_uid, _), _| evicted_uid != uid);
         if pod.is_under_eviction() {
             let newest = self.newest(&pod.record.uid);
             self.evicted.extend(newest.into_iter().map(|(name, ended)| ((uid.to_owned(), name), ended)));
@@ -42,27 +42,27 @@ impl World {
 
     /// The newest instance of each container of the pod: its version, and its exit code.
     pub fn newest(&self, uid: &PodUid) -> BTreeMap<String, (String, Option<i32>)> {
-        let evicted = self.evicted.iter().filter(|((of, _), _)| of == uid.as_str());
+        let evicted = self.evicted.iter().filter(|((evicted_uid, _), _)| evicted_uid == uid.as_str());
         let evicted = evicted.map(|((_, name), ended)| (name.clone(), ended.clone()));
-        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
+        let of_pod = self.containers.values().filter(|container| container.recorded.identity.uid == uid.as_str());
         let mut of_pod: Vec<&Container> = of_pod.collect();
-        of_pod.sort_by_key(|one| one.recorded.identity.attempt);
-        let newest = of_pod.into_iter().map(|one| {
-            let identity = &one.recorded.identity;
-            (identity.container.clone(), (identity.fingerprint.clone(), one.exit_code()))
+        of_pod.sort_by_key(|container| container.recorded.identity.attempt);
+        let newest = of_pod.into_iter().map(|container| {
+            let identity = &container.recorded.identity;
+            (identity.container.clone(), (identity.fingerprint.clone(), container.exit_code()))
         });
         evicted.chain(newest).collect()
     }
 
     /// Whether a verdict is recorded on a container of the pod.
     pub fn has_failed(&self, uid: &PodUid) -> bool {
-        let mut of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
-        of_pod.any(|one| one.recorded.state.verdict.is_some())
+        let mut of_pod = self.containers.values().filter(|container| container.recorded.identity.uid == uid.as_str());
+        of_pod.any(|container| container.recorded.state.verdict.is_some())
     }
 
     /// The UIDs of pods that have anything on the node.
     pub fn pods(&self) -> BTreeSet<String> {
-        let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
+        let containers = self.containers.values().map(|container| container.recorded.identity.uid.clone());
         containers.chain(self.traces().iter().map(PodUid::to_string)).collect()
     }
 }

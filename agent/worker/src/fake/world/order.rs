@@ -64,8 +64,8 @@ impl World {
     fn ends_before(&self, pod: &PodState, sidecar: &ContainerSlot) -> Option<String> {
         let at = pod.containers.iter().position(|slot| slot.name == sidecar.name);
         let runs = |slot: &ContainerSlot| {
-            let known = slot.instance.as_ref().filter(|one| one.is_running());
-            known.is_some_and(|one| self.containers.get(&one.id).is_some_and(is_running))
+            let known = slot.instance.as_ref().filter(|instance| instance.is_running());
+            known.is_some_and(|instance| self.containers.get(&instance.id).is_some_and(is_running))
         };
         let mut others = pod.containers.iter().enumerate().filter(|(index, slot)| match slot.role {
             Role::Sidecar => Some(*index) > at,
@@ -80,24 +80,24 @@ impl World {
     pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
         let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
         let restarts = restart_all::pod_restarts(pod);
-        let is_here = |one: &&Container| {
-            let identity = &one.recorded.identity;
+        let is_here = |container: &&Container| {
+            let identity = &container.recorded.identity;
             identity.uid == uid.as_str() && identity.sandbox == sandbox && identity.pod_restarts == restarts
         };
         let here: Vec<&Container> = self.containers.values().filter(is_here).collect();
-        let is_main = |one: &&Container| {
-            let identity = &one.recorded.identity;
+        let is_main = |container: &&Container| {
+            let identity = &container.recorded.identity;
             !identity.init && identity.ephemeral.is_none()
         };
         if slot.role == Role::Ephemeral || slot.role == Role::Main && here.iter().any(is_main) {
             return None;
         }
         let named = |name: &str| -> Vec<&Container> {
-            here.iter().copied().filter(|one| one.recorded.identity.container == name).collect()
+            here.iter().copied().filter(|container| container.recorded.identity.container == name).collect()
         };
         let mut inits = pod.containers.iter().take_while(|other| other.name != slot.name);
         let missing = inits.find(|other| match other.role {
-            Role::Init => !named(&other.name).iter().any(|one| one.exit_code() == Some(0)),
+            Role::Init => !named(&other.name).iter().any(|container| container.exit_code() == Some(0)),
             Role::Sidecar => named(&other.name).is_empty(),
             Role::Main | Role::Ephemeral => false,
         })?;

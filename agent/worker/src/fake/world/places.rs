@@ -9,13 +9,15 @@ use super::{World, is_running};
 impl World {
     /// Whether a container of the pod runs.
     pub fn runs(&self, uid: &PodUid) -> bool {
-        self.containers.values().any(|one| is_running(one) && one.recorded.identity.uid == uid.as_str())
+        self.containers
+            .values()
+            .any(|container| is_running(container) && container.recorded.identity.uid == uid.as_str())
     }
 
     /// Checks that no more pods run than allowed.
     pub(super) fn check_places(&mut self) {
-        let running = self.containers.values().filter(|one| is_running(one));
-        let uids: BTreeSet<&str> = running.map(|one| one.recorded.identity.uid.as_str()).collect();
+        let running = self.containers.values().filter(|container| is_running(container));
+        let uids: BTreeSet<&str> = running.map(|container| container.recorded.identity.uid.as_str()).collect();
         let count = uids.len();
         if let Some(most) = self.max_pods.filter(|most| count > *most) {
             self.violate(format!("{count} pods run, where {most} may"));

@@ -46,7 +46,7 @@ impl World {
     /// Removes everything of a pod except its containers.
     pub(in crate::fake) fn remove_pod(&mut self, uid: &PodUid) {
         self.remove_sandbox(uid);
-        self.ephemeral.retain(|(of, _)| of != uid.as_str());
+        self.ephemeral.retain(|(owner, _)| owner != uid.as_str());
         self.directories.remove(uid.as_str());
     }
 

@@ -70,7 +70,8 @@ impl World {
         self.probe_runs += 1;
         self.note(|| format!("probe {} {kind} {passed:?} takes {takes:?}", short(id)));
         let (life, now) = (self.life, Instant::now());
-        let Some(tally) = self.containers.get_mut(id).map(|one| &mut one.probed.kinds[kind as usize]) else {
+        let Some(tally) = self.containers.get_mut(id).map(|container| &mut container.probed.kinds[kind as usize])
+        else {
             return ProbeRun { takes, passed: None, quiet: self.quiet };
         };
         if tally.life != life {
@@ -115,12 +116,12 @@ impl World {
     /// Checks that a container is stopped for a probe only after the probe has failed, and soon after.
     pub(super) fn check_stop_for_probe(&mut self, id: &ContainerId, cause: KillCause) {
         let (now, quiet) = (Instant::now(), self.quiet);
-        let Some(one) = self.containers.get_mut(id) else { return };
-        let late = one.probed.must_stop.take().is_some_and(|(by, since)| since == quiet && now > by);
+        let Some(container) = self.containers.get_mut(id) else { return };
+        let late = container.probed.must_stop.take().is_some_and(|(by, since)| since == quiet && now > by);
         let early = match cause {
             KillCause::ProbeFailed(kind) => {
-                one.probed.ended = true;
-                !one.probed.kinds[kind as usize].failed
+                container.probed.ended = true;
+                !container.probed.kinds[kind as usize].failed
             }
             _ => false,
         };
@@ -134,8 +135,8 @@ impl World {
     /// Checks for containers whose probe has failed and that were never stopped for it.
     pub fn check_unstopped(&mut self) {
         let (now, quiet) = (Instant::now(), self.quiet);
-        let overdue = self.containers.iter().filter(|(_, one)| {
-            is_running(one) && one.probed.must_stop.is_some_and(|(by, since)| since == quiet && now > by)
+        let overdue = self.containers.iter().filter(|(_, container)| {
+            is_running(container) && container.probed.must_stop.is_some_and(|(by, since)| since == quiet && now > by)
         });
         let overdue: Vec<String> = overdue.map(|(id, _)| short(id)).collect();
         overdue.into_iter().for_each(|id| self.violate(format!("{id} runs on although its probe has failed")));
@@ -143,17 +144,17 @@ impl World {
 
     pub(in crate::fake) fn record_probes(&mut self, id: &ContainerId, record: ProbeRecord) {
         self.note(|| format!("record {} {record:?}", short(id)));
-        if let Some(one) = self.containers.get_mut(id) {
-            one.recorded.probes = record;
+        if let Some(container) = self.containers.get_mut(id) {
+            container.recorded.probes = record;
         }
     }
 
     /// The last result of the readiness probe of each container that runs and has one: pod UID, container, result.
     pub fn last_readiness(&self) -> Vec<(String, String, bool)> {
-        let running = self.containers.values().filter(|one| is_running(one));
-        let last = running.filter_map(|one| {
-            let identity = &one.recorded.identity;
-            let last = one.probed.kinds[ProbeKind::Readiness as usize].last?;
+        let running = self.containers.values().filter(|container| is_running(container));
+        let last = running.filter_map(|container| {
+            let identity = &container.recorded.identity;
+            let last = container.probed.kinds[ProbeKind::Readiness as usize].last?;
             Some((identity.uid.clone(), identity.container.clone(), last))
         });
         last.collect()

@@ -40,9 +40,9 @@ impl World {
 
     pub(in crate::fake) fn terminate(&mut self, id: &ContainerId) {
         self.check_pre_stop(id);
-        let Some(one) = self.containers.get(id) else { return };
-        let obeys = one.obeys;
-        if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {
+        let Some(container) = self.containers.get(id) else { return };
+        let obeys = container.obeys;
+        if let (Some(Task::Running { pid }), Some(after)) = (container.task, obeys) {
             self.due.push((Instant::now() + after, pid, 143));
             self.due_changed.notify_one();
         }
@@ -61,8 +61,8 @@ impl World {
         let at = self.wall();
         alive.send_replace(false);
         self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
-        if let Some(one) = self.containers.get_mut(&id) {
-            one.task = Some(Task::Stopped { code, at });
+        if let Some(container) = self.containers.get_mut(&id) {
+            container.task = Some(Task::Stopped { code, at });
         }
         if code != 0 {
             self.ask_for_all(&id);
@@ -76,19 +76,19 @@ impl World {
 
     /// Handles an exit code that a rule for restarting all containers may name.
     fn ask_for_all(&mut self, id: &ContainerId) {
-        let Some(one) = self.containers.get(id).filter(|one| one.restarts_all) else { return };
-        let identity = &one.recorded.identity;
+        let Some(container) = self.containers.get(id).filter(|container| container.restarts_all) else { return };
+        let identity = &container.recorded.identity;
         let asked = self.asked_restarts.entry(identity.uid.clone()).or_default();
         *asked = (*asked).max(identity.pod_restarts + 1);
     }
 
     /// Makes the runtime forget all tasks. An unrecorded exit is then unknown, which counts as 137.
     pub(super) fn forget_tasks(&mut self) {
-        let ended = self.containers.iter().filter(|(_, one)| one.task.is_some());
-        let unknown = ended.filter(|(_, one)| one.recorded.state.exit.is_none());
+        let ended = self.containers.iter().filter(|(_, container)| container.task.is_some());
+        let unknown = ended.filter(|(_, container)| container.recorded.state.exit.is_none());
         let unknown: Vec<_> = unknown.map(|(id, _)| id.clone()).collect();
         unknown.iter().for_each(|id| self.ask_for_all(id));
-        self.containers.values_mut().for_each(|one| one.task = None);
+        self.containers.values_mut().for_each(|container| container.task = None);
     }
 
     /// How many processes were started so far.

@@ -151,8 +151,8 @@ fn range(text: &str, bounds: &RangeInclusive<u32>, names: &[&str]) -> Result<Fie
     let (first, last, is_any) = match span.split('-').collect::<Vec<_>>()[..] {
         [star] if is_star(star) => (*bounds.start(), *bounds.end(), step.is_none_or(|step| step <= 1)),
         // With a step the range continues to the end.
-        [one] => {
-            let first = number_of(one, bounds, names)?;
+        [number] => {
+            let first = number_of(number, bounds, names)?;
             (first, if step.is_some() { *bounds.end() } else { first }, false)
         }
         [first, last] => (number_of(first, bounds, names)?, number_of(last, bounds, names)?, false),

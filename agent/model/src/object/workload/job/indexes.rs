@@ -89,7 +89,7 @@ fn interval(fragment: &str, completions: u32) -> Result<(u32, u32), String> {
         if number < completions { Ok(number) } else { Err(format!("too large index: {text:?}")) }
     };
     match fragment.split('-').collect::<Vec<_>>()[..] {
-        [one] => number(one).map(|index| (index, index)),
+        [text] => number(text).map(|index| (index, index)),
         [first, last] => match (number(first)?, number(last)?) {
             (first, last) if first < last => Ok((first, last)),
             (first, last) => Err(format!("non-increasing order, previous: {first}, current: {last}")),

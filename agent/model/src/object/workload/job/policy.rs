@@ -74,7 +74,7 @@ pub(super) fn failure_rule(rule: PodFailurePolicyRule) -> FailureRule {
         None => {
             let patterns = rule.on_pod_conditions.unwrap_or_default().into_iter();
             let status = |status: Option<String>| status.unwrap_or_else(|| "True".to_owned());
-            Requirement::Conditions(patterns.map(|one| (one.type_, status(one.status))).collect())
+            Requirement::Conditions(patterns.map(|pattern| (pattern.type_, status(pattern.status))).collect())
         }
     };
     FailureRule { action, requirement }

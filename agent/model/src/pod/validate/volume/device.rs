@@ -69,10 +69,10 @@ fn is_iqn(name: &str) -> bool {
         return false;
     };
     let dated = digits(&date[..4]) && &date[4..5] == "-" && digits(&date[5..]);
-    let Some((domain, own)) = rest.split_once(':') else { return false };
+    let Some((domain, name)) = rest.split_once(':') else { return false };
     let in_domain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let in_own = |c: char| !c.is_whitespace() && !matches!(c, ',' | ';' | '*' | '&' | '$' | '|');
-    dated && !domain.is_empty() && domain.bytes().all(in_domain) && !own.is_empty() && own.chars().all(in_own)
+    dated && !domain.is_empty() && domain.bytes().all(in_domain) && !name.is_empty() && name.chars().all(in_own)
 }
 
 pub(super) fn fc(at: &At<'_>, source: &FCVolumeSource, faults: &mut Faults) {

@@ -95,8 +95,8 @@ async fn a_request_says_what_kubelets_says() {
     let server = Server::start(vec![ok("fine"), ok("")], None).await;
     let answer = send(&action("HTTP", server.port, "/healthz?full=1", &[("X-Key", "a"), ("x-key", "b")])).await;
     assert_eq!(answer.unwrap(), Answer { status: StatusCode::OK, body: "fine".to_owned() });
-    let own = [("Host", "web.example"), ("User-Agent", "mine"), ("Accept", "")];
-    let wanted = get(&action("HTTP", server.port, "ready", &own), Purpose::Lifecycle);
+    let headers = [("Host", "web.example"), ("User-Agent", "mine"), ("Accept", "")];
+    let wanted = get(&action("HTTP", server.port, "ready", &headers), Purpose::Lifecycle);
     HttpGetter::default().send(wanted, &AtomicBool::new(false)).await.unwrap();
     let asked = server.asked();
     let lines = |index: usize| {
