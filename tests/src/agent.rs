@@ -327,7 +327,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    fn of(output: Output) -> Self {
+    fn from_output(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
@@ -522,11 +522,11 @@ impl Agent {
 
     /// Runs a command of the agent's: `pods`, `logs`, `exec`…
     pub fn cli(&self, args: &[&str]) -> Result<Reply> {
-        process::run(&mut self.cli_command(args)?, b"").map(Reply::of)
+        process::run(&mut self.cli_command(args)?, b"").map(Reply::from_output)
     }
 
     /// The same with `input` as stdin.
     pub fn cli_with_input(&self, args: &[&str], input: &[u8]) -> Result<Reply> {
-        process::run(&mut self.cli_command(args)?, input).map(Reply::of)
+        process::run(&mut self.cli_command(args)?, input).map(Reply::from_output)
     }
 }

@@ -11,16 +11,19 @@ use crate::node::{TestNode, container_id};
 /// A cgroup file of the process `pid`: `v1` in the hierarchy of `controller`, or `v2`.
 pub fn file(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let of = |wanted: &str| {
+    let path_in = |wanted: &str| {
         text.lines().find_map(|line| {
             let (_, rest) = line.split_once(':')?;
             let (controllers, path) = rest.split_once(':')?;
-            controllers.split(',').any(|one| one == wanted).then(|| path.trim_start_matches('/').to_owned())
+            controllers
+                .split(',')
+                .any(|controller| controller == wanted)
+                .then(|| path.trim_start_matches('/').to_owned())
         })
     };
-    Ok(match of(controller) {
+    Ok(match path_in(controller) {
         Some(path) => Path::new("/sys/fs/cgroup").join(controller).join(path).join(v1),
-        None => Path::new("/sys/fs/cgroup").join(of("").context("no cgroup")?).join(v2),
+        None => Path::new("/sys/fs/cgroup").join(path_in("").context("no cgroup")?).join(v2),
     })
 }
 
@@ -57,12 +60,12 @@ pub fn main_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
 /// The limits of the cgroup that is so many levels above a file of the container's.
 fn limits(node: &TestNode, pod: &Value, above: usize) -> Result<(String, String)> {
     let pid = main_process(node, pod)?;
-    let of = |controller, v1, v2| {
+    let read = |controller, v1, v2| {
         let file = file(pid, controller, v1, v2)?;
         let group = file.ancestors().nth(above).context("no such cgroup")?;
         read(&group.join(file.file_name().unwrap_or_default()))
     };
-    let memory = of("memory", "memory.limit_in_bytes", "memory.max")?;
-    let quota = of("cpu", "cpu.cfs_quota_us", "cpu.max")?;
+    let memory = read("memory", "memory.limit_in_bytes", "memory.max")?;
+    let quota = read("cpu", "cpu.cfs_quota_us", "cpu.max")?;
     Ok((memory, quota.split(' ').next().unwrap_or_default().to_owned()))
 }

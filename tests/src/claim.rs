@@ -18,7 +18,7 @@ pub struct Claim(#[allow(dead_code, reason = "held, never used")] UnixListener);
 
 impl Claim {
     /// Claims `thing`; `None` if it is claimed already.
-    pub(crate) fn of(thing: impl Display) -> Result<Option<Self>> {
+    pub(crate) fn take(thing: impl Display) -> Result<Option<Self>> {
         let name = format!("limpet-test/{thing}");
         let address = SocketAddr::from_abstract_name(&name)?;
         match UnixListener::bind_addr(&address) {
@@ -48,7 +48,7 @@ impl Subnet {
         const COUNT: u32 = 100 << 8;
         for number in (0..COUNT).map(|step| (start(COUNT) + step) % COUNT) {
             let [.., second, third] = (number + (100 << 8)).to_be_bytes();
-            if let Some(claim) = Claim::of(format!("subnet-{second}.{third}"))? {
+            if let Some(claim) = Claim::take(format!("subnet-{second}.{third}"))? {
                 return Ok(Self { second, third, _claim: claim });
             }
         }
@@ -85,7 +85,7 @@ impl Port {
         const FIRST: u16 = 20_000;
         const COUNT: u32 = 10_000;
         for number in (0..COUNT).map(|step| FIRST + ((start(COUNT) + step) % COUNT) as u16) {
-            let Some(claim) = Claim::of(format!("port-{number}"))? else { continue };
+            let Some(claim) = Claim::take(format!("port-{number}"))? else { continue };
             if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
                 return Ok(Self { number, _claim: claim });
             }
@@ -102,19 +102,19 @@ mod tests {
     #[test]
     fn a_claim_is_exclusive_until_it_is_released() {
         let thing = format!("thing-{}", std::process::id());
-        let claim = Claim::of(&thing).unwrap().unwrap();
-        assert!(Claim::of(&thing).unwrap().is_none());
+        let claim = Claim::take(&thing).unwrap().unwrap();
+        assert!(Claim::take(&thing).unwrap().is_none());
         drop(claim);
-        assert!(Claim::of(&thing).unwrap().is_some());
+        assert!(Claim::take(&thing).unwrap().is_some());
     }
 
     #[test]
     fn subnets_and_ports_differ() {
-        let (one, other) = (Subnet::claim().unwrap(), Subnet::claim().unwrap());
-        assert_ne!(one.cidr(), other.cidr());
-        assert!((100..200).contains(&one.second), "{}", one.cidr());
-        let (one, other) = (Port::claim().unwrap(), Port::claim().unwrap());
-        assert_ne!(one.number, other.number);
-        TcpListener::bind((Ipv4Addr::LOCALHOST, one.number)).unwrap();
+        let (first, other) = (Subnet::claim().unwrap(), Subnet::claim().unwrap());
+        assert_ne!(first.cidr(), other.cidr());
+        assert!((100..200).contains(&first.second), "{}", first.cidr());
+        let (first, other) = (Port::claim().unwrap(), Port::claim().unwrap());
+        assert_ne!(first.number, other.number);
+        TcpListener::bind((Ipv4Addr::LOCALHOST, first.number)).unwrap();
     }
 }

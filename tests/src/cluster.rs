@@ -221,7 +221,7 @@ impl Cluster {
         wait::until_true(FIRST_START, "the namespaces", || {
             ["default", "kube-node-lease"]
                 .iter()
-                .all(|name| self.get(&format!("/api/v1/namespaces/{name}")).is_ok_and(|found| found.is_some()))
+                .all(|name| self.get(&format!("/api/v1/namespaces/{name}")).is_ok_and(|namespace| namespace.is_some()))
         })?;
         self.admit_itself()
     }
@@ -394,7 +394,7 @@ pub fn joining(case: Case) -> Case {
 pub fn join(node: &mut TestNode, cluster: &Cluster, flags: &[&str]) -> Result<()> {
     cluster.admit(node, flags)?;
     node.agent.start()?;
-    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+    wait_node(node, cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
 /// The path of the node at the apiserver.
@@ -404,9 +404,9 @@ pub fn node_path(node: &TestNode) -> String {
 
 /// Waits until the object at `path` is as `accept` requires.
 pub fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
-    let look = || cluster.get(path).ok().flatten().filter(|found| accept(found));
+    let look = || cluster.get(path).ok().flatten().filter(|shown| accept(shown));
     wait::until(wait::SOON, &format!("{path}: {what}"), look).with_context(|| match cluster.get(path) {
-        Ok(Some(found)) => format!("it is now: {found}"),
+        Ok(Some(shown)) => format!("it is now: {shown}"),
         other => format!("{other:?}"),
     })
 }
@@ -419,7 +419,7 @@ pub fn wait_node(node: &TestNode, cluster: &Cluster, what: &str, accept: impl Fn
 /// The condition of that type in the object's status.
 pub fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
     let all = object["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
-    all.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null)
+    all.iter().find(|condition| condition["type"] == name).unwrap_or(&Value::Null)
 }
 
 impl Drop for Cluster {

@@ -136,8 +136,9 @@ pub fn remove_cached_answers(bridge: &str) {
     let dir = Path::new("/var/lib/cni/results");
     let names =
         || fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let own = |name: &str| Some(name.strip_prefix(bridge)?.strip_prefix('-')?.strip_suffix("-eth0")?.to_owned());
-    for id in names().filter_map(|name| own(&name)) {
+    let container_of =
+        |name: &str| Some(name.strip_prefix(bridge)?.strip_prefix('-')?.strip_suffix("-eth0")?.to_owned());
+    for id in names().filter_map(|name| container_of(&name)) {
         for name in names().filter(|name| name.contains(&id)) {
             fs::remove_file(dir.join(name)).ok();
         }

@@ -26,7 +26,7 @@ pub struct Footprint {
 
 impl Footprint {
     /// The footprint of the process `pid`; all zero once it has ended.
-    pub fn of(pid: u32) -> Self {
+    pub fn measure(pid: u32) -> Self {
         let dir = Path::new("/proc").join(pid.to_string());
         let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
         let (memory, io) = (text("smaps_rollup"), text("io"));
@@ -47,27 +47,27 @@ impl Footprint {
     }
 
     /// The footprint of all of them together.
-    pub fn of_all(pids: &[u32]) -> Self {
-        pids.iter().map(|pid| Self::of(*pid)).fold(Self::default(), |sum, one| Self {
-            processes: sum.processes + one.processes,
-            pss: sum.pss + one.pss,
-            private: sum.private + one.private,
-            wakes: sum.wakes + one.wakes,
-            written: sum.written + one.written,
-            threads: sum.threads + one.threads,
-            descriptors: sum.descriptors + one.descriptors,
+    pub fn measure_all(pids: &[u32]) -> Self {
+        pids.iter().map(|pid| Self::measure(*pid)).fold(Self::default(), |sum, process| Self {
+            processes: sum.processes + process.processes,
+            pss: sum.pss + process.pss,
+            private: sum.private + process.private,
+            wakes: sum.wakes + process.wakes,
+            written: sum.written + process.written,
+            threads: sum.threads + process.threads,
+            descriptors: sum.descriptors + process.descriptors,
         })
     }
 }
 
 /// The processor time that the processes have used, in the kernel's unit of hundredths of a second.
 pub fn processor(pids: &[u32]) -> Duration {
-    let of = |pid: &u32| {
+    let processor_time = |pid: &u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
     };
-    Duration::from_millis(10 * pids.iter().filter_map(of).sum::<u64>())
+    Duration::from_millis(10 * pids.iter().filter_map(processor_time).sum::<u64>())
 }
 
 /// The processes called `name` (its beginning) that were started for files below `dir`.
@@ -99,7 +99,13 @@ mod tests {
 
     #[test]
     fn this_process_costs_something() {
-        let own = Footprint::of(std::process::id());
-        assert!(own.processes == 1 && own.private > 0 && own.pss >= own.private && own.threads > 0, "{own:?}");
+        let footprint = Footprint::measure(std::process::id());
+        assert!(
+            footprint.processes == 1
+                && footprint.private > 0
+                && footprint.pss >= footprint.private
+                && footprint.threads > 0,
+            "{footprint:?}"
+        );
     }
 }

@@ -122,7 +122,7 @@ pub struct Requests {
 
 impl Requests {
     /// The current numbers.
-    pub fn of(cluster: &Cluster) -> Result<Self> {
+    pub fn fetch(cluster: &Cluster) -> Result<Self> {
         Ok(Self::read(&cluster.text("/metrics").context("the apiserver's metrics")?))
     }
 

@@ -31,8 +31,12 @@ impl HugePagePool {
         let read = || fs::read_to_string(POOL).with_context(|| format!("read {POOL}"));
         let pool = Self { before: read()?, _lock: lock };
         fs::write(POOL, pages.to_string()).with_context(|| format!("write {POOL}"))?;
-        let found = read()?;
-        ensure!(found.trim() == pages.to_string(), "the kernel has set aside {} huge pages of {pages}", found.trim());
+        let set_aside = read()?;
+        ensure!(
+            set_aside.trim() == pages.to_string(),
+            "the kernel has set aside {} huge pages of {pages}",
+            set_aside.trim()
+        );
         Ok(pool)
     }
 

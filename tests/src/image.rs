@@ -109,9 +109,9 @@ impl Image {
 
     /// An index with the image for this machine, and one for another machine whose manifest does not exist.
     pub fn index(&self) -> Blob {
-        let mut own = self.manifest.descriptor(MANIFEST_TYPE);
-        own["platform"] = json!({ "os": "linux", "architecture": architecture() });
-        index_of(&[foreign(), own])
+        let mut descriptor = self.manifest.descriptor(MANIFEST_TYPE);
+        descriptor["platform"] = json!({ "os": "linux", "architecture": architecture() });
+        index_of(&[foreign(), descriptor])
     }
 
     /// The same with a configuration for that system and architecture.

@@ -53,7 +53,7 @@ impl Inventory {
         list("address", node.cni.iter().flat_map(|cni| cni.allocated()).collect());
         list("state of runc's", paths(node.runc_states()));
         let mut counts = descriptors(agent)?;
-        counts.insert("thread".to_owned(), Footprint::of(agent).threads);
+        counts.insert("thread".to_owned(), Footprint::measure(agent).threads);
         Ok(Self { things, counts })
     }
 
@@ -86,15 +86,15 @@ fn mounts(pid: u32, dir: &Path) -> Result<Vec<String>> {
 
 /// Everything below `dir`, links not followed.
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     let mut next = 0;
-    while next < found.len() {
-        if found[next].is_dir() && !found[next].is_symlink() {
-            found.extend(fs::read_dir(&found[next]).into_iter().flatten().flatten().map(|entry| entry.path()));
+    while next < paths.len() {
+        if paths[next].is_dir() && !paths[next].is_symlink() {
+            paths.extend(fs::read_dir(&paths[next]).into_iter().flatten().flatten().map(|entry| entry.path()));
         }
         next += 1;
     }
-    found
+    paths
 }
 
 /// The process's descriptors, counted by type: `socket`, `anon_inode:inotify`, a path.

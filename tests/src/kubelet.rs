@@ -110,8 +110,8 @@ impl Kubelet {
 
     /// Makes it read this configuration at its next start.
     pub fn configure_by(&self, file: &Path) -> Result<()> {
-        let own = self.dir.join("config.yaml");
-        fs::copy(file, &own).map(drop).with_context(|| format!("{}", own.display()))
+        let copy = self.dir.join("config.yaml");
+        fs::copy(file, &copy).map(drop).with_context(|| format!("{}", copy.display()))
     }
 
     /// The TLS port of its API.

@@ -20,7 +20,7 @@ impl LoopDevice {
     ///
     /// # Errors
     /// No loop device is free, or losetup is not there.
-    pub fn of(file: &Path) -> Result<Self> {
+    pub fn attach(file: &Path) -> Result<Self> {
         File::create(file)?.set_len(SIZE)?;
         let attached = process::checked(Command::new("losetup").args(["--find", "--show"]).arg(file));
         let path = attached.with_context(|| format!("attach a loop device to {}", file.display()))?;

@@ -47,8 +47,8 @@ pub struct Durations(Vec<Row>);
 impl Durations {
     /// Adds samples to those of `what` in `section`, of `who`.
     pub fn add(&mut self, section: &str, what: &'static str, who: &'static str, samples: &[Duration]) {
-        let found = self.0.iter().position(|row| row.section == section && row.what == what && row.who == who);
-        let at = found.unwrap_or_else(|| {
+        let known = self.0.iter().position(|row| row.section == section && row.what == what && row.who == who);
+        let at = known.unwrap_or_else(|| {
             self.0.push(Row { section: section.to_owned(), what, who, samples: Vec::new() });
             self.0.len() - 1
         });
@@ -102,9 +102,9 @@ fn percentile(samples: &[Duration], hundredths: usize) -> f64 {
 
 /// Each once, in the order of their first appearance.
 fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    all.fold(Vec::new(), |mut seen, one| {
-        if !seen.contains(&one) {
-            seen.push(one);
+    all.fold(Vec::new(), |mut seen, name| {
+        if !seen.contains(&name) {
+            seen.push(name);
         }
         seen
     })

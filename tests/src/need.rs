@@ -23,9 +23,9 @@ pub fn is_required() -> bool {
 ///
 /// Instead of returning `None`, if [`is_required`] is true.
 #[track_caller]
-pub fn need<T, E: Display>(found: Result<T, E>) -> Option<T> {
-    match found {
-        Ok(found) => Some(found),
+pub fn need<T, E: Display>(result: Result<T, E>) -> Option<T> {
+    match result {
+        Ok(needed) => Some(needed),
         Err(missing) => {
             assert!(!is_required(), "{missing} ({REQUIRE_VARIABLE} is set: this is a failure)");
             println!("skipped: {missing}");

@@ -233,11 +233,11 @@ impl TestNode {
 
     /// The directories in which pods leave files: the agent's, and those of containerd and its shims for tasks.
     pub fn pod_dirs(&self) -> Vec<PathBuf> {
-        let own = self.agent.settings();
+        let settings = self.agent.settings();
         let bundles =
             ["state", "root"].map(|dir| self.dir().join("ctd").join(dir).join("io.containerd.runtime.v2.task"));
         let cni = self.cni.iter().map(|cni| cni.allocations.clone());
-        let dirs = [own.root(), own.run(), own.pod_logs(), own.container_logs()];
+        let dirs = [settings.root(), settings.run(), settings.pod_logs(), settings.container_logs()];
         dirs.into_iter().chain(bundles).chain(cni).collect()
     }
 
@@ -351,17 +351,17 @@ impl TestNode {
 
     /// The cgroups of its pods, each with those of its containers below it, by name.
     pub fn pod_cgroups(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut cgroups: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let name = |dir: &Path| dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         for dir in take_down::cgroups_below(self.cgroup()) {
             let parent = dir.parent().map(name).unwrap_or_default();
             if name(&dir).starts_with("pod") {
-                found.entry(name(&dir)).or_default();
+                cgroups.entry(name(&dir)).or_default();
             } else if parent.starts_with("pod") {
-                found.entry(parent).or_default().insert(name(&dir));
+                cgroups.entry(parent).or_default().insert(name(&dir));
             }
         }
-        found
+        cgroups
     }
 
     /// What helps to understand a failure: the ends of the logs, the pods and the events.

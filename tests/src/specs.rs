@@ -96,9 +96,9 @@ impl Specs<'_> {
         let dir = directory(dir);
         fs::create_dir_all(&dir)?;
         // ginkgo runs a program of that name, in its directory.
-        let own = dir.join(format!("{}.test", self.program));
-        if !own.exists() {
-            fs::hard_link(&program, &own).or_else(|_| fs::copy(&program, &own).map(drop))?;
+        let link = dir.join(format!("{}.test", self.program));
+        if !link.exists() {
+            fs::hard_link(&program, &link).or_else(|_| fs::copy(&program, &link).map(drop))?;
         }
         let report = format!("{}.json", self.report);
         starter.arg(ginkgo);
@@ -115,7 +115,7 @@ impl Specs<'_> {
             }
         }
         starter.args(self.left_out.iter().map(|(name, _)| format!("--skip={}", name.replace(' ', ".*"))));
-        starter.arg(own).arg("--").args(self.arguments).current_dir(&dir);
+        starter.arg(link).arg("--").args(self.arguments).current_dir(&dir);
         let reports = agent::workspace_dir().join("target/conformance");
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
@@ -132,8 +132,9 @@ impl Specs<'_> {
         // did not complete.
         let is_of_a_part = self.alone.is_some() || is_of_a_part();
         let kept = keep_report(&dir.join(&report), &reports.join(&report), is_of_a_part);
-        let found = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
-        let states = found[0]["SpecReports"].as_array().into_iter().flatten().filter_map(|spec| spec["State"].as_str());
+        let report = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
+        let states =
+            report[0]["SpecReports"].as_array().into_iter().flatten().filter_map(|spec| spec["State"].as_str());
         let (passed, failed) = states.fold((0, 0), |(passed, failed), state| match state {
             "passed" => (passed + 1, failed),
             "skipped" | "pending" => (passed, failed),
@@ -147,12 +148,12 @@ impl Specs<'_> {
 
 /// Copies the report of a run, whose outcomes replace those of `whole` if it is a part; returns it.
 fn keep_report(of_run: &Path, whole: &Path, is_of_a_part: bool) -> Result<Value> {
-    let found: Value = serde_json::from_slice(&fs::read(of_run)?).with_context(|| of_run.display().to_string())?;
+    let report: Value = serde_json::from_slice(&fs::read(of_run)?).with_context(|| of_run.display().to_string())?;
     let before = if is_of_a_part { fs::read(whole).ok() } else { None };
     let before = before.map(|before| serde_json::from_slice(&before)).transpose()?;
-    let written = before.map_or_else(|| found.clone(), |before| replaced(before, &found));
+    let written = before.map_or_else(|| report.clone(), |before| replaced(before, &report));
     fs::write(whole, written.to_string())?;
-    Ok(found)
+    Ok(report)
 }
 
 /// Whether only the specs that [`FOCUS_VARIABLE`] names are run: their outcomes replace those of an earlier run.

@@ -80,7 +80,7 @@ fn left(dir: &Path, owner: impl Fn(&str) -> Option<&str>) -> Vec<PathBuf> {
 
 /// Ends the processes of these programs that name `dir`, unmounts what is mounted below it, and removes it.
 fn remove(dir: &Path, programs: &[&str]) {
-    let own = || {
+    let holders = || {
         let mut pids = process::mentioning(&format!("{}/", dir.display()));
         pids.retain(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -89,7 +89,7 @@ fn remove(dir: &Path, programs: &[&str]) {
         pids
     };
     wait::until_clean(Duration::from_secs(10), "processes to end", || {
-        let pids = own();
+        let pids = holders();
         pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
         pids.is_empty()
     })
@@ -119,14 +119,14 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("limpet-sweep-{}", std::process::id()));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let (own, dead) = (format!("x-{}", std::process::id()), format!("x-{}", child.id()));
-        for name in [&own, &dead, "x-", "other"] {
+        let (alive, dead) = (format!("x-{}", std::process::id()), format!("x-{}", child.id()));
+        for name in [&alive, &dead, "x-", "other"] {
             fs::create_dir_all(dir.join(name).join("below")).unwrap();
         }
-        let found = left(&dir, |name| name.strip_prefix("x-"));
-        assert_eq!(found, [dir.join(&dead)]);
-        remove(&found[0], &["nothing"]);
-        assert!(!dir.join(dead).exists() && dir.join(own).exists());
+        let leftovers = left(&dir, |name| name.strip_prefix("x-"));
+        assert_eq!(leftovers, [dir.join(&dead)]);
+        remove(&leftovers[0], &["nothing"]);
+        assert!(!dir.join(dead).exists() && dir.join(alive).exists());
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -192,9 +192,10 @@ impl ContainerdPrograms {
 
     /// Every containerd of version 1.7 or newer: the machine's own first, then the unpacked ones, newest first.
     pub fn all() -> Vec<Self> {
-        let own = on_path("containerd").and_then(|path| path.parent().map(Path::to_owned));
+        let installed = on_path("containerd").and_then(|path| path.parent().map(Path::to_owned));
         let beside = unpacked("containerd").into_iter().map(|dir| dir.join("usr/bin"));
-        own.into_iter()
+        installed
+            .into_iter()
             .chain(beside)
             .filter_map(|dir| Self::in_dir(&dir))
             .filter(|programs| programs.version >= (1, 7))
@@ -210,7 +211,7 @@ impl ContainerdPrograms {
     /// otherwise 1.x, which most nodes run; otherwise any.
     pub fn chosen(choice: Option<&str>) -> Result<Self> {
         let wish = choice.map(str::to_owned).or_else(|| env::var(CONTAINERD_VARIABLE).ok()).unwrap_or_default();
-        let found = match wish.as_str() {
+        let tools = match wish.as_str() {
             "" => Self::of_major(1).or_else(|| Self::all().into_iter().next()),
             dir if dir.starts_with('/') => Self::in_dir(Path::new(dir)),
             major => {
@@ -219,7 +220,7 @@ impl ContainerdPrograms {
                 Self::of_major(major)
             }
         };
-        match found {
+        match tools {
             Some(programs) => Ok(programs),
             None if wish.is_empty() => bail!("no containerd 1.7 or newer here; run: cargo xtask setup"),
             None => bail!("no containerd for {CONTAINERD_VARIABLE}={wish}; run: cargo xtask setup --containerd {wish}"),

@@ -259,7 +259,7 @@ impl Guest {
         accept: impl Fn(&str) -> Option<T>,
     ) -> Result<T> {
         let mut last = String::new();
-        let found = wait::until(limit, what, || {
+        let answered = wait::until(limit, what, || {
             let line = match self.answer(script) {
                 Ok(line) => line,
                 Err(error) => return Some(Err(error)),
@@ -270,7 +270,7 @@ impl Guest {
             last = output;
             accepted
         });
-        found.with_context(|| format!("{script} said last: {last}"))?
+        answered.with_context(|| format!("{script} said last: {last}"))?
     }
 
     /// Takes the power away, at once.

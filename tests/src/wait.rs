@@ -78,16 +78,16 @@ pub fn until_true(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -
 /// # Errors
 /// At once when `look` fails: a listing that cannot be made is not an empty one. After `limit` with what was found last.
 pub fn until_none(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
-    let mut found = Vec::new();
+    let mut objections = Vec::new();
     let looked = until(limit, what, || match look() {
         Ok(now) => {
-            found = now;
-            found.is_empty().then_some(Ok(()))
+            objections = now;
+            objections.is_empty().then_some(Ok(()))
         }
         Err(error) => Some(Err(error)),
     });
     looked
-        .with_context(|| format!("found last:\n{}", found.join("\n")))?
+        .with_context(|| format!("found last:\n{}", objections.join("\n")))?
         .with_context(|| format!("cannot look for {what}"))
 }
 

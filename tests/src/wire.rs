@@ -83,13 +83,13 @@ impl Wire {
     pub fn to(port: u16) -> Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen on loopback")?;
         listener.set_nonblocking(true)?;
-        let own = listener.local_addr()?.port();
+        let listening_port = listener.local_addr()?.port();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let counters: Arc<Counters> = Arc::default();
         let (counted, (state, seen)) = (Arc::clone(&counters), watch::channel(State::Open));
         let accepting = listener.try_clone()?;
         thread::spawn(move || runtime.block_on(accept(accepting, port, counted, seen)));
-        Ok(Self { port: own, counters, state, listener, fillers: Mutex::default() })
+        Ok(Self { port: listening_port, counters, state, listener, fillers: Mutex::default() })
     }
 
     /// Ends all connections, and those that are made from now on, until it is [joined](Self::join).
@@ -106,9 +106,9 @@ impl Wire {
         // The kernel does not answer the first packet of a connection when there is no place for it.
         rustix::net::listen(&self.listener, 0)?;
         let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         loop {
-            match std::net::TcpStream::connect_timeout(&own, NOT_TAKEN) {
+            match std::net::TcpStream::connect_timeout(&address, NOT_TAKEN) {
                 Ok(filler) => fillers.push(filler),
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
                 Err(error) => return Err(error).context("fill the queue of a link"),
@@ -243,8 +243,8 @@ mod tests {
         let (mut stream, _) = server.accept().unwrap();
         wire.swallow().unwrap();
         client.write_all(b"question").unwrap();
-        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, wire.port));
-        let refused = std::net::TcpStream::connect_timeout(&own, NOT_TAKEN).unwrap_err();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, wire.port));
+        let refused = std::net::TcpStream::connect_timeout(&address, NOT_TAKEN).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
         stream.set_read_timeout(Some(NOT_TAKEN)).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);

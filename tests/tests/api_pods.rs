@@ -169,7 +169,7 @@ fn wait_reported(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value>
 fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     let path = path(node, pod);
     wait::until_true(wait::SOON, &format!("the end of {path}"), || {
-        cluster.get(&path).is_ok_and(|found| found.is_none())
+        cluster.get(&path).is_ok_and(|shown| shown.is_none())
     })
     .with_context(|| format!("{:?}", cluster.get(&path)))
 }
@@ -182,24 +182,24 @@ fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Res
     let containers = json!([shell("main", script)]);
     let spec = json!({ "hostNetwork": false, "terminationGracePeriodSeconds": 30, "containers": containers });
     create(node, &cluster, &pod("web", spec))?;
-    let found = wait_reported(node, &cluster, "web")?;
-    let own = node.wait_running("web")?;
-    ensure!(own["metadata"]["uid"] == found["metadata"]["uid"], "{own}");
-    let status = &found["status"];
-    ensure!(status["podIP"] == own["status"]["podIP"] && status["podIP"].is_string(), "{status}");
-    ensure!(status["observedGeneration"] == found["metadata"]["generation"], "{found}");
+    let shown = wait_reported(node, &cluster, "web")?;
+    let on_node = node.wait_running("web")?;
+    ensure!(on_node["metadata"]["uid"] == shown["metadata"]["uid"], "{on_node}");
+    let status = &shown["status"];
+    ensure!(status["podIP"] == on_node["status"]["podIP"] && status["podIP"].is_string(), "{status}");
+    ensure!(status["observedGeneration"] == shown["metadata"]["generation"], "{shown}");
     node.wait_logged("web", "main", "started")?;
     let log = node.agent.settings().pod_logs().join(format!(
         "default_{}_{}/main/0.log",
         node.full_name("web"),
-        found["metadata"]["uid"].as_str().unwrap_or_default()
+        shown["metadata"]["uid"].as_str().unwrap_or_default()
     ));
     // A second name of the log, which is removed with the pod.
     let kept = node.dir().join("web.log");
     std::fs::hard_link(&log, &kept).or_else(|_| std::fs::copy(&log, &kept).map(drop))?;
     cluster.delete(&path(node, "web"))?;
-    wait_at(&cluster, &path(node, "web"), "its deletion requested", |found| {
-        found["metadata"]["deletionTimestamp"].is_string()
+    wait_at(&cluster, &path(node, "web"), "its deletion requested", |shown| {
+        shown["metadata"]["deletionTimestamp"].is_string()
     })?;
     wait_deleted(node, &cluster, "web")?;
     ensure!(node.pod("web").is_none(), "deleted while it was still there");
@@ -215,7 +215,7 @@ fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()>
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("web", IDLE))?;
-    let found = wait_reported(node, &cluster, "web")?;
+    let shown = wait_reported(node, &cluster, "web")?;
     let directory = "/var/run/secrets/kubernetes.io/serviceaccount";
     let token = node.exec("web", "main", &["cat", &format!("{directory}/token")])?;
     let review = cluster.ask(
@@ -225,7 +225,7 @@ fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()>
     let user = &review["status"]["user"];
     ensure!(user["username"] == "system:serviceaccount:default:default", "{review}");
     let of_pod = &user["extra"]["authentication.kubernetes.io/pod-uid"][0];
-    ensure!(*of_pod == found["metadata"]["uid"], "{review}");
+    ensure!(*of_pod == shown["metadata"]["uid"], "{review}");
     let files = node.exec("web", "main", &["ls", directory])?;
     ensure!(["ca.crt", "namespace", "token"].iter().all(|name| files.contains(name)), "{files}");
     ensure!(!node.agent.log().contains(token.trim()), "the token is in the log");
@@ -246,12 +246,12 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
     let services = "/api/v1/namespaces/default/services";
     cluster.create(services, &document)?;
     let variable = |end: &str| format!("{}_{end}", service.replace('-', "_").to_uppercase());
-    let own = json!({ "env": [
+    let env = json!({ "env": [
         { "name": "WHERE", "value": format!("db at $({})", variable("SERVICE_HOST")) },
         { "name": variable("SERVICE_PORT"), "value": "1" },
     ] });
-    create(node, &cluster, &pod("web", json!({ "containers": [with(shell("main", IDLE), own)] })))?;
-    let found = wait_reported(node, &cluster, "web")?;
+    create(node, &cluster, &pod("web", json!({ "containers": [with(shell("main", IDLE), env)] })))?;
+    let shown = wait_reported(node, &cluster, "web")?;
     let made = cluster.get(&format!("{services}/{service}"))?.context("no service")?;
     let address = made["spec"]["clusterIP"].as_str().context("no address")?;
     let all = node.exec("web", "main", &["env"])?;
@@ -262,14 +262,14 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
         "KUBERNETES_SERVICE_HOST=10.96.0.1".to_owned(),
         "KUBERNETES_SERVICE_PORT_HTTPS=443".to_owned(),
     ] {
-        ensure!(all.lines().any(|one| one == line), "{line} in:\n{all}");
+        ensure!(all.lines().any(|variable| variable == line), "{line} in:\n{all}");
     }
     // The deletion of a Service restarts no pod.
     cluster.delete(&format!("{services}/{service}"))?;
     create(node, &cluster, &simple("later", IDLE))?;
     wait_reported(node, &cluster, "later")?;
     let now = wait_reported(node, &cluster, "web")?;
-    ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
+    ensure!(container_id(&now, "main")? == container_id(&shown, "main")?, "restarted");
     Ok(())
 }
 
@@ -308,7 +308,7 @@ fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node
     let spec = json!({ "restartPolicy": "Never", "containers": [shell("main", "echo done once; exit 3")] });
     create(node, &cluster, &pod("job", spec))?;
     create(node, &cluster, &simple("web", IDLE))?;
-    let failed = wait_at(&cluster, &path(node, "job"), "failed", |found| found["status"]["phase"] == "Failed")?;
+    let failed = wait_at(&cluster, &path(node, "job"), "failed", |shown| shown["status"]["phase"] == "Failed")?;
     ensure!(container(&failed, "main")["state"]["terminated"]["exitCode"] == 3, "{failed}");
     let before = wait_reported(node, &cluster, "web")?;
     node.agent.kill();
@@ -319,8 +319,8 @@ fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node
 
     let patch = json!({ "spec": { "containers": [{ "name": "main", "image": image::V2 }] } });
     cluster.patch_items(&path(node, "web"), &patch)?;
-    let after = wait_at(&cluster, &path(node, "web"), "restarted with the image", |found| {
-        container(found, "main")["restartCount"] == 1 && found["status"]["phase"] == "Running"
+    let after = wait_at(&cluster, &path(node, "web"), "restarted with the image", |shown| {
+        container(shown, "main")["restartCount"] == 1 && shown["status"]["phase"] == "Running"
     })?;
     ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
     let log = node.logs("job", "main")?;
@@ -336,11 +336,11 @@ fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Resu
     let gates = json!({ "spec": { "readinessGates": [{ "conditionType": GATE }] } });
     create(node, &cluster, &with(simple("gated", IDLE), gates.clone()))?;
     let is = |status: &'static str, reason: &'static str| {
-        move |found: &Value| {
-            let ready = cluster::condition(found, "Ready");
+        move |shown: &Value| {
+            let ready = cluster::condition(shown, "Ready");
             ready["status"] == status
                 && ready["reason"].as_str().unwrap_or_default() == reason
-                && cluster::condition(found, "ContainersReady")["status"] == "True"
+                && cluster::condition(shown, "ContainersReady")["status"] == "True"
         }
     };
     let path = path(node, "gated");
@@ -351,8 +351,8 @@ fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Resu
     for (status, ready, reason) in [("True", "True", ""), ("False", "False", "ReadinessGatesNotReady")] {
         let patch = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
         cluster.patch_items(&format!("{path}/status"), &patch)?;
-        let found = wait_at(&cluster, &path, "as its gate", is(ready, reason))?;
-        ensure!(cluster::condition(&found, GATE)["status"] == status, "{}", found["status"]);
+        let shown = wait_at(&cluster, &path, "as its gate", is(ready, reason))?;
+        ensure!(cluster::condition(&shown, GATE)["status"] == status, "{}", shown["status"]);
     }
     ensure!(container_id(&node.wait_running("gated")?, "main")? == id, "restarted");
     cluster.delete(&path)?;
@@ -370,7 +370,7 @@ fn an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence(node: &mut T
     let volumes = json!([{ "name": "data", "rbd": { "image": "data", "monitors": ["192.0.2.1"] } }]);
     create(node, &cluster, &with(simple("data", IDLE), json!({ "spec": { "volumes": volumes } })))?;
     let refused =
-        wait_at(&cluster, &path(node, "data"), "refused", |found| found["status"]["reason"] == "UnsupportedPodSpec")?;
+        wait_at(&cluster, &path(node, "data"), "refused", |shown| shown["status"]["reason"] == "UnsupportedPodSpec")?;
     let message = refused["status"]["message"].as_str().unwrap_or_default();
     ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].rbd"), "{refused}");
     let sources = node.agent.cli(&["sources"])?.success()?;
@@ -381,19 +381,19 @@ fn an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence(node: &mut T
     create(node, &cluster, &simple("both", IDLE))?;
     let of_api = container_id(&wait_reported(node, &cluster, "both")?, "main")?;
     node.apply(&simple("both", IDLE))?;
-    let own = node.wait_pod("both", "the static one", |pod| {
+    let on_node = node.wait_pod("both", "the static one", |pod| {
         pod["metadata"]["annotations"]["kubernetes.io/config.source"] == "file"
             && container_id(pod, "main").is_ok_and(|id| id != of_api)
     })?;
-    ensure!(own["metadata"]["uid"].is_string(), "{own}");
+    ensure!(on_node["metadata"]["uid"].is_string(), "{on_node}");
     // It was reported as ended, so it does not run again; its controller would have made another.
-    let ended = wait_at(&cluster, &path(node, "both"), "ended", |found| {
-        ["Failed", "Succeeded"].iter().any(|phase| found["status"]["phase"] == *phase)
+    let ended = wait_at(&cluster, &path(node, "both"), "ended", |shown| {
+        ["Failed", "Succeeded"].iter().any(|phase| shown["status"]["phase"] == *phase)
     })?;
     cluster.delete(&path(node, "both"))?;
     // Then the static pod has its mirror, under the same name.
-    wait_at(&cluster, &path(node, "both"), "the mirror", |found| found["metadata"]["uid"] != ended["metadata"]["uid"])?;
+    wait_at(&cluster, &path(node, "both"), "the mirror", |shown| shown["metadata"]["uid"] != ended["metadata"]["uid"])?;
     let now = node.wait_running("both")?;
-    ensure!(container_id(&now, "main")? == container_id(&own, "main")?, "restarted");
+    ensure!(container_id(&now, "main")? == container_id(&on_node, "main")?, "restarted");
     Ok(())
 }

@@ -97,9 +97,9 @@ fn wait_mirror(
 /// The mirror of a pod whose container `main` is the one that runs on the node.
 fn wait_true(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
     wait_mirror(node, cluster, pod, "the status of the node's pod", |mirror| {
-        let own = node.pod(pod).unwrap_or_default();
-        let same = container_id(&own, "main").ok() == container_id(mirror, "main").ok();
-        (same && mirror["metadata"]["annotations"]["kubernetes.io/config.mirror"] == *uid(&own))
+        let on_node = node.pod(pod).unwrap_or_default();
+        let same = container_id(&on_node, "main").ok() == container_id(mirror, "main").ok();
+        (same && mirror["metadata"]["annotations"]["kubernetes.io/config.mirror"] == *uid(&on_node))
             && mirror["status"]["phase"] == "Running"
             && condition(mirror, "Ready")["status"] == "True"
     })
@@ -108,7 +108,7 @@ fn wait_true(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
 fn wait_no_mirror(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     let path = mirror_path(node, pod);
     wait::until_true(wait::SOON, &format!("the end of {path}"), || {
-        cluster.get(&path).is_ok_and(|found| found.is_none())
+        cluster.get(&path).is_ok_and(|shown| shown.is_none())
     })
 }
 
@@ -134,12 +134,12 @@ fn networked(name: &str, more: Value) -> Value {
 fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &["--node-labels=site=lab", "--register-with-taints=edge=1:NoSchedule"])?;
-    let found = cluster.get(&node_path(node))?.context("no node")?;
-    let labels = &found["metadata"]["labels"];
+    let shown = cluster.get(&node_path(node))?.context("no node")?;
+    let labels = &shown["metadata"]["labels"];
     ensure!(labels["kubernetes.io/hostname"] == node.name() && labels["site"] == "lab", "{labels}");
-    let taints = found["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    let taints = shown["spec"]["taints"].as_array().cloned().unwrap_or_default();
     ensure!(taints.iter().any(|taint| taint["key"] == "edge" && taint["effect"] == "NoSchedule"), "{taints:?}");
-    let status = &found["status"];
+    let status = &shown["status"];
     ensure!(
         status["addresses"][0] == json!({ "type": "InternalIP", "address": "192.0.2.10" }),
         "{}",
@@ -147,7 +147,7 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     );
     ensure!(status["capacity"]["pods"] == "110" && status["capacity"]["cpu"].is_string(), "{}", status["capacity"]);
     for pressure in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
-        ensure!(condition(&found, pressure)["status"] == "False", "{}", condition(&found, pressure));
+        ensure!(condition(&shown, pressure)["status"] == "False", "{}", condition(&shown, pressure));
     }
     let runtime = status["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
     ensure!(runtime.starts_with("containerd://") && runtime.len() > "containerd://".len(), "{runtime}");
@@ -167,25 +167,25 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     ensure!(status["declaredFeatures"] == declared, "{}", status["declaredFeatures"]);
 
     // The images that were there, and one that comes.
-    let images = |found: &Value| found["status"]["images"].as_array().cloned().unwrap_or_default();
-    let own = images(&found);
-    ensure!(own.iter().all(|one| one["sizeBytes"].as_u64() > Some(0)) && !own.is_empty(), "{own:?}");
+    let images = |shown: &Value| shown["status"]["images"].as_array().cloned().unwrap_or_default();
+    let listed = images(&shown);
+    ensure!(listed.iter().all(|image| image["sizeBytes"].as_u64() > Some(0)) && !listed.is_empty(), "{listed:?}");
     let more = ImageBuilder::new("registry.test/more:v1").file("more", "1", 0o644).build()?;
     let archive = node.dir().join("more.tar");
     image::write_docker_archive(&[&more], &archive)?;
     node.agent.cli(&["images", "import", &archive.to_string_lossy()])?.success()?;
-    wait_node(node, &cluster, "with the image", |found| {
-        let named = |one: &Value| {
-            let first = one["names"][0].as_str().unwrap_or_default();
-            first.starts_with("registry.test/more@sha256:") && one["names"][1] == "registry.test/more:v1"
+    wait_node(node, &cluster, "with the image", |shown| {
+        let named = |image: &Value| {
+            let first = image["names"][0].as_str().unwrap_or_default();
+            first.starts_with("registry.test/more@sha256:") && image["names"][1] == "registry.test/more:v1"
         };
-        images(found).iter().any(named)
+        images(shown).iter().any(named)
     })?;
 
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
     let first = wait_at(&cluster, &lease, "there", |_| true)?;
     ensure!(first["spec"]["holderIdentity"] == node.name() && first["spec"]["leaseDurationSeconds"] == 4, "{first}");
-    ensure!(first["metadata"]["ownerReferences"][0]["uid"] == *uid(&found), "{first}");
+    ensure!(first["metadata"]["ownerReferences"][0]["uid"] == *uid(&shown), "{first}");
     wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != first["spec"]["renewTime"])?;
     cluster.delete(&lease)?;
     wait_at(&cluster, &lease, "made again", |now| uid(now) != uid(&first))?;
@@ -209,11 +209,11 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
 
     // Without its containerd the node is not ready, and then again.
     node.containerd.stop()?;
-    wait_node(node, &cluster, "not ready", |found| condition(found, "Ready")["reason"] == "KubeletNotReady")?;
+    wait_node(node, &cluster, "not ready", |shown| condition(shown, "Ready")["reason"] == "KubeletNotReady")?;
     let needs = node.agent.cli(&["--quiet", "status"])?;
     ensure!(needs.code == Some(1) && needs.stdout.starts_with("containerd is not connected"), "{needs:?}");
     node.containerd.start()?;
-    wait_node(node, &cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
+    wait_node(node, &cluster, "ready again", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
 fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNode) -> Result<()> {
@@ -221,9 +221,9 @@ fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNod
     node.apply(&with(networked("web", json!({})), json!({ "metadata": { "labels": { "app": "web" } } })))?;
     join(node, &cluster, &[])?;
     let mirror = wait_true(node, &cluster, "web")?;
-    let own = node.wait_running("web")?;
-    let id = container_id(&own, "main")?;
-    let (shown, known) = (&mirror["status"], &own["status"]);
+    let on_node = node.wait_running("web")?;
+    let id = container_id(&on_node, "main")?;
+    let (shown, known) = (&mirror["status"], &on_node["status"]);
     ensure!(
         shown["podIP"] == known["podIP"] && shown["podIP"].is_string() && shown["hostIP"] == "192.0.2.10",
         "{shown}"
@@ -231,7 +231,7 @@ fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNod
     ensure!(shown["observedGeneration"].is_null(), "a pod of a manifest has no generation: {mirror}");
     let metadata = &mirror["metadata"];
     let annotation = |name: &str| metadata["annotations"][format!("kubernetes.io/config.{name}")].clone();
-    ensure!(annotation("mirror") == *uid(&own) && annotation("hash").is_string(), "{metadata}");
+    ensure!(annotation("mirror") == *uid(&on_node) && annotation("hash").is_string(), "{metadata}");
     ensure!(annotation("source") == "file" && annotation("seen").is_string(), "{metadata}");
     let owner = &metadata["ownerReferences"][0];
     let of_node = cluster.get(&node_path(node))?.context("no node")?;
@@ -239,28 +239,28 @@ fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNod
     wait::until_true(wait::SOON, "the pod's events", || {
         let path =
             format!("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={}", node.full_name("web"));
-        let of_pod = |event: &Value| event["reason"] == "Started" && event["involvedObject"]["uid"] == *uid(&own);
+        let of_pod = |event: &Value| event["reason"] == "Started" && event["involvedObject"]["uid"] == *uid(&on_node);
         cluster.list(&path).is_ok_and(|events| events.iter().any(of_pod))
     })?;
 
     // Deleted by hand it comes back, the container untouched.
     cluster.delete(&mirror_path(node, "web"))?;
-    let second = wait_mirror(node, &cluster, "web", "another one", |found| uid(found) != uid(&mirror))?;
+    let second = wait_mirror(node, &cluster, "web", "another one", |shown| uid(shown) != uid(&mirror))?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
     // Edited it is put right: its labels, its spec.
     cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "labels": { "app": "db" } } }))?;
-    let third = wait_mirror(node, &cluster, "web", "its label again", |found| {
-        uid(found) != uid(&second) && found["metadata"]["labels"]["app"] == "web"
+    let third = wait_mirror(node, &cluster, "web", "its label again", |shown| {
+        uid(shown) != uid(&second) && shown["metadata"]["labels"]["app"] == "web"
     })?;
     cluster.patch(&mirror_path(node, "web"), &json!({ "spec": { "activeDeadlineSeconds": 1 } }))?;
-    wait_mirror(node, &cluster, "web", "without a deadline", |found| {
-        uid(found) != uid(&third) && found["spec"]["activeDeadlineSeconds"].is_null()
+    wait_mirror(node, &cluster, "web", "without a deadline", |shown| {
+        uid(shown) != uid(&third) && shown["spec"]["activeDeadlineSeconds"].is_null()
     })?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
     // What others add is theirs.
     cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "annotations": { "cni/address": "1" } } }))?;
-    let kept = wait_mirror(node, &cluster, "web", "annotated", |found| {
-        found["metadata"]["annotations"]["cni/address"] == "1"
+    let kept = wait_mirror(node, &cluster, "web", "annotated", |shown| {
+        shown["metadata"]["annotations"]["cni/address"] == "1"
     })?;
 
     // Another start of the agent leaves it as it is.
@@ -286,19 +286,19 @@ fn an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it(node: &mu
 
     // In place: a label keeps pod and container, and is on the mirror.
     node.apply(&with(networked("web", json!({})), json!({ "metadata": { "labels": { "app": "web" } } })))?;
-    wait_mirror(node, &cluster, "web", "the label", |found| found["metadata"]["labels"]["app"] == "web")?;
+    wait_mirror(node, &cluster, "web", "the label", |shown| shown["metadata"]["labels"]["app"] == "web")?;
     let second = wait_true(node, &cluster, "web")?;
     ensure!(container_id(&second, "main")? == id && uid(&second) != uid(&first), "{second}");
     // `kubeadm upgrade` waits for that.
-    let hash = |found: &Value| found["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
+    let hash = |shown: &Value| shown["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
     ensure!(hash(&second) != hash(&first), "{second}");
 
     // Anything else makes another pod.
     node.apply(&networked("web", json!({ "env": [{ "name": "MODE", "value": "edge" }] })))?;
-    let third = wait_mirror(node, &cluster, "web", "the variable", |found| {
-        found["spec"]["containers"][0]["env"][0]["value"] == "edge"
+    let third = wait_mirror(node, &cluster, "web", "the variable", |shown| {
+        shown["spec"]["containers"][0]["env"][0]["value"] == "edge"
     })?;
-    let mark = |found: &Value| found["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
+    let mark = |shown: &Value| shown["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
     ensure!(mark(&third) != mark(&second), "{third}");
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? != id);
 
@@ -382,7 +382,7 @@ fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNo
         let nothing = json!({ "statuses": 0, "mirrors": 0, "events": 0 });
         status_document(node).is_ok_and(|document| document["apiserver"]["unsent"] == nothing)
     })?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
 fn what_happened_without_an_apiserver_is_true_when_it_is_back(node: &mut TestNode) -> Result<()> {
@@ -417,20 +417,20 @@ fn what_happened_without_an_apiserver_is_true_when_it_is_back(node: &mut TestNod
 }
 
 /// The node waits for the controller, and leaves alone what it has decided.
-fn left_to_a_cloud_controller(node: &mut TestNode, cluster: &Cluster, found: &Value) -> Result<()> {
-    let taints = found["spec"]["taints"].as_array().cloned().unwrap_or_default();
+fn left_to_a_cloud_controller(node: &mut TestNode, cluster: &Cluster, shown: &Value) -> Result<()> {
+    let taints = shown["spec"]["taints"].as_array().cloned().unwrap_or_default();
     let key = "node.cloudprovider.kubernetes.io/uninitialized";
     ensure!(taints.iter().any(|taint| taint["key"] == key && taint["effect"] == "NoSchedule"), "{taints:?}");
-    let given = &found["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"];
-    ensure!(*given == "192.0.2.10", "{found}");
+    let given = &shown["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"];
+    ensure!(*given == "192.0.2.10", "{shown}");
     let decided = json!([{ "type": "ExternalIP", "address": "198.51.100.1" }]);
     cluster.patch(&format!("{}/status", node_path(node)), &json!({ "status": { "addresses": decided } }))?;
     // A status of the node's that is sent after it.
     node.containerd.stop()?;
-    let after = wait_node(node, cluster, "not ready", |found| condition(found, "Ready")["status"] == "False")?;
+    let after = wait_node(node, cluster, "not ready", |shown| condition(shown, "Ready")["status"] == "False")?;
     ensure!(after["status"]["addresses"] == decided, "{after}");
     node.containerd.start()?;
-    wait_node(node, cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
+    wait_node(node, cluster, "ready again", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
 fn a_deleted_node_object_is_recreated(node: &mut TestNode) -> Result<()> {
@@ -441,8 +441,8 @@ fn a_deleted_node_object_is_recreated(node: &mut TestNode) -> Result<()> {
     let first = cluster.get(&node_path(node))?.context("no node")?;
     left_to_a_cloud_controller(node, &cluster, &first)?;
     cluster.delete(&node_path(node))?;
-    let second = wait_node(node, &cluster, "another one, ready", |found| {
-        uid(found) != uid(&first) && condition(found, "Ready")["status"] == "True"
+    let second = wait_node(node, &cluster, "another one, ready", |shown| {
+        uid(shown) != uid(&first) && condition(shown, "Ready")["status"] == "True"
     })?;
     wait_mirror(node, &cluster, "web", "the new node's", |mirror| {
         mirror["metadata"]["ownerReferences"][0]["uid"] == *uid(&second)

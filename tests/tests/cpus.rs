@@ -77,7 +77,9 @@ fn allowed(node: &TestNode, pod: &str) -> Result<String> {
 }
 
 fn wait_allowed(node: &TestNode, pod: &str, cpus: &str) -> Result<()> {
-    wait::until_true(wait::SOON, &format!("{pod} on {cpus}"), || allowed(node, pod).is_ok_and(|found| found == cpus))
+    wait::until_true(wait::SOON, &format!("{pod} on {cpus}"), || {
+        allowed(node, pod).is_ok_and(|current| current == cpus)
+    })
 }
 
 /// Whether the pod's cgroup, and that of its container, have a quota.
@@ -158,22 +160,22 @@ fn an_edit_of_exclusive_processors_makes_the_pod_anew(node: &mut TestNode) -> Re
     let first = node.wait_running("web")?;
     ensure!(allowed(node, "web")? == exclusive(), "{}", allowed(node, "web")?);
     let id = container_id(&first, "main")?;
-    let anew = |found: &Value, before: &str| {
-        let is_other = container_id(found, "main").is_ok_and(|found| found != before);
-        is_other && found["metadata"]["uid"] == first["metadata"]["uid"] && found["status"]["phase"] == "Running"
+    let anew = |pod: &Value, before: &str| {
+        let is_other = container_id(pod, "main").is_ok_and(|id| id != before);
+        is_other && pod["metadata"]["uid"] == first["metadata"]["uid"] && pod["status"]["phase"] == "Running"
     };
     node.apply(&guaranteed("web", "500m"))?;
-    let part = node.wait_pod("web", "made anew with a part", |found| anew(found, &id))?;
+    let part = node.wait_pod("web", "made anew with a part", |pod| anew(pod, &id))?;
     ensure!(allowed(node, "web")? == all(), "{}", allowed(node, "web")?);
     ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
     // What is shared changes in place.
     node.apply(&guaranteed("web", "600m"))?;
-    let resized = |found: &Value| container(found, "main")["resources"]["requests"]["cpu"] == "600m";
+    let resized = |pod: &Value| container(pod, "main")["resources"]["requests"]["cpu"] == "600m";
     let resized = node.wait_pod("web", "resized", resized)?;
     let id = container_id(&part, "main")?;
     ensure!(container_id(&resized, "main")? == id, "{resized}");
     node.apply(&guaranteed("web", "1"))?;
-    node.wait_pod("web", "made anew with a whole one", |found| anew(found, &id))?;
+    node.wait_pod("web", "made anew with a whole one", |pod| anew(pod, &id))?;
     ensure!(allowed(node, "web")? == exclusive(), "{}", allowed(node, "web")?);
     Ok(())
 }

@@ -68,7 +68,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     ensure!(version.contains("RuntimeName:  limpet") && version.contains("RuntimeApiVersion:  v1"), "{version}");
     let info = document(node, &["info"])?;
     let conditions = info["status"]["conditions"].as_array().context("no conditions")?;
-    ensure!(conditions.len() == 2 && conditions.iter().all(|one| one["status"] == true), "{info}");
+    ensure!(conditions.len() == 2 && conditions.iter().all(|condition| condition["status"] == true), "{info}");
 
     // Pods and containers, with ids that can be shortened.
     let pods = document(node, &["pods", "--label", "app=web", "-o", "json"])?;
@@ -91,12 +91,13 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     // Images, under the names that containers have.
     let images = document(node, &["images", "-o", "json"])?;
     let all = images["images"].as_array().context("no images")?;
-    let own = all.iter().find(|one| one["repoTags"].as_array().is_some_and(|tags| tags.contains(image)));
-    let own = own.with_context(|| format!("{image} is not in {images}"))?;
-    ensure!(own["id"] == listed["containers"][0]["imageRef"], "{own} {listed}");
-    ensure!(own["size"].as_str().is_some_and(|size| size != "0"), "{own}");
+    let image_of_pod =
+        all.iter().find(|image_listed| image_listed["repoTags"].as_array().is_some_and(|tags| tags.contains(image)));
+    let image_of_pod = image_of_pod.with_context(|| format!("{image} is not in {images}"))?;
+    ensure!(image_of_pod["id"] == listed["containers"][0]["imageRef"], "{image_of_pod} {listed}");
+    ensure!(image_of_pod["size"].as_str().is_some_and(|size| size != "0"), "{image_of_pod}");
     let name = image.as_str().unwrap_or_default();
-    ensure!(document(node, &["inspecti", name])?["status"]["id"] == own["id"], "{name}");
+    ensure!(document(node, &["inspecti", name])?["status"]["id"] == image_of_pod["id"], "{name}");
     let disk = document(node, &["imagefsinfo", "-o", "json"])?;
     ensure!(disk.to_string().contains("usedBytes"), "{disk}");
 

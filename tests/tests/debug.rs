@@ -54,8 +54,8 @@ fn a_pod_without_a_shell_is_looked_into_and_the_agent_runs_nothing_twice(node: &
 
     node.agent.kill();
     node.agent.start()?;
-    let found = node.wait_pod("bare", "found again", |pod| state(pod, "look")["running"].is_object())?;
-    ensure!(container_id(&found, "main")? == id, "{found}");
+    let adopted = node.wait_pod("bare", "found again", |pod| state(pod, "look")["running"].is_object())?;
+    ensure!(container_id(&adopted, "main")? == id, "{adopted}");
     let attach = ["attach", "-it", "bare", "-c", "look"];
     let mut again = Terminal::on_terminal(&node.agent.cli_command(&attach)?, &node.dir().join("again.shown"))?;
     again.wait_for("try pressing enter")?;
@@ -97,7 +97,7 @@ fn what_is_added_ends_with_the_pod_and_an_image_that_is_nowhere_changes_nothing(
     })?;
     ensure!(container_id(&both, "main")? == id && both["status"]["phase"] == "Running", "{both}");
     let ready = both["status"]["conditions"].as_array().context("no conditions")?;
-    ensure!(ready.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"), "{both}");
+    ensure!(ready.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True"), "{both}");
     // A second of grace, then SIGKILL.
     node.remove("web")?;
     node.wait_gone("web")
@@ -116,7 +116,7 @@ fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     let bound = json!({ "metadata": { "name": name }, "spec": { "nodeName": node.name(), "automountServiceAccountToken": false } });
     cluster.create(pods, &with(simple("web", IDLE), bound))?;
     let path = format!("{pods}/{name}");
-    let before = wait_at(&cluster, &path, "running", |found| found["status"]["phase"] == "Running")?;
+    let before = wait_at(&cluster, &path, "running", |shown| shown["status"]["phase"] == "Running")?;
 
     let mut debug = cluster.kubectl(&program);
     debug.args(["debug", "-it", &name, &format!("--image={}", image::V2), "--image-pull-policy=IfNotPresent"]);
@@ -127,7 +127,7 @@ fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     terminal.wait_for("beside-/bin/sh -c trap")?;
     terminal.write("exit 3\r")?;
     terminal.wait_end()?;
-    let after = wait_at(&cluster, &path, "its end", |found| state(found, "look")["terminated"]["exitCode"] == 3)?;
+    let after = wait_at(&cluster, &path, "its end", |shown| state(shown, "look")["terminated"]["exitCode"] == 3)?;
     ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "{after}");
     ensure!(after["status"]["phase"] == "Running", "{after}");
     // What the node alone has added is its own affair.

@@ -178,8 +178,8 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
     for (cpu, memory, limits) in [("500m", "256Mi", wanted(256, "50000")), ("200m", "32Mi", wanted(32, "20000"))] {
         node.apply(&limited(IDLE, cpu, memory))?;
         wait::until_true(wait::SOON, "the cgroups of pod and container", || {
-            let found = [pod_limits(node, &before), main_limits(node, &before)];
-            found.iter().all(|found| found.as_ref().is_ok_and(|found| *found == limits))
+            let values = [pod_limits(node, &before), main_limits(node, &before)];
+            values.iter().all(|value| value.as_ref().is_ok_and(|value| *value == limits))
         })?;
     }
     node.wait_event("ResizeCompleted")?;
@@ -219,7 +219,7 @@ fn a_resource_whose_policy_says_so_restarts_its_container(node: &mut TestNode) -
     let wanted = |memory: u64, quota: &str| ((memory << 20).to_string(), quota.to_owned());
     node.apply(&web("500m", "64Mi"))?;
     wait::until_true(wait::SOON, "the cgroup of the container", || {
-        main_limits(node, &before).is_ok_and(|found| found == wanted(64, "50000"))
+        main_limits(node, &before).is_ok_and(|value| value == wanted(64, "50000"))
     })?;
     let resized = node.wait_running("web")?;
     ensure!(container_id(&resized, "main")? == container_id(&before, "main")?, "{}", resized["status"]);
@@ -250,8 +250,8 @@ fn a_pods_own_cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Re
     node.apply(&shared(limits("500m", "256Mi")))?;
     wait::until_true(wait::SOON, "the cgroups of pod and container", || {
         let wanted = ((256_u64 << 20).to_string(), "50000".to_owned());
-        let found = [pod_limits(node, &before), main_limits(node, &before)];
-        found.iter().all(|found| found.as_ref().is_ok_and(|found| *found == wanted))
+        let values = [pod_limits(node, &before), main_limits(node, &before)];
+        values.iter().all(|value| value.as_ref().is_ok_and(|value| *value == wanted))
     })?;
     let after = node.wait_running("web")?;
     ensure!(main_process(node, &after)? == pid && after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
@@ -273,7 +273,7 @@ fn a_memory_limit_below_what_is_used_waits(node: &mut TestNode) -> Result<()> {
     node.apply(&limited(script, "200m", "16Mi"))?;
     let waits = |pod: &Value| {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        conditions.any(|one| one["type"] == "PodResizeInProgress" && one["reason"] == "Error")
+        conditions.any(|condition| condition["type"] == "PodResizeInProgress" && condition["reason"] == "Error")
     };
     let pod = node.wait_pod("web", "waiting for less memory to be used", waits)?;
     ensure!(pod["status"].to_string().contains("below current usage"), "{}", pod["status"]);
@@ -299,15 +299,15 @@ fn a_resize_that_does_not_fit_waits_for_room(node: &mut TestNode) -> Result<()> 
     node.apply(&asks("web", V1, 900))?;
     let pending = |pod: &Value| {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-        conditions.find(|one| one["type"] == "PodResizePending").cloned()
+        conditions.find(|condition| condition["type"] == "PodResizePending").cloned()
     };
-    let found = node.wait_pod("web", "deferred", |pod| pending(pod).is_some())?;
-    let condition = pending(&found).unwrap_or_default();
+    let deferred = node.wait_pod("web", "deferred", |pod| pending(pod).is_some())?;
+    let condition = pending(&deferred).unwrap_or_default();
     ensure!(condition["status"] == "True" && condition["reason"] == "Deferred", "{condition}");
     let message = condition["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{message}");
-    ensure!(found["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "900m", "{found}");
-    let main = container(&found, "main");
+    ensure!(deferred["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "900m", "{deferred}");
+    let main = container(&deferred, "main");
     ensure!(main["allocatedResources"]["cpu"] == "400m" && main["resources"]["requests"]["cpu"] == "400m", "{main}");
     node.wait_event("Pod resize OutOfcpu: {")?;
     // What else is edited is carried out, and an agent that starts finds the resize still waiting.
@@ -315,8 +315,8 @@ fn a_resize_that_does_not_fit_waits_for_room(node: &mut TestNode) -> Result<()> 
     node.wait_pod("web", "of another image", |pod| container_id(pod, "main").is_ok_and(|now| now != id))?;
     node.agent.kill();
     node.agent.start()?;
-    let found = node.wait_pod("web", "deferred again", |pod| pending(pod).is_some())?;
-    let (id, main) = (container_id(&found, "main")?, container(&found, "main"));
+    let deferred = node.wait_pod("web", "deferred again", |pod| pending(pod).is_some())?;
+    let (id, main) = (container_id(&deferred, "main")?, container(&deferred, "main"));
     ensure!(main["allocatedResources"]["cpu"] == "400m", "{main}");
     node.remove("large")?;
     let resized = node.wait_pod("web", "resized", |pod| {

@@ -344,13 +344,13 @@ fn memory_is_measured_when_processes_wait_for_it(node: &mut TestNode) -> Result<
     node.wait_running("reader")?;
     let before = node.agent.log_size();
     flags(node, &["read"])?;
-    let found = |message: &str, field: &str, value: Value| {
+    let logged = |message: &str, field: &str, value: Value| {
         let log = node.agent.log_from(before);
         let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         lines.any(|line| line["message"] == message && line[field] == value)
     };
     let rung = "the kernel reports processes that wait";
-    wait::until_true(wait::SOON, rung, || found(rung, "resource", json!("MemoryPressure")))?;
+    wait::until_true(wait::SOON, rung, || logged(rung, "resource", json!("MemoryPressure")))?;
     let measured = "node resources measured";
-    wait::until_true(wait::SOON, "a measurement for it", || found(measured, "memory_stalled", json!(true)))
+    wait::until_true(wait::SOON, "a measurement for it", || logged(measured, "memory_stalled", json!(true)))
 }

@@ -118,8 +118,8 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     let volume = json!({ "fsType": "cifs", "options": { "path": "//nas/a" }, "secretRef": { "name": "login" } });
     let web = with(of_driver("web", volume), json!({ "spec": { "securityContext": { "fsGroup": 4321 } } }));
     node.apply(&web)?;
-    let found = node.wait_running("web")?;
-    let id = container_id(&found, "main")?;
+    let running = node.wait_running("web")?;
+    let id = container_id(&running, "main")?;
     ensure!(drivers.share().metadata()?.gid() == 4321, "fsGroup is not set");
     let shown = node.agent.cli(&["describe", &node.full_name("web")])?.success()?;
     ensure!(shown.contains("FlexVolume test/share"), "{shown}");
@@ -142,7 +142,7 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     let wanted = json!({
         "kubernetes.io/fsType": "cifs", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "data",
         "kubernetes.io/pod.name": node.full_name("web"), "kubernetes.io/pod.namespace": "default",
-        "kubernetes.io/pod.uid": found["metadata"]["uid"], "kubernetes.io/serviceAccount.name": "",
+        "kubernetes.io/pod.uid": running["metadata"]["uid"], "kubernetes.io/serviceAccount.name": "",
         "kubernetes.io/mounterArgs.FsGroup": "4321", "kubernetes.io/secret/user": "YW5uYQ==", "path": "//nas/a",
     });
     ensure!(serde_json::from_str::<Value>(options)? == wanted, "{options}");

@@ -59,8 +59,8 @@ fn tasks_outlive_containerd(node: &mut TestNode) -> Result<()> {
 
 fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
     node.wait_nothing_runs()?;
-    let own = node.agent.settings();
-    let (mount, log) = (own.run().join("sandboxes/uid/shm"), own.container_logs().join("a.log"));
+    let settings = node.agent.settings();
+    let (mount, log) = (settings.run().join("sandboxes/uid/shm"), settings.container_logs().join("a.log"));
     node.containerd.ctr(&["snapshots", "prepare", "a-snapshot"])?;
     node.containerd.ctr(&["containers", "create", V1, "a-container"])?;
     fs::create_dir_all(&mount)?;
@@ -69,7 +69,7 @@ fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
     let left = node.leftovers()?;
     let mount = format!("mount {}", mount.display());
     for expected in ["snapshot a-snapshot Active", "containers a-container", &mount, &log.display().to_string()] {
-        ensure!(left.iter().any(|found| found == expected), "no {expected:?} in {left:?}");
+        ensure!(left.iter().any(|difference| difference == expected), "no {expected:?} in {left:?}");
     }
     // Without containerd it cannot be shown that nothing is left.
     node.containerd.kill();

@@ -52,7 +52,7 @@ fn fifty_nodes_come_back_from_an_outage_with_true_statuses(node: &mut TestNode) 
     let truth = BTreeMap::from([("Running".to_owned(), NODES * PODS), ("Failed: DeadlineExceeded".to_owned(), NODES)]);
     wait_states(&cluster, "true", |states| *states == truth).with_context(said)?;
     wait_ready(&hollow, &cluster, &outage).with_context(said)?;
-    let requests = Requests::of(&cluster)?;
+    let requests = Requests::fetch(&cluster)?;
     ensure!(requests.rejected.is_empty(), "the apiserver was asked too much: {requests:?}");
 
     cluster.delete("/api/v1/namespaces/default/pods")?;

@@ -184,14 +184,14 @@ fn images_are_listed_pulled_imported_pinned_and_removed_by_hand(node: &mut TestN
     ensure!(refused.success().is_err_and(|error| format!("{error:#}").contains("no image")));
 
     let listed: Value = serde_json::from_str(&cli(&["-o", "json"])?)?;
-    let of = |name: &str| {
+    let image = |name: &str| {
         let named = |image: &&Value| image["names"].as_array().is_some_and(|names| names.iter().any(|n| n == name));
         listed.as_array().and_then(|all| all.iter().find(named)).cloned().unwrap_or_default()
     };
-    let web = of(&format!("{HOST}/web:v1"));
+    let web = image(&format!("{HOST}/web:v1"));
     ensure!(web["pods"] == json!([format!("default/{}", node.full_name("web"))]) && web["inUse"] == true, "{listed:#}");
-    ensure!(of(V1)["pinned"] == true && of(&saved.name)["pinned"] == false, "{listed:#}");
-    ensure!(of(&other.name)["size"].as_u64().is_some_and(|size| size > SIZE as u64), "{listed:#}");
+    ensure!(image(V1)["pinned"] == true && image(&saved.name)["pinned"] == false, "{listed:#}");
+    ensure!(image(&other.name)["size"].as_u64().is_some_and(|size| size > SIZE as u64), "{listed:#}");
     ensure!(cli(&["df", "-o", "json"])?.contains("overlayfs"));
 
     let removed = cli(&["prune"])?;

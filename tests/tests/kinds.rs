@@ -37,7 +37,7 @@ fn workload(kind: &str, image: &str, script: &str, spec: Value) -> Value {
 
 fn is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+    conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 fn image_of(pod: &Value) -> &str {

@@ -47,8 +47,8 @@ struct Kubectl<'a> {
 }
 
 fn every_command_that_a_node_answers(node: &mut TestNode) -> Result<()> {
-    let own = tools::on_path("kubectl").context("no kubectl")?;
-    let mut programs = vec![own];
+    let installed = tools::on_path("kubectl").context("no kubectl")?;
+    let mut programs = vec![installed];
     let mut ways = vec![Way::WebSocket, Way::Spdy];
     if suite::is_long() {
         programs.extend(tools::kubectls());
@@ -102,8 +102,8 @@ fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let patient = json!({ "metadata": { "name": node.full_name("patient") }, "spec": { "nodeName": node.name() } });
     cluster.create(pods, &with(simple("patient", IDLE), patient))?;
     for name in ["web", "shell", "reader", "patient", "talker"] {
-        wait_at(cluster, &format!("{pods}/{}", node.full_name(name)), "ready", |found| {
-            cluster::condition(found, "Ready")["status"] == "True"
+        wait_at(cluster, &format!("{pods}/{}", node.full_name(name)), "ready", |shown| {
+            cluster::condition(shown, "Ready")["status"] == "True"
         })?;
     }
     node.wait_logged("talker", "main", "second life")?;
@@ -264,8 +264,8 @@ impl Kubectl<'_> {
         let before = self.node.wait_running(&short)?;
         let editor = format!("sed -i s#{}#{}#", image::V1, image::V2);
         process::checked(self.command().args(["edit", "pod", &name]).env("KUBE_EDITOR", editor))?;
-        wait_at(self.cluster, &format!("{pods}/{name}"), "of the other image", |found| {
-            let main = container(found, "main");
+        wait_at(self.cluster, &format!("{pods}/{name}"), "of the other image", |shown| {
+            let main = container(shown, "main");
             main["image"] == image::V2 && main["ready"] == true && main["restartCount"] == 1
         })?;
         let after = self.node.wait_running(&short)?;
@@ -307,14 +307,14 @@ impl Kubectl<'_> {
         terminal.write("exit\r")?;
         terminal.wait_end()?;
         let pods = "/api/v1/namespaces/default/pods";
-        let found = self.cluster.list(pods)?;
-        let mut names = found.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
+        let listed = self.cluster.list(pods)?;
+        let mut names = listed.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
         let name = names.rfind(|name| name.starts_with("node-debugger-")).context("no pod")?;
         let path = format!("{pods}/{name}");
-        wait_at(self.cluster, &path, "over", |found| found["status"]["phase"] == "Succeeded")?;
+        wait_at(self.cluster, &path, "over", |shown| shown["status"]["phase"] == "Succeeded")?;
         self.cluster.delete(&path)?;
         wait::until_true(wait::SOON, "the end of the node's debugger", || {
-            self.cluster.get(&path).is_ok_and(|found| found.is_none())
+            self.cluster.get(&path).is_ok_and(|object| object.is_none())
         })
     }
 }

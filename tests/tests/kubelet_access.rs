@@ -325,7 +325,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     let pid = node.agent.pid().context("no agent")?;
     // They are loaded soon after a container runs, which takes 18 MiB for a moment.
     wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
-    let before = Footprint::of(pid).private;
+    let before = Footprint::measure(pid).private;
     let silent: Vec<_> =
         (0..32).map(|_| std::net::TcpStream::connect(("127.0.0.1", port.number))).collect::<Result<_, _>>()?;
     let mut record = BEGUN_HANDSHAKE.to_vec();
@@ -372,7 +372,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     }
     let wrong = answers.iter().find(|line| !line.starts_with("401 "));
     ensure!(wrong.is_none() && !answers.is_empty(), "a guess gets {wrong:?}, of {} answers", answers.len());
-    let after = Footprint::of(pid).private;
+    let after = Footprint::measure(pid).private;
     ensure!(after < before + FLOOD_KIB, "private memory: {before} KiB before, {after} KiB after");
     drop((clients, silent, begun));
     ensure!(get(&port, "/pods", Credential::Certificate(&apiserver))?.0 == 200, "kubelet's API after the flood");

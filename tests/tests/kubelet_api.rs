@@ -61,12 +61,12 @@ fn get(url: &str, pair: Option<&Path>) -> Result<(u16, String)> {
 }
 
 fn callers_by_their_certificates(node: &mut TestNode) -> Result<()> {
-    let (own, foreign) = (Authority::make(node.dir().join("own"))?, Authority::make(node.dir().join("foreign"))?);
-    let apiserver = own.issue("apiserver", "/O=kubeadm:cluster-admins/CN=kube-apiserver-kubelet-client")?;
-    let other_node = own.issue("node", "/O=system:nodes/CN=system:node:edge2")?;
+    let (cluster, foreign) = (Authority::make(node.dir().join("own"))?, Authority::make(node.dir().join("foreign"))?);
+    let apiserver = cluster.issue("apiserver", "/O=kubeadm:cluster-admins/CN=kube-apiserver-kubelet-client")?;
+    let other_node = cluster.issue("node", "/O=system:nodes/CN=system:node:edge2")?;
     let stranger = foreign.issue("stranger", "/O=system:masters/CN=kube-apiserver-kubelet-client")?;
     let trusted = node.dir().join("clients.crt");
-    std::fs::copy(own.0.join("ca.crt"), &trusted)?;
+    std::fs::copy(cluster.0.join("ca.crt"), &trusted)?;
 
     let port = Port::claim()?;
     let key = format!(
@@ -102,8 +102,8 @@ fn callers_by_their_certificates(node: &mut TestNode) -> Result<()> {
         let (status, body) = get(&url(path), Some(&other_node))?;
         ensure!(status == 403 && body.contains("serverAllowedNames does not list it"), "{path}: {status}: {body}");
     }
-    for own in ["/limpet/v1/pods", "/api/v1/pods"] {
-        ensure!(get(&url(own), Some(&apiserver))?.0 == 404, "{own} is served on the network");
+    for path in ["/limpet/v1/pods", "/api/v1/pods"] {
+        ensure!(get(&url(path), Some(&apiserver))?.0 == 404, "{path} is served on the network");
     }
 
     // The authority is replaced while the agent runs.
@@ -297,8 +297,8 @@ fn spent(pid: u32) -> Result<u64> {
 /// A line of the `memory.stat` of a process' cgroup.
 fn statistic(pid: u32, v1: &str, v2: &str) -> Result<u64> {
     let text = cgroup::value(pid, "memory", "memory.stat", "memory.stat")?;
-    let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-    Ok(of(v1).or_else(|| of(v2)).with_context(|| text.clone())?.parse()?)
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    Ok(value(v1).or_else(|| value(v2)).with_context(|| text.clone())?.parse()?)
 }
 
 fn between(low: u64, value: Option<u64>, high: u64) -> Result<()> {

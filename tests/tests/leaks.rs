@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 /// The agent once it is idle: threads that wait for blocking work end after some seconds, and their stacks with them.
 fn idle_agent(node: &TestNode) -> Result<Footprint> {
     let pid = node.agent.pid().context("the agent does not run")?;
-    wait::until(wait::SOON, "the agent's idleness", || Some(Footprint::of(pid)).filter(|agent| agent.threads == 1))
+    wait::until(wait::SOON, "the agent's idleness", || Some(Footprint::measure(pid)).filter(|agent| agent.threads == 1))
 }
 
 fn nothing_is_left_behind(node: &mut TestNode) -> Result<()> {
@@ -218,9 +218,9 @@ fn what_runs_for_long_does_not_grow(node: &mut TestNode) -> Result<()> {
         Ok(())
     };
     work(node, warm_up)?;
-    let before = Size::of(node)?;
+    let before = Size::measure(node)?;
     work(node, time)?;
-    let after = Size::of(node)?;
+    let after = Size::measure(node)?;
     println!("{round} rounds; before: {before:?}; after: {after:?}");
     after.is_no_larger_than(&before)
 }
@@ -286,13 +286,13 @@ struct Size {
 }
 
 impl Size {
-    fn of(node: &TestNode) -> Result<Self> {
+    fn measure(node: &TestNode) -> Result<Self> {
         let agent = node.agent.pid();
         // limpet's shim writes the logs itself.
         let writers = if agent::has_limpets_shim() { "containerd-shim" } else { "limpet" };
         let mut loggers = pids(node.dir(), writers);
         loggers.retain(|pid| Some(*pid) != agent);
-        let loggers: Vec<_> = loggers.into_iter().map(Footprint::of).collect();
+        let loggers: Vec<_> = loggers.into_iter().map(Footprint::measure).collect();
         ensure!(!loggers.is_empty(), "no logger is seen");
         let largest = |size: fn(&Footprint) -> u64| loggers.iter().map(size).max().unwrap_or(0);
         Ok(Self {

@@ -167,8 +167,8 @@ fn deletion_gives_the_grace_and_leaves_nothing(node: &mut TestNode) -> Result<()
 fn pods_run_side_by_side(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("one", IDLE))?;
     node.apply(&simple("two", IDLE))?;
-    let (one, two) = (node.wait_running("one")?, node.wait_running("two")?);
-    ensure!(one["metadata"]["uid"] != two["metadata"]["uid"]);
+    let (first, two) = (node.wait_running("one")?, node.wait_running("two")?);
+    ensure!(first["metadata"]["uid"] != two["metadata"]["uid"]);
     node.remove("one")?;
     node.wait_gone("one")?;
     let still = node.wait_running("two")?;

@@ -76,7 +76,7 @@ fn every_panel_of_the_dashboard_queries_existing_metrics(node: &mut TestNode) ->
             prometheus.ask(&expression)?;
         } else {
             let what = format!("data of {expression}");
-            wait::until(wait::SOON, &what, || prometheus.ask(&expression).ok().filter(|found| !found.is_empty()))
+            wait::until(wait::SOON, &what, || prometheus.ask(&expression).ok().filter(|samples| !samples.is_empty()))
                 .with_context(|| format!("{:?}", prometheus.ask(&expression)))?;
         }
     }

@@ -89,8 +89,8 @@ fn a_deployment_is_scheduled_scaled_and_deleted(node: &mut TestNode) -> Result<(
 
 /// Milli CPUs and KiB of a container in a PodMetricsList.
 fn figures(list: &Value, pod: &str) -> Option<(f64, f64)> {
-    let found = list["items"].as_array()?.iter().find(|item| item["metadata"]["name"] == pod)?;
-    let usage = &found["containers"][0]["usage"];
+    let item = list["items"].as_array()?.iter().find(|item| item["metadata"]["name"] == pod)?;
+    let usage = &item["containers"][0]["usage"];
     let (cpu, memory) = (usage["cpu"].as_str()?, usage["memory"].as_str()?);
     let unit = |end: &str, each: f64| cpu.strip_suffix(end)?.parse::<f64>().ok().map(|count| count * each);
     let milli = unit("n", 1e-6).or_else(|| unit("u", 1e-3)).or_else(|| unit("m", 1.0));
@@ -136,7 +136,7 @@ fn kubectl_top_agrees_with_limpet_top(node: &mut TestNode) -> Result<()> {
     ensure!(line.split_whitespace().count() == 5 && !line.contains("unknown"), "{top}");
     println!("{top}");
     let path = format!("{METRICS}/nodes/{}", node.name());
-    wait_at(&cluster, &path, "the node's own figures", |found| found["usage"]["memory"] != "0").map(drop)
+    wait_at(&cluster, &path, "the node's own figures", |shown| shown["usage"]["memory"] != "0").map(drop)
 }
 
 fn an_autoscaler_follows_what_a_deployment_burns(node: &mut TestNode) -> Result<()> {
@@ -170,9 +170,9 @@ fn an_autoscaler_follows_what_a_deployment_burns(node: &mut TestNode) -> Result<
     let scalers = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
     cluster.create(scalers, &scaler)?;
     let path = format!("{scalers}/{}", node.name());
-    let current = |found: &Value| found["status"]["currentMetrics"][0]["resource"]["current"].clone();
+    let current = |shown: &Value| shown["status"]["currentMetrics"][0]["resource"]["current"].clone();
     wait::until_true(A_WHILE, "an autoscaler that knows the use", || {
-        cluster.get(&path).ok().flatten().is_some_and(|found| current(&found)["averageUtilization"].is_u64())
+        cluster.get(&path).ok().flatten().is_some_and(|shown| current(&shown)["averageUtilization"].is_u64())
     })
     .with_context(|| server.log())?;
     std::fs::write(dir.join("on"), "")?;

@@ -61,8 +61,11 @@ fn a_pod_reaches_another(node: &mut TestNode) -> Result<()> {
 
     ensure!(node.exec("client", "main", &["hostname"])? == format!("{}\n", node.full_name("client")));
     let hosts = node.exec("client", "main", &["cat", "/etc/hosts"])?;
-    let own = address(&client)?;
-    ensure!(hosts.lines().any(|line| line.starts_with(&own) && line.ends_with(&node.full_name("client"))), "{hosts}");
+    let client_address = address(&client)?;
+    ensure!(
+        hosts.lines().any(|line| line.starts_with(&client_address) && line.ends_with(&node.full_name("client"))),
+        "{hosts}"
+    );
     ensure!(node.exec("client", "main", &["ip", "-o", "-4", "addr", "show", "lo"])?.contains("127.0.0.1"));
     let cni = node.cni.as_ref().context("no network")?;
     ensure!(cni.allocated().len() == 2, "{:?}", cni.allocated());
@@ -177,9 +180,9 @@ fn empty_network(node: &TestNode) -> Result<Daemon> {
     // The node's directory in its environment lets a later run find it where this one was killed.
     command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
     let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
-    let own = fs::read_link("/proc/self/ns/net")?;
+    let here = fs::read_link("/proc/self/ns/net")?;
     let theirs = || fs::read_link(format!("/proc/{}/ns/net", holder.pid()));
-    wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != own))?;
+    wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != here))?;
     Ok(holder)
 }
 

@@ -160,17 +160,17 @@ fn bundle(node: &TestNode, name: &str, more: &[&str]) -> Result<BTreeMap<String,
     ensure!(again.code == Some(2) && again.stderr.contains("exists: name another file"), "{again:?}");
     let files = unpacked(&path)?;
     for (name, text) in &files {
-        let found = text.find(PLANTED).map(|at| text[at..].chars().take(40).collect::<String>());
-        ensure!(found.is_none() && !name.contains(PLANTED), "{name} holds {found:?}");
+        let leaked = text.find(PLANTED).map(|at| text[at..].chars().take(40).collect::<String>());
+        ensure!(leaked.is_none() && !name.contains(PLANTED), "{name} holds {leaked:?}");
     }
     Ok(files)
 }
 
 /// Whether the file that begins and ends like this contains `text`.
 fn has(files: &BTreeMap<String, String>, begin: &str, end: &str, text: &str) -> Result<()> {
-    let found = files.iter().find(|(name, _)| name.starts_with(begin) && name.ends_with(end));
-    let (name, found) = found.with_context(|| format!("no {begin}…{end} among {:?}", files.keys()))?;
-    ensure!(found.contains(text), "no {text:?} in {name}: {found}");
+    let member = files.iter().find(|(name, _)| name.starts_with(begin) && name.ends_with(end));
+    let (name, contents) = member.with_context(|| format!("no {begin}…{end} among {:?}", files.keys()))?;
+    ensure!(contents.contains(text), "no {text:?} in {name}: {contents}");
     Ok(())
 }
 

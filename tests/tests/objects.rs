@@ -93,7 +93,7 @@ fn web(container: Value, volumes: Value) -> Value {
 /// Waits until the container reads `text` from `path`.
 fn wait_reads(node: &TestNode, path: &str, text: &str) -> Result<()> {
     let read = || node.exec("web", "main", &["cat", path]);
-    wait::until_true(wait::SOON, &format!("{text:?} in {path}"), || read().is_ok_and(|found| found == text))
+    wait::until_true(wait::SOON, &format!("{text:?} in {path}"), || read().is_ok_and(|contents| contents == text))
         .with_context(|| format!("it reads {:?}", read()))
 }
 

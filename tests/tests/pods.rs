@@ -273,7 +273,7 @@ fn the_pods_cgroup_follows_an_edit_of_resources(node: &mut TestNode) -> Result<(
         let after = next_running(node, &web)?;
         ensure!(after["metadata"]["uid"] == web["metadata"]["uid"], "{after}");
         wait::until_true(wait::SOON, "the pod's cgroup", || {
-            pod_limits(node, &after).is_ok_and(|found| found == limits)
+            pod_limits(node, &after).is_ok_and(|current| current == limits)
         })?;
         web = after;
     }

@@ -31,10 +31,10 @@ fn main() -> ExitCode {
 /// A pod whose container runs `script` with `probe` as all three: liveness has patience for 5 failures, readiness for
 /// one.
 fn probed(name: &str, script: &str, probe: &Value) -> Value {
-    let of = |failures: u32| {
+    let with_threshold = |failures: u32| {
         with(json!({ "periodSeconds": 1, "failureThreshold": failures, "timeoutSeconds": 10 }), probe.clone())
     };
-    let probes = json!({ "startupProbe": of(100), "readinessProbe": of(1), "livenessProbe": of(5) });
+    let probes = json!({ "startupProbe": with_threshold(100), "readinessProbe": with_threshold(1), "livenessProbe": with_threshold(5) });
     pod(name, json!({ "containers": [with(shell("main", script), probes)] }))
 }
 
@@ -56,7 +56,7 @@ fn status(holds: bool) -> &'static str {
 
 fn condition<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().find(|one| one["type"] == name).unwrap_or(&Value::Null)
+    conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or(&Value::Null)
 }
 
 fn wait_restarted(node: &TestNode, name: &str) -> Result<Value> {

@@ -389,7 +389,7 @@ fn who_ended_a_container_is_reported_where_the_kernel_shows_it(node: &mut TestNo
     let end = |pod: &Value| container(pod, "main")["state"]["terminated"].clone();
     let web = node.wait_pod("web", "ended", |pod| end(pod).is_object())?;
     let said = end(&web)["message"].as_str().unwrap_or_default().to_owned();
-    let own = format!("(pid {}), user id 0", std::process::id());
-    ensure!(said.starts_with("killed by signal 9 from ") && said.ends_with(&own), "{}", end(&web));
+    let killer = format!("(pid {}), user id 0", std::process::id());
+    ensure!(said.starts_with("killed by signal 9 from ") && said.ends_with(&killer), "{}", end(&web));
     Ok(())
 }

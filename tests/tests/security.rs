@@ -148,7 +148,7 @@ fn a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends(node
         let restarts = pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
         let running = pod["status"]["containerStatuses"]
             .as_array()
-            .is_some_and(|all| all.iter().all(|one| one["state"]["running"].is_object()));
+            .is_some_and(|all| all.iter().all(|status| status["state"]["running"].is_object()));
         running && restarts == Some(1)
     })?;
     ensure!(again["metadata"]["uid"] == before["metadata"]["uid"]);

@@ -145,8 +145,8 @@ fn pods_keep_their_shim(node: &mut TestNode) -> Result<()> {
     node.wait_running("new")?;
     node.ensure_unchanged("old", &old)?;
     let programs: Vec<_> = shims(node).into_iter().map(|(_, program)| program).collect();
-    let of = |name: &str| programs.iter().filter(|program| program.ends_with(name)).count();
-    ensure!(of("containerd-shim-runc-v2") == 1 && of("containerd-shim-limpet-v1") == 1, "{programs:?}");
+    let count = |name: &str| programs.iter().filter(|program| program.ends_with(name)).count();
+    ensure!(count("containerd-shim-runc-v2") == 1 && count("containerd-shim-limpet-v1") == 1, "{programs:?}");
     ensure!(loggers(node) == 1, "{} loggers", loggers(node));
     Ok(())
 }

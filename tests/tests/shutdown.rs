@@ -65,7 +65,7 @@ fn an_operator_ends_the_pods_in_order_and_runs_them_again(node: &mut TestNode) -
     for name in ["web", "net"] {
         let pod = node.wait_pod(name, "terminated", is_terminated)?;
         let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        ensure!(conditions.iter().any(|one| one["reason"] == "TerminationByKubelet"), "{pod:#}");
+        ensure!(conditions.iter().any(|condition| condition["reason"] == "TerminationByKubelet"), "{pod:#}");
     }
     ensure!(node.pod("job").is_some_and(|pod| pod["status"]["phase"] == "Succeeded"), "it had finished");
     let status = node.agent.cli(&["status"])?;

@@ -69,8 +69,8 @@ fn wait_diary(node: &TestNode, expected: &str) -> Result<()> {
 
 fn condition<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let conditions = pod["status"]["conditions"].as_array();
-    let found = conditions.into_iter().flatten().find(|one| one["type"] == name);
-    found.map_or(&Value::Null, |one| &one["status"])
+    let condition = conditions.into_iter().flatten().find(|condition| condition["type"] == name);
+    condition.map_or(&Value::Null, |condition| &condition["status"])
 }
 
 fn sidecars_start_in_order_and_end_in_reverse_after_the_others(node: &mut TestNode) -> Result<()> {
@@ -197,12 +197,12 @@ fn a_container_restarts_by_its_own_policy_and_rules(node: &mut TestNode) -> Resu
         in_shared(shell(name, &script))
     };
     let rules = json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]);
-    let own = |container: Value, rules: &Value| {
+    let with_rules = |container: Value, rules: &Value| {
         with(container, json!({ "restartPolicy": "Never", "restartPolicyRules": rules }))
     };
     let spec = json!({
-        "initContainers": [own(count("init", "42"), &rules)],
-        "containers": [own(count("retried", "42"), &rules), own(count("final", "1"), &rules)],
+        "initContainers": [with_rules(count("init", "42"), &rules)],
+        "containers": [with_rules(count("retried", "42"), &rules), with_rules(count("final", "1"), &rules)],
     });
     node.apply(&web(node, spec)?)?;
     let web = node.wait_pod("web", "failed", |pod| pod["status"]["phase"] == "Failed")?;
@@ -239,8 +239,8 @@ fn an_exit_restarts_all_containers_in_their_order(node: &mut TestNode) -> Result
     let last = |name: &str| container(&web, name)["lastState"]["terminated"]["exitCode"].as_i64();
     ensure!(names.map(last) == [Some(0), Some(137), Some(42), Some(137)], "{}", web["status"]);
     let conditions = web["status"]["conditions"].as_array().context("conditions")?;
-    let restarting = conditions.iter().find(|one| one["type"] == "AllContainersRestarting");
-    ensure!(restarting.is_some_and(|one| one["status"] == "False"), "{}", web["status"]);
+    let restarting = conditions.iter().find(|condition| condition["type"] == "AllContainersRestarting");
+    ensure!(restarting.is_some_and(|condition| condition["status"] == "False"), "{}", web["status"]);
     wait::until_true(wait::SOON, "the second entry of each", || diary(node).split_whitespace().count() == 8)?;
     let diary = diary(node);
     let entries: Vec<&str> = diary.split_whitespace().collect();

@@ -212,8 +212,8 @@ fn who_changed_a_manifest_is_reported(node: &mut TestNode) -> Result<()> {
     node.wait_gone("web")?;
     let of_gone = history(node, &format!("default/{}", node.full_name("web")))?;
     ensure!(of_gone.last().is_some_and(|last| last["change"] == "removed"), "{of_gone:?}");
-    let own = std::process::id();
-    ensure!(of_gone[3]["actor"]["pid"] == json!(own) && of_gone[3]["actor"]["uid"] == json!(0), "{}", of_gone[3]);
+    let test_pid = std::process::id();
+    ensure!(of_gone[3]["actor"]["pid"] == json!(test_pid) && of_gone[3]["actor"]["uid"] == json!(0), "{}", of_gone[3]);
     node.wait_event("web.yaml removed; by ")
 }
 
@@ -232,8 +232,8 @@ fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()
     fs::write(manifests.join("go"), "")?;
     node.wait_event("PodChangesManifests")?;
     let events = node.events()?;
-    let of = format!("pod default/{}, container writer changes files", node.full_name("web"));
-    ensure!(events.contains(&of), "{events}");
+    let attribution = format!("pod default/{}, container writer changes files", node.full_name("web"));
+    ensure!(events.contains(&attribution), "{events}");
     let page = node.agent.metrics()?;
     let counted = page
         .lines()

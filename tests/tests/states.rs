@@ -112,8 +112,8 @@ fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
         it["featureGates"] = json!({ GATE: true });
     })?;
     kubelet.spawn()?;
-    wait_at(&cluster, &format!("/api/v1/nodes/{}", kubelet.name()), "ready", |found| {
-        condition(found, "Ready")["status"] == "True"
+    wait_at(&cluster, &format!("/api/v1/nodes/{}", kubelet.name()), "ready", |shown| {
+        condition(shown, "Ready")["status"] == "True"
     })?;
     let (views, late) = observe(&Stage::of_kubelet(node, &kubelet), &cluster, Duration::from_secs(200))?;
     let before = record::renew(&manifests::dir_of_cluster(), &views)?;

@@ -56,7 +56,7 @@ impl Drop for HostDir {
 }
 
 fn a_block_device_of_the_host_is_a_device_of_the_container(node: &mut TestNode) -> Result<()> {
-    let disk = LoopDevice::of(&node.dir().join("disk"))?;
+    let disk = LoopDevice::attach(&node.dir().join("disk"))?;
     let later = node.dir().join("later");
     let device = json!([{ "name": "disk", "devicePath": "/dev/data" }, { "name": "later", "devicePath": "/later" }]);
     let main = with(shell("main", IDLE), json!({ "volumeDevices": device }));
@@ -87,7 +87,7 @@ fn huge_pages_are_a_resource_and_a_medium(node: &mut TestNode) -> Result<()> {
     // The agent knows the pool as it was at its start, as kubelet does.
     node.agent.kill();
     node.agent.start()?;
-    let of = |amount: &str| {
+    let with_pages = |amount: &str| {
         let resource = json!({ "resource": "limits.hugepages-2Mi", "divisor": "1Mi" });
         let main = json!({
             "resources": { "limits": { "hugepages-2Mi": amount, "memory": "64Mi" } },
@@ -97,9 +97,9 @@ fn huge_pages_are_a_resource_and_a_medium(node: &mut TestNode) -> Result<()> {
         let volume = json!({ "name": "huge", "emptyDir": { "medium": "HugePages", "sizeLimit": "4Mi" } });
         json!({ "containers": [with(shell("main", IDLE), main)], "volumes": [volume] })
     };
-    node.apply(&pod("web", of("4Mi")))?;
+    node.apply(&pod("web", with_pages("4Mi")))?;
     node.wait_running("web")?;
-    node.apply(&pod("other", of("6Mi")))?;
+    node.apply(&pod("other", with_pages("6Mi")))?;
     node.wait_pod("other", "waiting for huge pages", |pod| pod["status"]["reason"] == "OutOfhugepages-2Mi")?;
     let message = "hugepages-2Mi, requested: 6291456, used: 4194304, capacity: 8388608";
     node.wait_event(message)?;
@@ -431,15 +431,15 @@ fn variables_come_from_a_file_that_an_init_container_wrote(node: &mut TestNode) 
     let mounts = json!([{ "name": "env", "mountPath": "/env" }]);
     let script = r##"printf "# made\nMODE='edge' # here\nLIST='a\nb'\n" > /env/settings"##;
     let setup = with(shell("setup", script), json!({ "volumeMounts": mounts }));
-    let of = |name: &str, key: &str, optional: bool| {
+    let variable = |name: &str, key: &str, optional: bool| {
         let file = json!({ "volumeName": "env", "path": "settings", "key": key, "optional": optional });
         json!({ "name": name, "valueFrom": { "fileKeyRef": file } })
     };
     let good = with(
         shell("good", IDLE),
-        json!({ "env": [of("MODE", "MODE", false), of("LIST", "LIST", false), of("NONE", "NONE", true)] }),
+        json!({ "env": [variable("MODE", "MODE", false), variable("LIST", "LIST", false), variable("NONE", "NONE", true)] }),
     );
-    let bad = with(shell("bad", IDLE), json!({ "env": [of("NONE", "NONE", false)] }));
+    let bad = with(shell("bad", IDLE), json!({ "env": [variable("NONE", "NONE", false)] }));
     let volumes = json!([{ "name": "env", "emptyDir": {} }]);
     node.apply(&pod("web", json!({ "initContainers": [setup], "containers": [good, bad], "volumes": volumes })))?;
     let waits = |pod: &Value| {

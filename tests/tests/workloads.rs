@@ -88,8 +88,8 @@ fn local_volumes(node: &TestNode, cluster: &Cluster, count: usize) -> Result<()>
 }
 
 fn wait_ready(cluster: &Cluster, path: &str, field: &str, count: u32) -> Result<Value> {
-    wait_at(cluster, path, &format!("{count} {field}"), |found| {
-        found["status"][field] == count && found["status"]["observedGeneration"] == found["metadata"]["generation"]
+    wait_at(cluster, path, &format!("{count} {field}"), |shown| {
+        shown["status"][field] == count && shown["status"]["observedGeneration"] == shown["metadata"]["generation"]
     })
 }
 
@@ -142,10 +142,11 @@ fn a_stateful_set_keeps_its_volumes_and_never_runs_twice(node: &mut TestNode) ->
     cluster.run_kubectl(&["scale", &target, "--replicas=2"])?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
     let runs = written(node, 2);
-    let of = |replica: &str| runs.iter().find(|lines| lines.first().is_some_and(|line| line.starts_with(replica)));
+    let lines_of =
+        |replica: &str| runs.iter().find(|lines| lines.first().is_some_and(|line| line.starts_with(replica)));
     let second = format!("{}-1", node.name());
     let begun = |replica: &str, times: usize| vec![format!("{replica} begins"); times];
-    ensure!(of(&first) == Some(&begun(&first, 3)) && of(&second) == Some(&begun(&second, 2)), "{runs:?}");
+    ensure!(lines_of(&first) == Some(&begun(&first, 3)) && lines_of(&second) == Some(&begun(&second, 2)), "{runs:?}");
     cluster.run_kubectl(&["delete", &target])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
@@ -217,8 +218,8 @@ fn jobs_and_cron_jobs_complete(node: &mut TestNode) -> Result<()> {
         "jobTemplate": { "spec": { "template": once("exit 0") } },
     });
     cluster.create(&format!("{BATCH}/cronjobs"), &workload(node, "batch/v1", "CronJob", spec))?;
-    wait_at(&cluster, &format!("{BATCH}/cronjobs/{}", node.name()), "its first run", |found| {
-        found["status"]["lastSuccessfulTime"].is_string()
+    wait_at(&cluster, &format!("{BATCH}/cronjobs/{}", node.name()), "its first run", |shown| {
+        shown["status"]["lastSuccessfulTime"].is_string()
     })?;
     cluster.run_kubectl(&["delete", &format!("cronjob/{}", node.name()), &job])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))

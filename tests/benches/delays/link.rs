@@ -72,7 +72,7 @@ pub(crate) fn link_comes_back(scene: &Scene<'_>, _: &mut dyn Contender) -> Resul
     pods.iter().try_for_each(|pod| wait_runs(pod, "1"))?;
     take_for_lost(scene)?;
     let restarted =
-        |pod: &Pod| scene.at(&scene.path(pod)).is_some_and(|found| is_running(&found) && restarts(&found) == 1);
+        |pod: &Pod| scene.at(&scene.path(pod)).is_some_and(|shown| is_running(&shown) && restarts(&shown) == 1);
     let cause = Instant::now();
     scene.wire.join();
     let took = all_after(cause, [&|| scene.is_ready(), &|| pods.iter().all(restarted)])?;

@@ -102,7 +102,7 @@ struct Bench {
 impl Bench {
     fn measure(&mut self, contender: &mut dyn Contender, containerd: &Containerd, runs: usize) -> Result<()> {
         self.wire.join();
-        let place = ContenderInfo::of(contender);
+        let place = ContenderInfo::new(contender);
         contender.start()?;
         for run in 0..runs {
             println!("{}, run {}", contender.name(), run + 1);
@@ -139,7 +139,9 @@ impl Bench {
         } else {
             thread::scope(|scope| {
                 let all: Vec<_> = chosen.iter().map(|Sound(_, act)| scope.spawn(move || act(&scene))).collect();
-                all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")))).collect()
+                all.into_iter()
+                    .map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))))
+                    .collect()
             })
         };
         for (Sound(whats, _), took) in chosen.into_iter().zip(took) {

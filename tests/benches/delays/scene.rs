@@ -53,7 +53,7 @@ pub(crate) struct ContenderInfo {
 }
 
 impl ContenderInfo {
-    pub(crate) fn of(contender: &dyn Contender) -> Self {
+    pub(crate) fn new(contender: &dyn Contender) -> Self {
         Self { who: contender.name(), node: contender.node_name().to_owned(), manifests: contender.manifests() }
     }
 }
@@ -74,8 +74,8 @@ impl Scene<'_> {
     }
 
     /// The name of a pod or an object in this run.
-    pub(crate) fn name(&self, of: &str) -> String {
-        format!("{of}-{}-{}", self.place.who, self.run)
+    pub(crate) fn name(&self, pod: &str) -> String {
+        format!("{pod}-{}-{}", self.place.who, self.run)
     }
 
     pub(crate) fn pod(&self, name: &str) -> Pod {
@@ -162,7 +162,7 @@ impl Scene<'_> {
 
     /// Waits until the pod at `path` is shown as running and ready.
     pub(crate) fn wait_shown(&self, path: &str) -> Result<Value> {
-        until(&format!("{path} as ready"), || self.at(path).is_some_and(|found| is_running(&found)))?;
+        until(&format!("{path} as ready"), || self.at(path).is_some_and(|shown| is_running(&shown)))?;
         self.at(path).with_context(|| format!("{path} is gone"))
     }
 
@@ -176,7 +176,7 @@ impl Scene<'_> {
     pub(crate) fn delete(&self, pod: &Pod) -> Result<()> {
         let path = self.path(pod);
         self.cluster.delete(&path)?;
-        until(&format!("the end of {path}"), || self.cluster.get(&path).is_ok_and(|found| found.is_none()))
+        until(&format!("the end of {path}"), || self.cluster.get(&path).is_ok_and(|shown| shown.is_none()))
     }
 }
 

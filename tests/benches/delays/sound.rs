@@ -87,7 +87,7 @@ pub(crate) fn missing_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
     main["env"] = json!([{ "name": "MODE", "valueFrom": key }]);
     scene.create_with(&pod, "1", json!({ "spec": { "containers": [main] } }))?;
     let path = scene.path(&pod);
-    let waits = |found: Value| found["status"]["containerStatuses"][0]["state"]["waiting"].is_object();
+    let waits = |pod: Value| pod["status"]["containerStatuses"][0]["state"]["waiting"].is_object();
     until("a pod that waits", || scene.at(&path).is_some_and(waits))?;
     scene.pass(QUIET_TIME)?;
     let cause = Instant::now();

@@ -46,10 +46,10 @@ impl Table {
     /// A line for each respect, with a column for each contender.
     pub(crate) fn text(&self) -> String {
         let Some(first) = self.0.first().map(|row| row.who) else { return String::new() };
-        let (own, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|row| row.who == first);
+        let (rows_of_first, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|row| row.who == first);
         let who = others.first().map_or("", |row| row.who);
         let mut text = format!("\n{:<62} {first:<30} {who}\n", "s, min / median / max (runs)");
-        for row in own {
+        for row in rows_of_first {
             let other = others.iter().find(|other| other.what == row.what);
             let other = other.map_or_else(String::new, |other| other.text());
             text.push_str(&format!("{:<62} {:<30} {other}\n", row.what, row.text()));

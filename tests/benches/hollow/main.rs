@@ -142,7 +142,8 @@ impl Bench {
     }
 
     fn mark(&self, hollow: &HollowNodes, cluster: &Cluster) -> Result<Mark> {
-        let (requests, traffic, processor) = (Requests::of(cluster)?, self.wire.traffic(), processor(&[hollow.pid()]));
+        let (requests, traffic, processor) =
+            (Requests::fetch(cluster)?, self.wire.traffic(), processor(&[hollow.pid()]));
         Ok(Mark { at: Instant::now(), requests, traffic, processor })
     }
 
@@ -173,7 +174,7 @@ impl Bench {
     }
 
     fn memory(&mut self, when: &str, hollow: &HollowNodes) {
-        let cost = Footprint::of(hollow.pid());
+        let cost = Footprint::measure(hollow.pid());
         println!(
             "memory {when:<26} {:.0} kB private a node ({} MiB; {} descriptors, {} threads)",
             cost.private as f64 * 1.024 / self.count as f64,

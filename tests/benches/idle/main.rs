@@ -97,10 +97,10 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
             wait_ready(contender, pods)?;
             pass(SETTLE_TIME)?;
             let kinds = processes(contender, containerd, &dir)?;
-            let before: Vec<_> = kinds.iter().map(|(_, pids)| Footprint::of_all(pids)).collect();
+            let before: Vec<_> = kinds.iter().map(|(_, pids)| Footprint::measure_all(pids)).collect();
             pass(window)?;
             for ((kind, pids), before) in kinds.into_iter().zip(before) {
-                rows.push(row(contender.name(), pods, kind, &before, Footprint::of_all(&pids), window));
+                rows.push(row(contender.name(), pods, kind, &before, Footprint::measure_all(&pids), window));
             }
         }
         (0..running).try_for_each(|number| remove(contender, &format!("idle-{number}")))?;

@@ -110,10 +110,11 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
             wait_ready(contender, PODS)?;
             pass(SETTLE_TIME)?;
             let kinds = processes(contender, containerd, &dir)?;
-            let before: Vec<_> = kinds.iter().map(|(_, pids)| (Footprint::of_all(pids), processor(pids))).collect();
+            let before: Vec<_> =
+                kinds.iter().map(|(_, pids)| (Footprint::measure_all(pids), processor(pids))).collect();
             pass(window)?;
             for ((kind, pids), (cost, busy_before)) in kinds.into_iter().zip(before) {
-                let (after, busy) = (Footprint::of_all(&pids), processor(&pids).saturating_sub(busy_before));
+                let (after, busy) = (Footprint::measure_all(&pids), processor(&pids).saturating_sub(busy_before));
                 rows.push(Row {
                     who: contender.name(),
                     handler,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// The families of a page in Prometheus' text format, in that format.
-pub(crate) fn of(page: &str) -> String {
+pub(crate) fn strip_values(page: &str) -> String {
     let (mut text, mut seen) = (String::new(), BTreeSet::new());
     for line in page.lines() {
         if line.starts_with('#') {

@@ -63,12 +63,12 @@ fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<Growth>)> {
         wait_ready(contender, PODS)?;
         wait::pass(SETTLE_TIME)?;
         let pid = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
-        let before = Footprint::of(pid).private;
+        let before = Footprint::measure(pid).private;
         for page in PAGES {
             durations.add("50 pods", page, contender.name(), &scrape(contender, page)?);
         }
         wait::pass(SETTLE_TIME)?;
-        memory.push((contender.name(), before, Footprint::of(pid).private));
+        memory.push((contender.name(), before, Footprint::measure(pid).private));
         if contender.name() == "kubelet" {
             record(contender)?;
         }
@@ -103,7 +103,7 @@ fn record(contender: &dyn Contender) -> Result<()> {
     for page in RECORDED {
         let text = String::from_utf8(contender.get(page)?).with_context(|| page.to_owned())?;
         let file = dir.join(format!("kubelet{}.txt", page.replace('/', "-")));
-        fs::write(&file, families::of(&text)).with_context(|| format!("{}", file.display()))?;
+        fs::write(&file, families::strip_values(&text)).with_context(|| format!("{}", file.display()))?;
     }
     remove(contender, "probed")
 }

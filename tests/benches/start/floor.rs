@@ -92,21 +92,21 @@ impl Floor {
         let mut tasks = TasksClient::new(self.channel.clone());
         let id = id.to_owned();
         let kill = KillRequest { container_id: id.clone(), signal: 9, all: true, ..Default::default() };
-        if found(tasks.kill(request(kill)).await)? {
-            found(tasks.wait(request(WaitRequest { container_id: id.clone(), ..Default::default() })).await)?;
-            found(tasks.delete(request(DeleteTaskRequest { container_id: id.clone() })).await)?;
+        if exists(tasks.kill(request(kill)).await)? {
+            exists(tasks.wait(request(WaitRequest { container_id: id.clone(), ..Default::default() })).await)?;
+            exists(tasks.delete(request(DeleteTaskRequest { container_id: id.clone() })).await)?;
         }
         let mut containers = ContainersClient::new(self.channel.clone());
-        found(containers.delete(request(DeleteContainerRequest { id: id.clone() })).await)?;
+        exists(containers.delete(request(DeleteContainerRequest { id: id.clone() })).await)?;
         let mut snapshots = SnapshotsClient::new(self.channel.clone());
         let remove = RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: id };
-        found(snapshots.remove(request(remove)).await)?;
+        exists(snapshots.remove(request(remove)).await)?;
         Ok(())
     }
 }
 
 /// Whether the thing a call was about exists.
-fn found<T>(answer: Result<T, Status>) -> Result<bool, Status> {
+fn exists<T>(answer: Result<T, Status>) -> Result<bool, Status> {
     match answer {
         Ok(_) => Ok(true),
         Err(status) if status.code() == Code::NotFound => Ok(false),

@@ -83,8 +83,8 @@ impl Bench {
         contender.start()?;
         let node = format!("/api/v1/nodes/{}", contender.node_name());
         let joined = || {
-            let found = self.cluster.get(&node).ok().flatten();
-            found.is_some_and(|node| condition(&node, "Ready")["status"] == "True")
+            let shown = self.cluster.get(&node).ok().flatten();
+            shown.is_some_and(|node| condition(&node, "Ready")["status"] == "True")
         };
         until("a node that is ready", joined)?;
         let names: Vec<_> = (0..PODS).map(|number| format!("idle-{number}")).collect();
@@ -126,7 +126,7 @@ impl Bench {
         let (requests, traffic) = self.since(&begun)?;
         let an_hour = 3_600.0 / begun.at.elapsed().as_secs_f64();
         let agent = agent(contender)?;
-        let (cost, busy) = (Footprint::of(agent), processor(&[agent]).saturating_sub(begun.processor));
+        let (cost, busy) = (Footprint::measure(agent), processor(&[agent]).saturating_sub(begun.processor));
         let total: u64 = requests.values().sum();
         let per_second = an_hour / 3_600.0;
         self.add(contender, table::REQUESTS, total as f64 * an_hour, json!(requests));
@@ -190,7 +190,7 @@ impl Bench {
             let mut pids = pids(&self.dir, "limpet");
             pids.retain(|pid| *pid != agent);
             pids.push(agent);
-            Footprint::of_all(&pids)
+            Footprint::measure_all(&pids)
         };
         let agent = agent(contender)?;
         let (begun, from) = (Instant::now(), loggers(agent));
@@ -234,7 +234,7 @@ impl Bench {
     fn mark(&mut self, contender: &dyn Contender) -> Result<Mark> {
         self.audit.requests()?;
         let agent = agent(contender)?;
-        let (traffic, cost, processor) = (self.wire.traffic(), Footprint::of(agent), processor(&[agent]));
+        let (traffic, cost, processor) = (self.wire.traffic(), Footprint::measure(agent), processor(&[agent]));
         Ok(Mark { at: Instant::now(), traffic, cost, processor })
     }
 
@@ -242,13 +242,13 @@ impl Bench {
         Ok((self.audit.requests()?, self.wire.traffic() - begun.traffic))
     }
 
-    fn add(&mut self, contender: &dyn Contender, what: &str, value: f64, of: Value) {
+    fn add(&mut self, contender: &dyn Contender, what: &str, value: f64, parts: Value) {
         println!(
             "{:<8} {what}: {value:.1}  {}",
             contender.name(),
-            if of.is_null() { String::new() } else { of.to_string() }
+            if parts.is_null() { String::new() } else { parts.to_string() }
         );
-        self.rows.push(Row { who: contender.name(), what: what.to_owned(), value, of });
+        self.rows.push(Row { who: contender.name(), what: what.to_owned(), value, parts });
     }
 }
 

@@ -22,22 +22,22 @@ pub(crate) struct Row {
     /// The figure.
     pub(crate) value: f64,
     /// What it is made of, by kind of request.
-    pub(crate) of: Value,
+    pub(crate) parts: Value,
 }
 
 impl Row {
     /// As it is kept.
     pub(crate) fn json(&self) -> Value {
-        json!({ "who": self.who, "what": self.what, "value": self.value, "of": self.of })
+        json!({ "who": self.who, "what": self.what, "value": self.value, "parts": self.parts })
     }
 }
 
 /// A line for each figure, with a column for each contender.
 pub(crate) fn text(rows: &[Row]) -> String {
     let Some(first) = rows.first().map(|row| row.who) else { return String::new() };
-    let (own, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.who == first);
+    let (rows_of_first, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.who == first);
     let mut text = format!("\n{:<54} {first:>12} {:>12}\n", "", others.first().map_or("", |row| row.who));
-    for row in own {
+    for row in rows_of_first {
         let other = others.iter().find(|other| other.what == row.what);
         let other = other.map_or_else(String::new, |row| format!("{:.1}", row.value));
         text.push_str(&format!("{:<54} {:>12.1} {other:>12}\n", row.what, row.value));
@@ -48,13 +48,13 @@ pub(crate) fn text(rows: &[Row]) -> String {
 /// Whether limpet is within its budgets; those beside kubelet's figures where kubelet was measured.
 pub(crate) fn check_budgets(rows: &[Row], is_dist: bool) -> Result<()> {
     let value = |who: &str, what: &str| rows.iter().find(|row| row.who == who && row.what == what).map(|row| row.value);
-    let own = |what: &str| value("limpet", what).with_context(|| format!("{what}: not measured"));
-    let pss = own(PSS)?;
+    let limpets = |what: &str| value("limpet", what).with_context(|| format!("{what}: not measured"));
+    let pss = limpets(PSS)?;
     ensure!(!is_dist || pss <= PSS_MIB, "PSS is {pss:.1} MiB, of a budget of {PSS_MIB}");
     for (what, share) in SHARES_OF_KUBELET {
         let Some(kubelet) = value("kubelet", what) else { continue };
-        let (own, budget) = (own(what)?, kubelet * share);
-        ensure!(own <= budget, "{what}: {own:.0}, of a budget of {budget:.0}");
+        let (limpets, budget) = (limpets(what)?, kubelet * share);
+        ensure!(limpets <= budget, "{what}: {limpets:.0}, of a budget of {budget:.0}");
     }
     Ok(())
 }

@@ -36,13 +36,13 @@ pub fn begin(
     bind_group(cluster, BOOTSTRAPPERS, "system:node-bootstrapper")?;
     wait_allowed(cluster)?;
     cluster.admit(node, &[&format!("--node-ip={}", address.address)])?;
-    let mut own = PathBuf::new();
+    let mut config_path = PathBuf::new();
     let (kubeconfig, pki) = (node.dir().join("kubelet.conf"), node.agent.settings().root().join("pki"));
     let bootstrap = node.dir().join("bootstrap.conf");
     node.agent.reconfigure(|settings| {
         // The flag with the certificate that the node would have had.
         let flag = settings.flags.remove(0);
-        own = PathBuf::from(flag.trim_start_matches("--kubeconfig="));
+        config_path = PathBuf::from(flag.trim_start_matches("--kubeconfig="));
         settings.flags.push(format!("--kubeconfig={}", kubeconfig.display()));
         settings.flags.push(format!("--bootstrap-kubeconfig={}", bootstrap.display()));
         settings.kubelet.extend(["rotateCertificates: true".to_owned(), "serverTLSBootstrap: true".to_owned()]);
@@ -50,7 +50,7 @@ pub fn begin(
         settings.kubelet.push("authentication: {anonymous: {enabled: true}}".to_owned());
         settings.kubelet.push("authorization: {mode: AlwaysAllow}".to_owned());
     })?;
-    let mut file: Value = serde_json::from_slice(&fs::read(&own)?)?;
+    let mut file: Value = serde_json::from_slice(&fs::read(&config_path)?)?;
     file["users"][0]["user"] = user.clone();
     fs::write(&bootstrap, serde_json::to_vec(&file)?)?;
     Ok(Bootstrap { kubeconfig, pki })

@@ -46,7 +46,7 @@ impl Certificates {
             ("etcd/ca", "etcd/peer", "/CN=etcd", &[ON_LOOPBACK, BOTH]),
             ("etcd/ca", "apiserver-etcd-client", "/CN=kube-apiserver-etcd-client", &[CLIENT]),
         ];
-        in_parallel(all.map(|one| move |at: &Self| at.certify(one, 2)), &made)?;
+        in_parallel(all.map(|certificate| move |at: &Self| at.certify(certificate, 2)), &made)?;
         made.openssl(&["genrsa", "-out", "sa.key", "2048"])?;
         made.openssl(&["rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub"])?;
         Ok(made)
@@ -148,7 +148,8 @@ fn in_parallel<const N: usize>(
 ) -> Result<()> {
     std::thread::scope(|scope| {
         let all = all.map(|make| scope.spawn(|| make(certificates)));
-        let mut ends = all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))));
+        let mut ends =
+            all.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked"))));
         ends.try_for_each(|end| end)
     })
 }

@@ -52,14 +52,14 @@ impl Cluster {
             let path = "/api/v1/namespaces/default";
             [format!("{path}/serviceaccounts/default"), format!("{path}/configmaps/kube-root-ca.crt")]
                 .iter()
-                .all(|path| self.get(path).is_ok_and(|found| found.is_some()))
+                .all(|path| self.get(path).is_ok_and(|object| object.is_some()))
         })
     }
 
     /// Fails once a process of the cluster has ended by itself.
     pub fn check(&mut self) -> Result<()> {
         let apiserver = self.apiserver.as_mut().map(|daemon| ("kube-apiserver", daemon));
-        let controllers = self.controllers.iter_mut().map(|one| (one.name, &mut one.daemon));
+        let controllers = self.controllers.iter_mut().map(|controller| (controller.name, &mut controller.daemon));
         for (name, daemon) in apiserver.into_iter().chain(controllers).chain([("etcd", self.etcd.daemon())]) {
             if let Some(status) = daemon.ended()? {
                 bail!("{name} ended, {status}; its log ends with:\n{}", tail(&daemon.log(), 20));

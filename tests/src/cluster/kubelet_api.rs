@@ -22,7 +22,7 @@ impl NodeAddress {
     pub fn add() -> Result<Self> {
         // The first addresses may belong to the machine.
         for address in (100..250).map(|last| Ipv4Addr::new(192, 0, 2, last)) {
-            let Some(claim) = Claim::of(format!("address-{address}"))? else { continue };
+            let Some(claim) = Claim::take(format!("address-{address}"))? else { continue };
             process::checked(Command::new("ip").args(["address", "replace", &address.to_string(), "dev", "lo"]))?;
             return Ok(Self { address, _claim: claim });
         }
@@ -45,8 +45,8 @@ pub fn join_with_api(node: &mut TestNode, cluster: &Cluster, port: &Port, addres
         settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
     })?;
     join(node, cluster, &[&format!("--node-ip={}", address.address)])?;
-    wait_node(node, cluster, "the port of its API", |found| {
-        found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
+    wait_node(node, cluster, "the port of its API", |shown| {
+        shown["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
     })
     .map(drop)
 }

@@ -53,7 +53,7 @@ impl MetricsServer {
         let mut server = Self { daemon, _port: port, _address: address };
         wait::until_true(FIRST_START, "the API of metrics", || {
             server.daemon.ended().is_ok_and(|status| status.is_some())
-                || cluster.get("/apis/metrics.k8s.io/v1beta1").is_ok_and(|found| found.is_some())
+                || cluster.get("/apis/metrics.k8s.io/v1beta1").is_ok_and(|group| group.is_some())
         })
         .with_context(|| tail(&server.daemon.log(), 20))?;
         ensure!(server.daemon.ended()?.is_none(), "metrics-server ended:\n{}", server.log());

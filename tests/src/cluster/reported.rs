@@ -15,10 +15,10 @@ impl Cluster {
     ///
     /// That does not happen in time.
     pub fn wait_reported(&self, node: &TestNode, path: &str, pod: &str) -> Result<Value> {
-        wait_at(self, path, "reported as it runs", |found| {
-            let own = node.pod(pod).unwrap_or_default();
-            let same = container_id(&own, "main").ok() == container_id(found, "main").ok();
-            same && found["status"]["phase"] == "Running" && condition(found, "Ready")["status"] == "True"
+        wait_at(self, path, "reported as it runs", |shown| {
+            let pod_of_node = node.pod(pod).unwrap_or_default();
+            let same = container_id(&pod_of_node, "main").ok() == container_id(shown, "main").ok();
+            same && shown["status"]["phase"] == "Running" && condition(shown, "Ready")["status"] == "True"
         })
     }
 }

@@ -103,9 +103,9 @@ impl<'a> Host<'a> {
         self.shell("mount --make-shared /var/lib/kubelet")?;
         self.node.make_cgroup("kubelet")?;
         self.node.import(&[&image::pause_image()?])?;
-        let own = dir.join(kubelet::PROGRAM);
-        symlink(program, &own)?;
-        self.kubelet = Some(own);
+        let link = dir.join(kubelet::PROGRAM);
+        symlink(program, &link)?;
+        self.kubelet = Some(link);
         Ok(())
     }
 
@@ -177,7 +177,9 @@ impl<'a> Host<'a> {
     pub fn start_agent(&mut self) -> Result<()> {
         let (program, cgroup, settings) = match &self.kubelet {
             None => (format!("{} run", agent::program()?.display()), self.node.cgroup().to_owned(), ""),
-            Some(own) => (own.display().to_string(), format!("{}/kubelet", self.node.cgroup()), SETTINGS_OF_KUBELET),
+            Some(kubelet) => {
+                (kubelet.display().to_string(), format!("{}/kubelet", self.node.cgroup()), SETTINGS_OF_KUBELET)
+            }
         };
         let mut command = self.command("sh");
         command.args(["-c", UNIT, &program]).env("CGROUP", cgroup).env("SETTINGS", settings);
@@ -200,10 +202,10 @@ impl<'a> Host<'a> {
     /// The processes in the host's mount namespace, shims among them, and those of the node's containers.
     fn processes(&self) -> Vec<u32> {
         let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-        let (init, own) = (self.init.pid(), namespace(self.init.pid()));
+        let (init, namespace_here) = (self.init.pid(), namespace(self.init.pid()));
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let here = pids.filter(|pid| namespace(*pid).is_some_and(|it| Some(it) == own));
+        let here = pids.filter(|pid| namespace(*pid).is_some_and(|it| Some(it) == namespace_here));
         let lists =
             self.node.cgroups().into_iter().filter_map(|cgroup| fs::read_to_string(cgroup.join("cgroup.procs")).ok());
         let contained = lists.flat_map(|list| list.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>());
@@ -218,10 +220,10 @@ pub fn kubeadm() -> Result<PathBuf> {
 
 /// Links two hosts, each of which gets a route to the pods of the other.
 pub fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
-    let [one, two] = hosts.map(|host| host.init.pid().to_string());
-    let name = format!("ltk{one}");
+    let [first, two] = hosts.map(|host| host.init.pid().to_string());
+    let name = format!("ltk{first}");
     let ip = |args: &[&str]| process::output("ip", args).map(drop);
-    ip(&["link", "add", &name, "netns", &one, "type", "veth", "peer", "name", "eth0", "netns", &two])?;
+    ip(&["link", "add", &name, "netns", &first, "type", "veth", "peer", "name", "eth0", "netns", &two])?;
     hosts[0].shell(&format!("ip link set {name} name eth0"))?;
     for (host, other) in [(hosts[0], hosts[1]), (hosts[1], hosts[0])] {
         let pods = other.node.cni.as_ref().context("no pod network")?.subnet();

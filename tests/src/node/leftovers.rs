@@ -27,8 +27,13 @@ impl TestNode {
         let snapshots = self.containerd.snapshots()?.into_iter().filter(|snapshot| snapshot.kind != "Committed");
         left.extend(snapshots.map(|snapshot| format!("snapshot {} {}", snapshot.key, snapshot.kind)));
         left.extend(self.mounts()?.iter().map(|mount| format!("mount {}", mount.display())));
-        let own = self.agent.settings();
-        let below = [own.root().join("pods"), own.run().join("sandboxes"), own.pod_logs(), own.container_logs()];
+        let settings = self.agent.settings();
+        let below = [
+            settings.root().join("pods"),
+            settings.run().join("sandboxes"),
+            settings.pod_logs(),
+            settings.container_logs(),
+        ];
         for dir in below {
             left.extend(entries(&dir)?.iter().map(|path| path.display().to_string()));
         }
@@ -41,8 +46,8 @@ impl TestNode {
     /// The mounts below the node's directory. Two mounts belong to the node and not to a pod: the directory of
     /// sandboxes, and a small disk in place of the agent's root directory.
     fn mounts(&self) -> Result<Vec<PathBuf>> {
-        let own = self.agent.settings();
-        let of_node = [own.run().join("sandboxes"), own.root()];
+        let settings = self.agent.settings();
+        let of_node = [settings.run().join("sandboxes"), settings.root()];
         let mut mounts = take_down::mounts_below(self.dir())?;
         mounts.retain(|point| !of_node.contains(point));
         Ok(mounts)

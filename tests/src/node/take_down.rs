@@ -86,10 +86,10 @@ fn remove_shared_state(dir: &Path) {
 
 /// The states runc keeps of containers whose files lie below `dir`.
 pub(super) fn runc_states(dir: &Path) -> Vec<PathBuf> {
-    let own = format!("{}/", dir.display());
+    let below = format!("{}/", dir.display());
     let states = fs::read_dir(Path::new("/run/containerd/runc").join(NAMESPACE)).into_iter().flatten().flatten();
     let mut states: Vec<_> = states.map(|state| state.path()).collect();
-    states.retain(|state| fs::read_to_string(state.join("state.json")).is_ok_and(|text| text.contains(&own)));
+    states.retain(|state| fs::read_to_string(state.join("state.json")).is_ok_and(|text| text.contains(&below)));
     states
 }
 
@@ -130,14 +130,14 @@ pub(crate) fn cgroup_roots() -> Vec<PathBuf> {
 /// The node's cgroups and all below them, parents first.
 pub fn cgroups_below(name: &str) -> Vec<PathBuf> {
     let slices = cgroup_dirs(&slice(name));
-    let mut found: Vec<_> = cgroup_dirs(name).into_iter().chain(slices).filter(|dir| dir.is_dir()).collect();
+    let mut dirs: Vec<_> = cgroup_dirs(name).into_iter().chain(slices).filter(|dir| dir.is_dir()).collect();
     let mut next = 0;
-    while next < found.len() {
-        let entries = fs::read_dir(&found[next]).into_iter().flatten().flatten();
-        found.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+    while next < dirs.len() {
+        let entries = fs::read_dir(&dirs[next]).into_iter().flatten().flatten();
+        dirs.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
         next += 1;
     }
-    found
+    dirs
 }
 
 /// Removes the network, which is found by its name alone, so that it can be removed after its creator has died.

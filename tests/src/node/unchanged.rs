@@ -12,9 +12,9 @@ impl TestNode {
     /// When it does not run, or in another container.
     pub fn ensure_unchanged(&self, name: &str, before: &Value) -> Result<()> {
         let now = self.wait_running(name)?;
-        let (found, earlier) = (container(&now, "main"), container(before, "main"));
-        ensure!(found["containerID"] == earlier["containerID"], "{}", now["status"]);
-        ensure!(found["restartCount"] == 0);
+        let (current, earlier) = (container(&now, "main"), container(before, "main"));
+        ensure!(current["containerID"] == earlier["containerID"], "{}", now["status"]);
+        ensure!(current["restartCount"] == 0);
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ impl Case {
         }
         let spec = &self.manifest["spec"];
         let all = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
-        all.filter(|one| is_viewer(one)).filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
+        all.filter(|entry| is_viewer(entry)).filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect()
     }
 }
 

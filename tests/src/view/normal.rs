@@ -70,7 +70,9 @@ pub fn view(printed: &str, names: &Names, machine: &Machine) -> View {
     }
     view.remove("end");
     let of_host = view.get("namespaces").is_some_and(|lines| {
-        lines.iter().any(|line| machine.namespaces.get("net").is_some_and(|own| *line == format!("net {own}")))
+        lines
+            .iter()
+            .any(|line| machine.namespaces.get("net").is_some_and(|namespace| *line == format!("net {namespace}")))
     });
     if of_host {
         view.insert("network".to_owned(), vec!["the node's".to_owned()]);
@@ -157,7 +159,7 @@ pub fn name_namespaces(of_pod: &mut [(&mut View, bool)], machine: &Machine) {
         for line in lines {
             let Some((kind, id)) = line.split_once(' ') else { continue };
             let whose = match (machine.namespaces.get(kind.trim_end_matches("_for_children")), seen.get(line)) {
-                (Some(own), _) if own == id => "the node's",
+                (Some(uid), _) if uid == id => "the node's",
                 // The number of a namespace that is gone with its container may belong to another one by now.
                 (_, Some(2..)) if *runs => "shared in the pod",
                 _ => "own",

@@ -36,17 +36,17 @@ struct Line {
     differences: BTreeMap<String, Difference>,
 }
 
-/// How `other` differs from `one`, section by section; what is equal is left out.
-pub fn differences(one: &View, other: &View) -> BTreeMap<String, Difference> {
-    let sections: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+/// How `other` differs from `recorded`, section by section; what is equal is left out.
+pub fn differences(recorded: &View, other: &View) -> BTreeMap<String, Difference> {
+    let sections: BTreeSet<_> = recorded.keys().chain(other.keys()).collect();
     let all = sections.into_iter().map(|section| {
         let lines = |view: &View| view.get(section).cloned().unwrap_or_default();
-        (section.clone(), difference(&lines(one), &lines(other)))
+        (section.clone(), difference(&lines(recorded), &lines(other)))
     });
     all.filter(|(_, difference)| !difference.is_empty()).collect()
 }
 
-fn difference(one: &[String], other: &[String]) -> Difference {
+fn difference(recorded: &[String], other: &[String]) -> Difference {
     let without = |lines: &[String], taken: &[String]| {
         let mut left = taken.to_vec();
         let mut kept = lines.to_vec();
@@ -59,12 +59,12 @@ fn difference(one: &[String], other: &[String]) -> Difference {
         });
         kept
     };
-    Difference { missing: without(one, other), added: without(other, one) }
+    Difference { missing: without(recorded, other), added: without(other, recorded) }
 }
 
-/// `one` with the differences applied.
-fn applied(one: &View, differences: &BTreeMap<String, Difference>) -> View {
-    let mut view = one.clone();
+/// `recorded` with the differences applied.
+fn applied(recorded: &View, differences: &BTreeMap<String, Difference>) -> View {
+    let mut view = recorded.clone();
     for (section, Difference { missing, added }) in differences {
         let lines = view.entry(section.clone()).or_default();
         for gone in missing {
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn a_difference_is_what_one_alone_has() {
-        let found =
+        let differing =
             differences(&view(&[("s", &["a", "b", "b"]), ("t", &["x"])]), &view(&[("s", &["b", "c"]), ("t", &["x"])]));
         let expected = Difference { missing: vec!["a".into(), "b".into()], added: vec!["c".into()] };
-        assert_eq!(found, BTreeMap::from([("s".to_owned(), expected)]));
+        assert_eq!(differing, BTreeMap::from([("s".to_owned(), expected)]));
     }
 }

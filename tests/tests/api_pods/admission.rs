@@ -15,27 +15,27 @@ pub(super) fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: 
     join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab", "--provider-id=edge://7"])?;
     let of_node = format!("/api/v1/nodes/{}", node.name());
     let cores = std::thread::available_parallelism()?.get();
-    let found = wait_at(&cluster, &of_node, "its allocatable resources", |found| {
-        found["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
+    let shown = wait_at(&cluster, &of_node, "its allocatable resources", |shown| {
+        shown["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
     })?;
-    ensure!(found["status"]["capacity"]["cpu"] == json!(cores.to_string()), "{found}");
-    ensure!(found["spec"]["providerID"] == "edge://7", "{found}");
-    ensure!(found["status"]["features"]["supplementalGroupsPolicy"] == true, "{found}");
+    ensure!(shown["status"]["capacity"]["cpu"] == json!(cores.to_string()), "{shown}");
+    ensure!(shown["spec"]["providerID"] == "edge://7", "{shown}");
+    ensure!(shown["status"]["features"]["supplementalGroupsPolicy"] == true, "{shown}");
     let asks = |name: &str, milli: usize| {
         let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
         pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))
     };
     let refused = |pod: &str, reason: &str| {
-        wait_at(&cluster, &path(node, pod), reason, |found| {
-            found["status"]["phase"] == "Failed" && found["status"]["reason"] == reason
+        wait_at(&cluster, &path(node, pod), reason, |shown| {
+            shown["status"]["phase"] == "Failed" && shown["status"]["reason"] == reason
         })
     };
     create(node, &cluster, &asks("runs", cores * 1_000 - 500))?;
     wait_reported(node, &cluster, "runs")?;
     create(node, &cluster, &asks("second", 500))?;
-    let found = refused("second", "OutOfcpu")?;
-    let message = found["status"]["message"].as_str().unwrap_or_default();
-    ensure!(message.starts_with("Pod was rejected: Node didn't have enough resource: cpu"), "{found}");
+    let shown = refused("second", "OutOfcpu")?;
+    let message = shown["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("Pod was rejected: Node didn't have enough resource: cpu"), "{shown}");
     let selects = |zone: &str| json!({ "spec": { "nodeSelector": { "site": zone } } });
     create(node, &cluster, &with(simple("elsewhere", IDLE), selects("roof")))?;
     refused("elsewhere", "NodeAffinity")?;
@@ -44,8 +44,8 @@ pub(super) fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: 
 
     node.apply(&asks("critical", 500))?;
     node.wait_running("critical")?;
-    let found = refused("runs", "Preempting")?;
-    ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
+    let shown = refused("runs", "Preempting")?;
+    ensure!(shown["status"]["message"] == "Preempted in order to admit critical pod", "{shown}");
     node.wait_event("Preempted in order to admit critical pod")?;
 
     create(node, &cluster, &asks("fills", cores * 1_000 - 750))?;
@@ -62,24 +62,25 @@ pub(super) fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &
     join(node, &cluster, &[])?;
     let cores = std::thread::available_parallelism()?.get();
     let asks = |milli: usize| json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
-    let one = |name: &str, milli: usize| pod(name, json!({ "containers": [with(shell("main", IDLE), asks(milli))] }));
-    create(node, &cluster, &one("large", cores * 1_000 - 500))?;
-    create(node, &cluster, &one("web", 400))?;
+    let of_cpu =
+        |name: &str, milli: usize| pod(name, json!({ "containers": [with(shell("main", IDLE), asks(milli))] }));
+    create(node, &cluster, &of_cpu("large", cores * 1_000 - 500))?;
+    create(node, &cluster, &of_cpu("web", 400))?;
     wait_reported(node, &cluster, "large")?;
     let id = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
     let edit = json!({ "spec": { "containers": [with(json!({ "name": "main" }), asks(900))] } });
     cluster.patch_items(&format!("{}/resize", path(node, "web")), &edit)?;
-    let pending = |found: &Value| cluster::condition(found, "PodResizePending").clone();
-    let found = wait_at(&cluster, &path(node, "web"), "deferred", |found| pending(found)["reason"] == "Deferred")?;
-    let message = pending(&found)["message"].as_str().unwrap_or_default().to_owned();
-    ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{found}");
-    ensure!(pending(&found)["observedGeneration"] == found["metadata"]["generation"], "{found}");
-    let main = &found["status"]["containerStatuses"][0];
-    ensure!(main["allocatedResources"]["cpu"] == "400m", "{found}");
+    let pending = |shown: &Value| cluster::condition(shown, "PodResizePending").clone();
+    let shown = wait_at(&cluster, &path(node, "web"), "deferred", |shown| pending(shown)["reason"] == "Deferred")?;
+    let message = pending(&shown)["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{shown}");
+    ensure!(pending(&shown)["observedGeneration"] == shown["metadata"]["generation"], "{shown}");
+    let main = &shown["status"]["containerStatuses"][0];
+    ensure!(main["allocatedResources"]["cpu"] == "400m", "{shown}");
     cluster.delete(&path(node, "large"))?;
-    let resized = wait_at(&cluster, &path(node, "web"), "resized", |found| {
-        let main = &found["status"]["containerStatuses"][0];
-        main["resources"]["requests"]["cpu"] == "900m" && !found["status"].to_string().contains("PodResize")
+    let resized = wait_at(&cluster, &path(node, "web"), "resized", |shown| {
+        let main = &shown["status"]["containerStatuses"][0];
+        main["resources"]["requests"]["cpu"] == "900m" && !shown["status"].to_string().contains("PodResize")
     })?;
     ensure!(resized["status"]["containerStatuses"][0]["allocatedResources"]["cpu"] == "900m", "{resized}");
     ensure!(container_id(&resized, "main")? == id, "restarted");
@@ -96,25 +97,25 @@ pub(super) fn a_resize_of_a_guaranteed_pods_cpu_is_infeasible(node: &mut TestNod
     create(node, &cluster, &web)?;
     let id = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
     let resize = |cpu: &str, memory: &str| {
-        let own = json!({ "cpu": cpu, "memory": memory });
-        let main = json!({ "name": "main", "resources": { "requests": own, "limits": own } });
+        let amounts = json!({ "cpu": cpu, "memory": memory });
+        let main = json!({ "name": "main", "resources": { "requests": amounts, "limits": amounts } });
         let edit = json!({ "spec": { "containers": [main] } });
         cluster.patch_items(&format!("{}/resize", path(node, "web")), &edit)
     };
     let mark = node.mark()?;
     resize("400m", "64Mi")?;
-    let pending = |found: &Value| cluster::condition(found, "PodResizePending").clone();
-    let found = wait_at(&cluster, &path(node, "web"), "infeasible", |found| pending(found)["reason"] == "Infeasible")?;
+    let pending = |shown: &Value| cluster::condition(shown, "PodResizePending").clone();
+    let shown = wait_at(&cluster, &path(node, "web"), "infeasible", |shown| pending(shown)["reason"] == "Infeasible")?;
     let message = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
-    ensure!(pending(&found)["message"] == message, "{found}");
-    let allocated = &found["status"]["containerStatuses"][0]["allocatedResources"];
-    ensure!(allocated["cpu"] == "300m" && allocated["memory"] == "32Mi", "{found}");
+    ensure!(pending(&shown)["message"] == message, "{shown}");
+    let allocated = &shown["status"]["containerStatuses"][0]["allocatedResources"];
+    ensure!(allocated["cpu"] == "300m" && allocated["memory"] == "32Mi", "{shown}");
     node.wait_event_since(&mark, &["web", "ResizeInfeasible"])?;
     // Memory alone changes.
     resize("300m", "64Mi")?;
-    let resized = wait_at(&cluster, &path(node, "web"), "resized", |found| {
-        let main = &found["status"]["containerStatuses"][0];
-        main["resources"]["limits"]["memory"] == "64Mi" && !found["status"].to_string().contains("PodResize")
+    let resized = wait_at(&cluster, &path(node, "web"), "resized", |shown| {
+        let main = &shown["status"]["containerStatuses"][0];
+        main["resources"]["limits"]["memory"] == "64Mi" && !shown["status"].to_string().contains("PodResize")
     })?;
     ensure!(container_id(&resized, "main")? == id, "restarted");
     Ok(())
@@ -125,15 +126,15 @@ pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNo
     cluster.add_account()?;
     join(node, &cluster, &["--register-with-taints=repair=yes:NoExecute"])?;
     // By then it has seen its Node.
-    wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "its conditions", |found| {
-        found["status"]["conditions"].as_array().is_some_and(|conditions| !conditions.is_empty())
+    wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "its conditions", |shown| {
+        shown["status"]["conditions"].as_array().is_some_and(|conditions| !conditions.is_empty())
     })?;
     let tolerations = json!([{ "key": "repair", "operator": "Exists" }]);
     create(node, &cluster, &with(simple("tolerant", IDLE), json!({ "spec": { "tolerations": tolerations } })))?;
     node.wait_running("tolerant")?;
     create(node, &cluster, &simple("intolerant", IDLE))?;
-    wait_at(&cluster, &path(node, "intolerant"), "refused", |found| {
-        found["status"]["phase"] == "Failed" && found["status"]["reason"] == "TaintToleration"
+    wait_at(&cluster, &path(node, "intolerant"), "refused", |shown| {
+        shown["status"]["phase"] == "Failed" && shown["status"]["reason"] == "TaintToleration"
     })?;
     // The node's own pods are not subject to the cluster's taints.
     node.apply(&simple("own", IDLE))?;
@@ -145,8 +146,8 @@ pub(super) fn a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_plac
     cluster.add_account()?;
     join(node, &cluster, &["--max-pods=2"])?;
     let failed = |pod: &str, reason: &str| {
-        wait_at(&cluster, &path(node, pod), reason, |found| {
-            found["status"]["phase"] == "Failed" && found["status"]["reason"] == reason
+        wait_at(&cluster, &path(node, pod), reason, |shown| {
+            shown["status"]["phase"] == "Failed" && shown["status"]["reason"] == reason
         })
     };
     let critical = json!({ "spec": { "priorityClassName": "system-node-critical" } });
@@ -155,17 +156,17 @@ pub(super) fn a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_plac
     create(node, &cluster, &simple("second", IDLE))?;
     node.wait_running("second")?;
     create(node, &cluster, &simple("beyond", IDLE))?;
-    let found = failed("beyond", "OutOfpods")?;
+    let shown = failed("beyond", "OutOfpods")?;
     let message = "Pod was rejected: Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2";
-    ensure!(found["status"]["message"] == message, "{found}");
+    ensure!(shown["status"]["message"] == message, "{shown}");
 
     create(node, &cluster, &with(simple("of-the-cluster", IDLE), critical.clone()))?;
     node.wait_running("of-the-cluster")?;
     node.apply(&simple("of-the-node", IDLE))?;
     node.wait_running("of-the-node")?;
     for ended in ["first", "second"] {
-        let found = failed(ended, "Preempting")?;
-        ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
+        let shown = failed(ended, "Preempting")?;
+        ensure!(shown["status"]["message"] == "Preempted in order to admit critical pod", "{shown}");
     }
     // Those that run are as good, and none ends for it.
     create(node, &cluster, &with(simple("another", IDLE), critical))?;

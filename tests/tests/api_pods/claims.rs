@@ -43,11 +43,11 @@ fn claim_of_mode(cluster: &Cluster, name: &str, owner: Option<&Value>, mode: &st
 
 /// Binds the claim to a new volume of that source, as a cluster's controller does.
 fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<()> {
-    let found = cluster.get(claim)?.context("no claim")?;
+    let shown = cluster.get(claim)?.context("no claim")?;
     let spec = json!({
         "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" }, "persistentVolumeReclaimPolicy": "Retain",
         "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
-            "name": found["metadata"]["name"], "uid": found["metadata"]["uid"] },
+            "name": shown["metadata"]["name"], "uid": shown["metadata"]["uid"] },
     });
     let document = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume, "annotations": { "pv.beta.kubernetes.io/gid": GROUP } },
         "spec": with(spec, source.clone()) });
@@ -128,7 +128,7 @@ pub(super) fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) 
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
-    let disk = LoopDevice::of(&node.dir().join("disk"))?;
+    let disk = LoopDevice::attach(&node.dir().join("disk"))?;
     let (name, volume) = (format!("disk-{}", node.name()), format!("disk-{}", node.name()));
     let claimed = claim_of_mode(&cluster, &name, None, "Block")?;
     let anywhere = json!({ "key": "kubernetes.io/hostname", "operator": "Exists" });
@@ -137,11 +137,11 @@ pub(super) fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) 
         "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [anywhere] }] } },
     });
     bind(&cluster, &claimed, &volume, &local)?;
-    let of = |read_only: bool| json!([{ "name": "disk", "persistentVolumeClaim": { "claimName": name, "readOnly": read_only } }]);
+    let volumes = |read_only: bool| json!([{ "name": "disk", "persistentVolumeClaim": { "claimName": name, "readOnly": read_only } }]);
     let device = json!({ "volumeDevices": [{ "name": "disk", "devicePath": "/dev/data" }] });
     let main = || json!([with(shell("main", IDLE), device.clone())]);
-    create(node, &cluster, &pod("web", json!({ "containers": main(), "volumes": of(false) })))?;
-    create(node, &cluster, &pod("reader", json!({ "containers": main(), "volumes": of(true) })))?;
+    create(node, &cluster, &pod("web", json!({ "containers": main(), "volumes": volumes(false) })))?;
+    create(node, &cluster, &pod("reader", json!({ "containers": main(), "volumes": volumes(true) })))?;
     wait_reported(node, &cluster, "web")?;
     wait_reported(node, &cluster, "reader")?;
     let write = ["/bin/sh", "-c", "echo of the pod | dd of=/dev/data conv=fsync"];
@@ -151,7 +151,7 @@ pub(super) fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) 
     ensure!(node.exec("reader", "main", &write).is_err(), "written to a read-only device");
     // As a directory it is refused, in kubelet's words.
     let mount = json!({ "volumeMounts": [{ "name": "disk", "mountPath": "/data" }] });
-    let mounts = json!({ "containers": [with(shell("main", IDLE), mount)], "volumes": of(false) });
+    let mounts = json!({ "containers": [with(shell("main", IDLE), mount)], "volumes": volumes(false) });
     create(node, &cluster, &pod("mounts", mounts))?;
     node.wait_event("volume disk has volumeMode Block, but is specified in volumeMounts")?;
     for name in ["web", "reader", "mounts"] {
@@ -225,7 +225,7 @@ pub(super) fn claims_of_iscsi_are_attached_with_their_secret(node: &mut TestNode
     wait::until_true(wait::SOON, "the volume in use", || {
         cluster
             .get(&node_path)
-            .is_ok_and(|found| found.is_some_and(|found| found["status"]["volumesInUse"] == json!([unique])))
+            .is_ok_and(|object| object.is_some_and(|shown| shown["status"]["volumesInUse"] == json!([unique])))
     })?;
     ensure!(!calls.exists(), "attached before the cluster allows it");
     let attached = json!({ "volumesAttached": [{ "name": unique, "devicePath": "" }] });

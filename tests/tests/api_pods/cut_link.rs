@@ -23,7 +23,7 @@ fn join(node: &mut TestNode, cluster: &Cluster) -> Result<Wire> {
     cluster.admit(node, &[])?;
     cluster.node_credentials_at(&wire.address(), node.name())?;
     node.agent.start()?;
-    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     Ok(wire)
 }
 

@@ -27,7 +27,7 @@ pub(super) fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut
     cluster.create(MAPS, &object(&map, json!({ "mode": "day" })))?;
     let keys = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": secret }, "stringData": { "k": "s3cret" } });
     cluster.create("/api/v1/namespaces/default/secrets", &keys)?;
-    let found = wait_reported(node, &cluster, "web")?;
+    let shown = wait_reported(node, &cluster, "web")?;
     node.wait_logged("web", "main", "key=s3cret")?;
     ensure!(node.exec("web", "main", &["cat", "/settings/mode"])? == "day");
     cluster.patch(&format!("{MAPS}/{map}"), &json!({ "data": { "mode": "night" } }))?;
@@ -35,7 +35,7 @@ pub(super) fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut
         node.exec("web", "main", &["cat", "/settings/mode"]).is_ok_and(|mode| mode == "night")
     })?;
     let now = wait_reported(node, &cluster, "web")?;
-    ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
+    ensure!(container_id(&now, "main")? == container_id(&shown, "main")?, "restarted");
     Ok(())
 }
 

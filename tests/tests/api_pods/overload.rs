@@ -39,8 +39,8 @@ fn limit(node: &TestNode, cluster: &Cluster) -> Result<()> {
     });
     let schemas = format!("{FLOW_CONTROL}/flowschemas");
     cluster.create(&schemas, &schema)?;
-    cluster::wait_at(cluster, &format!("{schemas}/{name}"), "judged", |found| {
-        cluster::condition(found, "Dangling")["status"] == "False"
+    cluster::wait_at(cluster, &format!("{schemas}/{name}"), "judged", |shown| {
+        cluster::condition(shown, "Dangling")["status"] == "False"
     })
     .map(drop)
 }
@@ -50,8 +50,9 @@ fn wait_rejected(node: &TestNode) -> Result<()> {
     let mut version = 0;
     wait::until_true(wait::SOON, "a rejected request", || {
         version += 1;
-        let own = with(simple("own", IDLE), json!({ "metadata": { "labels": { "version": version.to_string() } } }));
-        let page = node.apply(&own).and_then(|()| node.agent.metrics());
+        let manifest =
+            with(simple("own", IDLE), json!({ "metadata": { "labels": { "version": version.to_string() } } }));
+        let page = node.apply(&manifest).and_then(|()| node.agent.metrics());
         page.is_ok_and(|page| page.contains("rest_client_requests_total{code=\"429\""))
     })
 }

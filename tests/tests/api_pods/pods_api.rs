@@ -38,13 +38,13 @@ pub(super) fn the_pods_api_returns_what_the_apiserver_decodes(node: &mut TestNod
     join(node, &cluster, &[])?;
     cluster.create("/api/v1/namespaces/default/configmaps", &object("settings", json!({ "mode": "edge" })))?;
     create(node, &cluster, &pod("rich", rich()))?;
-    let found = wait_reported(node, &cluster, "rich")?;
-    let bytes = handed_out(node, found["metadata"]["uid"].as_str().context("no UID")?)?;
+    let shown = wait_reported(node, &cluster, "rich")?;
+    let bytes = handed_out(node, shown["metadata"]["uid"].as_str().context("no UID")?)?;
     let path = path(node, "rich");
     let replaced = cluster.try_encoded(&path, "Pod", &bytes)?;
-    ensure!(replaced["spec"] == found["spec"], "{}\n{}", replaced["spec"], found["spec"]);
+    ensure!(replaced["spec"] == shown["spec"], "{}\n{}", replaced["spec"], shown["spec"]);
     let reported = cluster.try_encoded(&format!("{path}/status"), "Pod", &bytes)?;
-    ensure!(reported["status"] == found["status"], "{}\n{}", reported["status"], found["status"]);
+    ensure!(reported["status"] == shown["status"], "{}\n{}", reported["status"], shown["status"]);
     cluster.delete(&path)?;
     wait_deleted(node, &cluster, "rich")
 }

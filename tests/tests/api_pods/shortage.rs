@@ -30,7 +30,7 @@ pub(crate) fn a_pod_that_comes_while_the_disk_is_short_fails(node: &mut TestNode
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
-    wait_node(node, &cluster, "short of disk", |found| condition(found, "DiskPressure")["status"] == "True")?;
+    wait_node(node, &cluster, "short of disk", |shown| condition(shown, "DiskPressure")["status"] == "True")?;
     create(node, &cluster, &simple("web", IDLE))?;
     let failed = wait_at(&cluster, &path(node, "web"), "over", |pod| pod["status"]["phase"] == "Failed")?;
     let (reason, message) = (&failed["status"]["reason"], &failed["status"]["message"]);

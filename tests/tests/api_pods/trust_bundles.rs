@@ -24,14 +24,14 @@ pub(super) fn trust_bundles_are_files_that_follow_their_changes(node: &mut TestN
             "apiVersion": "certificates.k8s.io/v1", "kind": "ClusterTrustBundle", "metadata": { "name": name }, "spec": spec,
         })
     };
-    let of_signer = |own: &str| format!("test.example.com:{}:{own}", node.name());
+    let of_signer = |name: &str| format!("test.example.com:{}:{name}", node.name());
     let live = json!({ "live": "yes" });
     // Two bundles of the same certificate, and one that the selector does not match yet.
     let bundles = [("live", &live, &authority), ("same", &live, &authority), ("next", &json!({}), &other)];
-    for (own, labels, certificates) in bundles {
+    for (name, labels, certificates) in bundles {
         let spec = json!({ "signerName": signer, "trustBundle": certificates });
         let labels = json!({ "metadata": { "labels": labels } });
-        cluster.create(BUNDLES, &with(bundle(&of_signer(own), spec), labels))?;
+        cluster.create(BUNDLES, &with(bundle(&of_signer(name), spec), labels))?;
     }
 
     let named = format!("ca-{}", node.name());
@@ -59,8 +59,8 @@ pub(super) fn trust_bundles_are_files_that_follow_their_changes(node: &mut TestN
     // A bundle that the selector matches from now on.
     cluster.patch(&format!("{BUNDLES}/{}", of_signer("next")), &json!({ "metadata": { "labels": live } }))?;
     wait::until_true(wait::SOON, "both bundles", || count("signer.pem").is_ok_and(|count| count == 2))?;
-    for own in ["live", "same"] {
-        cluster.delete(&format!("{BUNDLES}/{}", of_signer(own)))?;
+    for name in ["live", "same"] {
+        cluster.delete(&format!("{BUNDLES}/{}", of_signer(name)))?;
     }
     wait::until_true(wait::SOON, "one bundle", || count("signer.pem").is_ok_and(|count| count == 1))?;
     ensure!(container_id(&wait_reported(node, &cluster, "web")?, "main")? == before, "the container restarted");

@@ -94,11 +94,12 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     wait::until_true(wait::SOON, "the second agent's request", || {
         node.agent.log_from(size).contains("certificate requested")
     })?;
-    let names: Vec<_> = pending(&cluster, CLIENT)?.into_iter().map(|one| one["metadata"]["name"].clone()).collect();
+    let names: Vec<_> =
+        pending(&cluster, CLIENT)?.into_iter().map(|request| request["metadata"]["name"].clone()).collect();
     ensure!(names == [request["metadata"]["name"].clone()], "{names:?}");
 
     issue(node, &cluster, &request, OLD)?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     let first = wait_current(&pki, "kubelet-client", None)?;
     let written: Value = serde_json::from_slice(&fs::read(&kubeconfig)?)?;
     let user = &written["users"][0]["user"];

@@ -81,7 +81,7 @@ pub(super) fn a_node_has_its_credentials_of_a_program(node: &mut TestNode) -> Re
 
     fs::write(dir.join("slow"), "")?;
     let first = write_credential(node, &cluster, &dir)?;
-    let ready = |found: &Value| condition(found, "Ready")["status"] == "True";
+    let ready = |shown: &Value| condition(shown, "Ready")["status"] == "True";
     wait_node(node, &cluster, "ready", ready)?;
     fs::remove_file(dir.join("slow"))?;
     let asked = runs(&dir);

@@ -60,9 +60,9 @@ pub(crate) fn a_node_that_reports_sees_what_others_change_meanwhile(node: &mut T
         let label = round.to_string();
         let waiting = networked(&format!("web-{round}"), json!({}));
         node.apply(&with(waiting, json!({ "spec": { "nodeSelector": { "round": label } } })))?;
-        let beat = |found: &serde_json::Value| condition(found, "Ready")["lastHeartbeatTime"].clone();
+        let beat = |shown: &serde_json::Value| condition(shown, "Ready")["lastHeartbeatTime"].clone();
         let last = beat(&cluster.get(&node_path(node))?.context("no node")?);
-        wait_node(node, &cluster, "reported again", |found| beat(found) != last)?;
+        wait_node(node, &cluster, "reported again", |shown| beat(shown) != last)?;
         cluster.patch(&node_path(node), &json!({ "metadata": { "labels": { "round": label } } }))?;
         wait_true(node, &cluster, &format!("web-{round}"))?;
     }

@@ -82,17 +82,17 @@ pub(crate) fn a_node_has_the_files_and_flags_of_a_k3s_agent(node: &mut TestNode)
     keep_own_settings_alone(node)?;
     node.agent.start()?;
 
-    let found = wait_node(node, &cluster, "ready", |found| {
-        condition(found, "Ready")["status"] == "True"
-            && found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
+    let shown = wait_node(node, &cluster, "ready", |shown| {
+        condition(shown, "Ready")["status"] == "True"
+            && shown["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
     })?;
-    let taints = found["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    let taints = shown["spec"]["taints"].as_array().cloned().unwrap_or_default();
     for key in ["edge", "node.cloudprovider.kubernetes.io/uninitialized"] {
         ensure!(taints.iter().any(|taint| taint["key"] == key), "no {key}: {taints:?}");
     }
-    let annotations = &found["metadata"]["annotations"];
+    let annotations = &shown["metadata"]["annotations"];
     let provided = annotations["alpha.kubernetes.io/provided-node-ip"] == address.address.to_string();
-    ensure!(provided && found["metadata"]["labels"]["site"] == "lab", "{}", found["metadata"]);
+    ensure!(provided && shown["metadata"]["labels"]["site"] == "lab", "{}", shown["metadata"]);
 
     let web =
         pod("web", json!({ "containers": [shell("main", "echo hello; trap 'exit 0' TERM; sleep 100000 & wait")] }));
@@ -107,8 +107,8 @@ pub(crate) fn a_node_has_the_files_and_flags_of_a_k3s_agent(node: &mut TestNode)
 fn keep_own_settings_alone(node: &TestNode) -> Result<()> {
     let file = node.agent.settings().config();
     let text = fs::read_to_string(&file)?;
-    let (_, own) = text.split_once("---\n").context("one document alone")?;
-    fs::write(&file, own).with_context(|| format!("{}", file.display()))
+    let (_, kubeconfig) = text.split_once("---\n").context("one document alone")?;
+    fs::write(&file, kubeconfig).with_context(|| format!("{}", file.display()))
 }
 
 /// Writes what k3s has in `/var/lib/rancher/k3s`.
@@ -138,14 +138,14 @@ fn lay_out(node: &TestNode, cluster: &Cluster, port: &Port) -> Result<PathBuf> {
     let drop_ins = agent.join("etc/kubelet.conf.d");
     fs::write(drop_ins.join("00-k3s-defaults.conf"), defaults)?;
     // What sets a node of tests apart from others on its machine.
-    let own = format!(
+    let drop_in = format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
          imageGCHighThresholdPercent: 100\n",
         port.number,
         settings.cgroup,
         settings.pod_logs().display(),
     );
-    fs::write(drop_ins.join("50-own.conf"), own)?;
+    fs::write(drop_ins.join("50-own.conf"), drop_in)?;
     fs::write(agent.join("kubelet.kubeconfig"), kubeconfig(&agent, &cluster.address()))?;
     Ok(dir)
 }
@@ -167,7 +167,7 @@ fn served_certificate_is(address: &str, certificate: &Path) -> Result<()> {
         format!("openssl s_client -connect {address} < /dev/null 2> /dev/null | openssl x509 -noout -fingerprint");
     let served = process::output("sh", &["-c", &script])?;
     let file = certificate.display().to_string();
-    let own = process::output("openssl", &["x509", "-noout", "-fingerprint", "-in", &file])?;
-    ensure!(served == own, "{served} is not {own}");
+    let fingerprint = process::output("openssl", &["x509", "-noout", "-fingerprint", "-in", &file])?;
+    ensure!(served == fingerprint, "{served} is not {fingerprint}");
     Ok(())
 }

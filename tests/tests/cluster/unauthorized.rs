@@ -38,7 +38,7 @@ pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNo
     ensure!(shown()?.contains(&server), "{}", shown()?);
 
     std::fs::write(path, good)?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
     ensure!(shown()?.contains(&cluster.address()) && !shown()?.contains(&server), "{}", shown()?);
     // What the time without a connection has left.

@@ -21,8 +21,8 @@ pub(crate) fn a_node_that_does_not_register_itself_waits_for_its_object(node: &m
 
     let object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node.name(), "labels": { "by": "operator" } } });
     let ready = |first: Option<&serde_json::Value>| {
-        wait_node(node, &cluster, "ready", |found| {
-            condition(found, "Ready")["status"] == "True" && first.is_none_or(|first| uid(first) != uid(found))
+        wait_node(node, &cluster, "ready", |shown| {
+            condition(shown, "Ready")["status"] == "True" && first.is_none_or(|first| uid(first) != uid(shown))
         })
     };
     // Refused if the agent had made it.

@@ -28,7 +28,7 @@ pub(crate) fn a_clusters_own_controller_attaches_and_detaches(node: &mut TestNod
     wait_reported(node, &cluster, "web")?;
     delete(node, &cluster, "web")?;
     wait::until_true(wait::SOON, "the end of the attachment", || {
-        cluster.get(&attachment).is_ok_and(|found| found.is_none())
+        cluster.get(&attachment).is_ok_and(|object| object.is_none())
     })?;
     ensure!(driver.calls("unstage").len() == 1, "it was detached before it was unstaged: {:?}", driver.calls(""));
     Ok(())
@@ -64,9 +64,9 @@ pub(crate) fn a_clusters_own_controllers_keep_the_volume_of_a_stateful_set(node:
     let pod = format!("{PODS}/{}-0", node.name());
     // A UID of the pod, once it is ready.
     let ready = |not: Option<&str>| {
-        let found =
+        let shown =
             cluster.get(&pod).ok().flatten().filter(|pod| cluster::condition(pod, "Ready")["status"] == "True")?;
-        found["metadata"]["uid"].as_str().filter(|uid| Some(*uid) != not).map(str::to_owned)
+        shown["metadata"]["uid"].as_str().filter(|uid| Some(*uid) != not).map(str::to_owned)
     };
     let attached = |what: &str, not: Option<&str>| {
         wait::until(2 * wait::SOON, what, || attach(node, &cluster).ok().and_then(|()| ready(not)))
@@ -79,7 +79,7 @@ pub(crate) fn a_clusters_own_controllers_keep_the_volume_of_a_stateful_set(node:
     ensure!(driver.calls("unpublish").len() == 1 && driver.calls("publish").len() == 2, "{:?}", driver.calls(""));
     cluster.run_kubectl(&["scale", &format!("statefulset/{}", node.name()), "--replicas=0"])?;
     wait::until_true(2 * wait::SOON, "the end of the attachment", || {
-        attachments(node, &cluster).is_ok_and(|found| found.is_empty())
+        attachments(node, &cluster).is_ok_and(|left| left.is_empty())
     })?;
     ensure!(driver.calls("unstage").len() == driver.calls("stage").len(), "{:?}", driver.calls(""));
     ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
@@ -104,15 +104,15 @@ fn provide(node: &TestNode, cluster: &Cluster) -> Result<()> {
 
 /// The attachments of this node.
 fn attachments(node: &TestNode, cluster: &Cluster) -> Result<Vec<Value>> {
-    let found = cluster.get(ATTACHMENTS)?.unwrap_or_default();
-    let all = found["items"].as_array().cloned().unwrap_or_default();
-    Ok(all.into_iter().filter(|one| one["spec"]["nodeName"] == node.name()).collect())
+    let list = cluster.get(ATTACHMENTS)?.unwrap_or_default();
+    let all = list["items"].as_array().cloned().unwrap_or_default();
+    Ok(all.into_iter().filter(|attachment| attachment["spec"]["nodeName"] == node.name()).collect())
 }
 
 /// Attaches what is to be, as the driver's external-attacher does.
 fn attach(node: &TestNode, cluster: &Cluster) -> Result<()> {
-    for one in attachments(node, cluster)?.iter().filter(|one| one["status"]["attached"] != true) {
-        let name = one["metadata"]["name"].as_str().context("no name")?;
+    for attachment in attachments(node, cluster)?.iter().filter(|attachment| attachment["status"]["attached"] != true) {
+        let name = attachment["metadata"]["name"].as_str().context("no name")?;
         cluster.patch(&format!("{ATTACHMENTS}/{name}/status"), &json!({ "status": { "attached": true } }))?;
     }
     Ok(())

@@ -150,8 +150,8 @@ fn line(values: &HashMap<String, String>) -> String {
 
 /// A call for a volume, in one line.
 fn capability(capability: Option<&VolumeCapability>) -> String {
-    let mode = capability.and_then(|one| one.access_mode).map(|mode| mode.mode()).unwrap_or_default();
-    match capability.and_then(|one| one.access_type.as_ref()) {
+    let mode = capability.and_then(|capability| capability.access_mode).map(|mode| mode.mode()).unwrap_or_default();
+    match capability.and_then(|capability| capability.access_type.as_ref()) {
         Some(AccessType::Mount(mount)) => {
             let (kind, flags, group) = (&mount.fs_type, mount.mount_flags.join(","), &mount.volume_mount_group);
             format!("{} fs={kind} flags={flags} group={group}", mode.as_str_name())
@@ -182,7 +182,7 @@ fn bind(from: &Path, to: &str) -> Result<(), Status> {
 }
 
 fn is_block(capability: Option<&VolumeCapability>) -> bool {
-    matches!(capability.and_then(|one| one.access_type.as_ref()), Some(AccessType::Block(_)))
+    matches!(capability.and_then(|capability| capability.access_type.as_ref()), Some(AccessType::Block(_)))
 }
 
 /// Attaches the file of a volume as a loop device, to which a link in `staging` leads.

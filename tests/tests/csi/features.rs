@@ -138,8 +138,8 @@ pub(crate) fn a_volume_is_expanded_while_its_pod_runs(node: &mut TestNode) -> Re
         staged(node, "data").join("globalmount").display()
     );
     ensure!(driver.calls("expand") == [wanted], "{:?}", driver.calls("expand"));
-    wait_at(&cluster, &claim_at, "expanded", |found| {
-        let status = &found["status"];
+    wait_at(&cluster, &claim_at, "expanded", |shown| {
+        let status = &shown["status"];
         let no_conditions = status["conditions"].as_array().is_none_or(Vec::is_empty);
         status["capacity"]["storage"] == "2Mi" && no_conditions && status["allocatedResourceStatuses"].is_null()
     })?;
@@ -171,7 +171,7 @@ pub(crate) fn a_volume_is_measured_by_its_driver(node: &mut TestNode) -> Result<
     let page = node.agent.metrics()?;
     let line =
         format!("kubelet_volume_stats_used_bytes{{namespace=\"default\",persistentvolumeclaim=\"{claim}\"}} 4096");
-    ensure!(page.lines().any(|found| found == line), "{page}");
+    ensure!(page.lines().any(|written| written == line), "{page}");
     ensure!(driver.calls("stats").iter().all(|call| call.ends_with(&format!("kubernetes.io~csi/{claim}/mount"))));
     delete(node, &cluster, "web")?;
     ensure!(!node.agent.metrics()?.contains("persistentvolumeclaim="), "a volume that is gone has figures");

@@ -135,7 +135,7 @@ fn delete(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
 
 fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     wait::until_true(wait::SOON, &format!("the end of {pod}"), || {
-        cluster.get(&path(node, pod)).is_ok_and(|found| found.is_none())
+        cluster.get(&path(node, pod)).is_ok_and(|shown| shown.is_none())
     })
 }
 
@@ -169,25 +169,26 @@ fn a_driver_is_reported_to_the_cluster(node: &mut TestNode) -> Result<()> {
     join(node, &cluster, &[])?;
     let (name, csi_node) = (name(node), format!("/apis/storage.k8s.io/v1/csinodes/{}", node.name()));
     let driver = Driver::start(node, &name, Behaviour::default())?;
-    let entry = |found: &Value| found["spec"]["drivers"].as_array().and_then(|all| all.first().cloned());
-    let found = wait_at(&cluster, &csi_node, "the driver", |found| entry(found).is_some())?;
+    let entry = |shown: &Value| shown["spec"]["drivers"].as_array().and_then(|all| all.first().cloned());
+    let shown = wait_at(&cluster, &csi_node, "the driver", |shown| entry(shown).is_some())?;
     let topology = format!("topology.{name}/node");
     let wanted = json!({ "name": name, "nodeID": format!("{}-id", node.name()), "topologyKeys": [topology],
         "allocatable": { "count": 5 } });
-    ensure!(entry(&found) == Some(wanted), "{found}");
-    let own = wait_node(node, &cluster, "named", |found| found["metadata"]["annotations"][NODE_IDS].is_string())?;
-    ensure!(found["metadata"]["ownerReferences"][0]["uid"] == own["metadata"]["uid"], "{found}");
-    ensure!(own["metadata"]["labels"][&topology] == node.name(), "{own}");
+    ensure!(entry(&shown) == Some(wanted), "{shown}");
+    let node_object =
+        wait_node(node, &cluster, "named", |shown| shown["metadata"]["annotations"][NODE_IDS].is_string())?;
+    ensure!(shown["metadata"]["ownerReferences"][0]["uid"] == node_object["metadata"]["uid"], "{shown}");
+    ensure!(node_object["metadata"]["labels"][&topology] == node.name(), "{node_object}");
     wait::until_true(wait::SOON, "the notification", || driver.calls("registered true ").len() == 1)?;
     // A restart of the agent takes nothing back; a socket that goes does.
-    let version = found["metadata"]["resourceVersion"].clone();
+    let version = shown["metadata"]["resourceVersion"].clone();
     restart(node)?;
     wait::until_true(wait::SOON, "the next registration", || driver.calls("registered true ").len() == 2)?;
-    let found = cluster.get(&csi_node)?.context("no CSINode")?;
-    ensure!(found["metadata"]["resourceVersion"] == version, "it was changed: {found}");
+    let shown = cluster.get(&csi_node)?.context("no CSINode")?;
+    ensure!(shown["metadata"]["resourceVersion"] == version, "it was changed: {shown}");
     drop(driver);
-    wait_at(&cluster, &csi_node, "no driver", |found| entry(found).is_none())?;
-    wait_node(node, &cluster, "not named", |found| found["metadata"]["annotations"][NODE_IDS].is_null())?;
+    wait_at(&cluster, &csi_node, "no driver", |shown| entry(shown).is_none())?;
+    wait_node(node, &cluster, "not named", |shown| shown["metadata"]["annotations"][NODE_IDS].is_null())?;
     Ok(())
 }
 
@@ -218,7 +219,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     create(node, &cluster, "web", &[("data", claimed(&claim))], json!({ "securityContext": { "fsGroup": 2000 } }))?;
     node.wait_event("is not attached to this node yet")?;
     let unique = format!("kubernetes.io/csi/{name}^data");
-    wait_node(node, &cluster, "the volume in use", |found| found["status"]["volumesInUse"] == json!([unique]))?;
+    wait_node(node, &cluster, "the volume in use", |shown| shown["status"]["volumesInUse"] == json!([unique]))?;
     ensure!(driver.calls("stage").is_empty(), "staged before it is attached: {:?}", driver.calls(""));
     // As the attach/detach controller and the driver's external-attacher do.
     let attachment = format!("csi-{}", sha256(&format!("data{name}{}", node.name())));
@@ -271,7 +272,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     wait::until_true(wait::SOON, "the next registration", || driver.calls("registered true ").len() == 2)?;
     wait_reported(node, &cluster, "web")?;
     ensure!(driver.calls("stage").len() == 1 && driver.calls("publish").len() == 2, "{:?}", driver.calls(""));
-    wait_node(node, &cluster, "the volume in use", |found| found["status"]["volumesInUse"] == json!([unique]))?;
+    wait_node(node, &cluster, "the volume in use", |shown| shown["status"]["volumesInUse"] == json!([unique]))?;
 
     // The last user's end unstages; then a controller may detach.
     delete(node, &cluster, "web")?;
@@ -289,8 +290,8 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     delete(node, &cluster, "next")?;
     delete(node, &cluster, "reader")?;
     ensure!(driver.calls("unstage") == ["unstage data"], "{:?}", driver.calls(""));
-    wait_node(node, &cluster, "no volume in use", |found| {
-        found["status"]["volumesInUse"].as_array().is_none_or(Vec::is_empty)
+    wait_node(node, &cluster, "no volume in use", |shown| {
+        shown["status"]["volumesInUse"].as_array().is_none_or(Vec::is_empty)
     })?;
     ensure!(mounted(node)?.is_empty() && !staged(node, "data").exists(), "{:?}", mounted(node)?);
     ensure!(fs::read_to_string(data.join("file"))? == "first\n");

@@ -107,7 +107,7 @@ fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
         main["restartCount"] == 1 && main["state"]["running"].is_object()
     })?;
     ensure!(variable(node, "two", "CARDS")? == "a", "its successor has another device");
-    let one = container_id(&node.wait_running("one")?, "main")?;
+    let first = container_id(&node.wait_running("one")?, "main")?;
     node.agent.kill();
     node.agent.start()?;
     wait::until_true(wait::SOON, "the removal of its socket, at which it registers again", || !plugin.socket.exists())?;
@@ -120,7 +120,7 @@ fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
         let main = &pod["status"]["containerStatuses"][0];
         main["restartCount"] == 2 && main["state"]["running"].is_object()
     })?;
-    ensure!(variable(node, "two", "CARDS")? == "a" && container_id(&node.wait_running("one")?, "main")? == one);
+    ensure!(variable(node, "two", "CARDS")? == "a" && container_id(&node.wait_running("one")?, "main")? == first);
     ensure!(resources(node)?.0 == wanted, "the agent has forgotten who has what");
     waits(node, "three", "OutOfexample.com/card")?;
     node.remove("one")?;
@@ -163,14 +163,14 @@ fn what_a_plugin_gives_is_in_the_container(node: &mut TestNode) -> Result<()> {
 fn a_plugin_that_dies_takes_its_devices_with_it(node: &mut TestNode) -> Result<()> {
     let plugin = start(node, &["a", "b"], Behaviour::default())?;
     node.apply(&asking("one", 1))?;
-    let one = container_id(&node.wait_running("one")?, "main")?;
+    let first = container_id(&node.wait_running("one")?, "main")?;
     drop(plugin);
     node.wait_pod("one", "its device unhealthy", |pod| {
         pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"][0]["health"] == "Unhealthy"
     })?;
     node.apply(&asking("two", 1))?;
     waits(node, "two", "OutOfexample.com/card")?;
-    ensure!(container_id(&node.wait_running("one")?, "main")? == one, "what runs was touched");
+    ensure!(container_id(&node.wait_running("one")?, "main")? == first, "what runs was touched");
     let _again = start(node, &["a", "b"], Behaviour::default())?;
     node.wait_running("two")?;
     ensure!(variable(node, "two", "CARDS")? == "b");

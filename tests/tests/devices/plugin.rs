@@ -152,8 +152,8 @@ impl DevicePlugin for Server {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let prefers = self.behaviour.prefers.clone();
-        let one = |_| ContainerPreferredAllocationResponse { device_i_ds: prefers.iter().cloned().collect() };
-        let container_responses = request.into_inner().container_requests.into_iter().map(one).collect();
+        let preferred = |_| ContainerPreferredAllocationResponse { device_i_ds: prefers.iter().cloned().collect() };
+        let container_responses = request.into_inner().container_requests.into_iter().map(preferred).collect();
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
@@ -182,7 +182,7 @@ impl DevicePlugin for Server {
             }
         };
         let container_responses =
-            request.into_inner().container_requests.into_iter().map(|one| given(one.devices_ids)).collect();
+            request.into_inner().container_requests.into_iter().map(|container| given(container.devices_ids)).collect();
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 

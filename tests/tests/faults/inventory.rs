@@ -36,7 +36,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 impl Due {
-    fn of(node: &TestNode, pods: &[Value]) -> Result<Self> {
+    fn collect(node: &TestNode, pods: &[Value]) -> Result<Self> {
         let mut due = Self::default();
         for pod in pods {
             due.add(node, pod)?;
@@ -88,26 +88,26 @@ fn another(node: &TestNode, uid: &str, name: &str, id: &str) -> Result<Option<St
 
 /// What is there and should not be, or is not and should be; empty when all is well.
 pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>> {
-    let due = Due::of(node, pods)?;
-    let mut found = Vec::new();
+    let due = Due::collect(node, pods)?;
+    let mut differences = Vec::new();
     let tasks = node.containerd.tasks()?;
     let running = tasks.iter().filter(|task| task.state == "RUNNING").map(|task| task.id.clone()).collect();
-    compare("running tasks", &running, &due.running, &mut found);
+    compare("running tasks", &running, &due.running, &mut differences);
     let dead = tasks.iter().filter(|task| task.state != "RUNNING");
-    found.extend(dead.map(|task| format!("a task that does not run: {} {}", task.id, task.state)));
+    differences.extend(dead.map(|task| format!("a task that does not run: {} {}", task.id, task.state)));
     let containers: Names = node.containerd.containers()?.into_iter().collect();
-    found.extend(due.newest.difference(&containers).map(|id| format!("no record of container {id}")));
+    differences.extend(due.newest.difference(&containers).map(|id| format!("no record of container {id}")));
     let known: Names = due.newest.union(&due.previous).cloned().collect();
-    found.extend(containers.difference(&known).map(|id| format!("a container of nobody's: {id}")));
+    differences.extend(containers.difference(&known).map(|id| format!("a container of nobody's: {id}")));
     let snapshots = active_snapshots(node, &due.running)?;
-    compare("active snapshots", &snapshots, &due.running, &mut found);
+    compare("active snapshots", &snapshots, &due.running, &mut differences);
     // containerd killed under the request to collect garbage, below, leaves a lease that `ctr` made for it.
     let leases = node.containerd.ctr(&["leases", "ls", "-q"])?;
-    let own = leases.lines().filter(|lease| lease.starts_with("limpet-"));
-    found.extend(own.map(|lease| format!("a lease: {lease}")));
-    on_disk(node, &due, &mut found);
-    processes(node, &due, &mut found);
-    Ok(found)
+    let leases_of_agent = leases.lines().filter(|lease| lease.starts_with("limpet-"));
+    differences.extend(leases_of_agent.map(|lease| format!("a lease: {lease}")));
+    on_disk(node, &due, &mut differences);
+    processes(node, &due, &mut differences);
+    Ok(differences)
 }
 
 /// A snapshot that nothing holds is containerd's to collect: it is triggered before one counts as left behind.
@@ -125,45 +125,45 @@ fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
 }
 
 /// Pins, network records, addresses, links, cgroups, volumes, logs.
-fn on_disk(node: &TestNode, due: &Due, found: &mut Vec<String>) {
-    let own = node.agent.settings();
-    compare("sandboxes", &names(&own.run().join("sandboxes")), &due.sandboxes, found);
-    compare("network records", &names(&own.root().join("network")), &due.networks, found);
-    compare("pod directories", &names(&own.root().join("pods")), &due.uids, found);
+fn on_disk(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
+    let settings = node.agent.settings();
+    compare("sandboxes", &names(&settings.run().join("sandboxes")), &due.sandboxes, differences);
+    compare("network records", &names(&settings.root().join("network")), &due.networks, differences);
+    compare("pod directories", &names(&settings.root().join("pods")), &due.uids, differences);
     let groups = node.pod_cgroups();
     let pods = groups.keys().filter_map(|pod| pod.strip_prefix("pod").map(str::to_owned)).collect();
-    compare("pod cgroups", &pods, &due.sandboxes, found);
+    compare("pod cgroups", &pods, &due.sandboxes, differences);
     let containers = groups.values().flat_map(|below| below.iter().cloned()).collect();
-    compare("container cgroups", &containers, &due.running, found);
+    compare("container cgroups", &containers, &due.running, differences);
     let Some(cni) = &node.cni else { return };
     let addresses = cni.allocated();
     if addresses.len() != due.networks.len() {
-        found.push(format!("addresses {addresses:?} for {} pods", due.networks.len()));
+        differences.push(format!("addresses {addresses:?} for {} pods", due.networks.len()));
     }
     let links = names(&Path::new("/sys/class/net").join(cni.bridge()).join("brif"));
     if links.len() != due.networks.len() {
-        found.push(format!("links {links:?} for {} pods", due.networks.len()));
+        differences.push(format!("links {links:?} for {} pods", due.networks.len()));
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let place = format!("{}/", node.dir().display());
     let roots = mounts.lines().filter(|line| line.contains(&place) && line.contains("/rootfs ")).count();
     if roots != due.running.len() {
-        found.push(format!("{roots} root file systems are mounted for {} containers", due.running.len()));
+        differences.push(format!("{roots} root file systems are mounted for {} containers", due.running.len()));
     }
 }
 
 /// A shim for each pod that runs and for no other, one logger a container. Two shims may share a pod: one whose start was
 /// broken off takes the socket of its successor away when it ends, and the next start makes another one.
-fn processes(node: &TestNode, due: &Due, found: &mut Vec<String>) {
+fn processes(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
     let pods: Names = due.running.iter().map(|id| id[32..].to_owned()).collect();
     let there = shims(&node.containerd.socket()).into_iter().map(|(_, id)| id[32..].to_owned()).collect();
-    compare("shims of pods", &there, &pods, found);
+    compare("shims of pods", &there, &pods, differences);
     let logged: Vec<String> = loggers(node.dir()).into_iter().map(|(_, id)| id).collect();
     let distinct: Names = logged.iter().cloned().collect();
     let none = Names::new();
-    compare("loggers", &distinct, if agent::has_limpets_shim() { &none } else { &due.running }, found);
+    compare("loggers", &distinct, if agent::has_limpets_shim() { &none } else { &due.running }, differences);
     if distinct.len() != logged.len() {
-        found.push(format!("several loggers of one container: {logged:?}"));
+        differences.push(format!("several loggers of one container: {logged:?}"));
     }
 }
 
@@ -218,9 +218,9 @@ fn names(dir: &Path) -> Names {
     all.filter(|name| !name.starts_with('.')).collect()
 }
 
-fn compare(what: &str, there: &Names, due: &Names, found: &mut Vec<String>) {
-    found.extend(there.difference(due).map(|name| format!("{what}: {name} is too many")));
-    found.extend(due.difference(there).map(|name| format!("{what}: {name} is missing")));
+fn compare(what: &str, there: &Names, due: &Names, differences: &mut Vec<String>) {
+    differences.extend(there.difference(due).map(|name| format!("{what}: {name} is too many")));
+    differences.extend(due.difference(there).map(|name| format!("{what}: {name} is missing")));
 }
 
 /// How often each container has noted that it ran, in the order of the first time.

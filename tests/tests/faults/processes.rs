@@ -70,9 +70,9 @@ pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> R
     let mut other = Subject::new(rig.node, "other", Kind::Lasting, 2)?;
     rig.round(&mut stopped, Phase::Start, None)?;
     let digits = stopped.digits();
-    let own =
+    let shim_of_pod =
         shims(&rig.node.containerd.socket()).into_iter().find(|(_, id)| digits.iter().any(|end| id.ends_with(end)));
-    let (shim, _) = own.context("the pod has no shim")?;
+    let (shim, _) = shim_of_pod.context("the pod has no shim")?;
 
     signal_pid(shim, Signal::STOP);
     stopped.begin(rig.node, Phase::Image)?;
@@ -103,9 +103,9 @@ pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) 
     let mut silent = Subject::new(rig.node, "silent", Kind::Lasting, 1)?;
     rig.round(&mut silent, Phase::Start, None)?;
     let digits = silent.digits();
-    let own =
+    let shim_of_pod =
         shims(&rig.node.containerd.socket()).into_iter().find(|(_, id)| digits.iter().any(|end| id.ends_with(end)));
-    let (shim, _) = own.context("the pod has no shim")?;
+    let (shim, _) = shim_of_pod.context("the pod has no shim")?;
     let id = container_id(&rig.node.wait_running("silent")?, "main")?;
     let task = rig.node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;
     signal_pid(shim, Signal::STOP);

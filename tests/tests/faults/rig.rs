@@ -231,15 +231,15 @@ impl<'a> Rig<'a> {
         let (digits, socket, dir) = (subject.digits(), self.node.containerd.socket(), self.node.dir().to_owned());
         let (signalled, round) = (Arc::clone(&self.signalled), Arc::clone(&self.round));
         Arc::new(move |agent| {
-            let own = |processes: Vec<(u32, String)>| -> Vec<u32> {
-                let own = processes.into_iter().filter(|(_, id)| digits.iter().any(|digits| id.ends_with(digits)));
-                own.map(|(pid, _)| pid).collect()
+            let pids_of_pod = |processes: Vec<(u32, String)>| -> Vec<u32> {
+                let of_pod = processes.into_iter().filter(|(_, id)| digits.iter().any(|digits| id.ends_with(digits)));
+                of_pod.map(|(pid, _)| pid).collect()
             };
             let pids = match harm {
                 Harm::KillAgent => vec![agent],
                 Harm::KillContainerd => containerd.into_iter().collect(),
-                Harm::KillShim | Harm::StopShim => own(shims(&socket)),
-                Harm::KillLogger => own(loggers(&dir)),
+                Harm::KillShim | Harm::StopShim => pids_of_pod(shims(&socket)),
+                Harm::KillLogger => pids_of_pod(loggers(&dir)),
                 Harm::KillRunc => return kill_runc(digits.clone(), Arc::clone(&signalled), Arc::clone(&round)),
                 _ => return,
             };

@@ -133,16 +133,16 @@ fn the_pod() -> Value {
 /// The pod once both containers are as they are to be: its name and its UID.
 fn wait_ready(contender: &dyn Contender) -> Result<(String, String)> {
     contender::apply(contender, &the_pod())?;
-    let found = wait::until(wait::SOON, "the pod of the table", || {
+    let pod = wait::until(wait::SOON, "the pod of the table", || {
         let pods = contender.pods().ok()?;
         let state = |pod: &Value, name: &str| {
             let all = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
-            all.into_iter().find(|one| one["name"] == name).unwrap_or_default()["state"].clone()
+            all.into_iter().find(|status| status["name"] == name).unwrap_or_default()["state"].clone()
         };
         let ended = |pod: &&Value| state(pod, "baz")["terminated"].is_object();
         pods.iter().find(|pod| ended(pod) && state(pod, "runs")["running"].is_object()).cloned()
     })?;
-    let text = |key: &str| found["metadata"][key].as_str().map(str::to_owned).context("no name or UID");
+    let text = |key: &str| pod["metadata"][key].as_str().map(str::to_owned).context("no name or UID");
     Ok((text("name")?, text("uid")?))
 }
 

@@ -20,14 +20,14 @@ pub(crate) struct Running(BTreeMap<String, Vec<(String, Value, Value)>>);
 
 impl Running {
     /// Of the pods that the node's tests call so.
-    pub(crate) fn of(node: &TestNode, pods: &[&str]) -> Result<Self> {
+    pub(crate) fn observe(node: &TestNode, pods: &[&str]) -> Result<Self> {
         let of_pod = |name: &&str| {
             let pod = node.wait_running(name)?;
-            let one = |status: &Value| {
+            let container_of = |status: &Value| {
                 let name = status["name"].as_str().unwrap_or_default().to_owned();
                 (name, status["containerID"].clone(), status["restartCount"].clone())
             };
-            Ok(((*name).to_owned(), containers(&pod).iter().map(one).collect()))
+            Ok(((*name).to_owned(), containers(&pod).iter().map(container_of).collect()))
         };
         Ok(Self(pods.iter().map(of_pod).collect::<Result<_>>()?))
     }
@@ -35,7 +35,7 @@ impl Running {
     /// Fails when one of their containers is another one.
     pub(crate) fn check(&self, node: &TestNode) -> Result<()> {
         let names: Vec<&str> = self.0.keys().map(String::as_str).collect();
-        let now = Self::of(node, &names)?;
+        let now = Self::observe(node, &names)?;
         ensure!(*self == now, "restarted: before {self:?}, now {now:?}");
         Ok(())
     }
@@ -45,12 +45,12 @@ impl Running {
 /// same, and nothing is unsent. `pods`: how many there are to be.
 pub(crate) fn wait_agreement(node: &TestNode, cluster: &Cluster, pods: usize) -> Result<()> {
     wait::until_none(AGREEMENT_TIMEOUT, "a difference between the cluster and the node", || {
-        let mut found = differences(node, cluster)?;
+        let mut differing = differences(node, cluster)?;
         let count = node.pods()?.len();
         if count != pods {
-            found.push(format!("{count} pods on the node, not {pods}"));
+            differing.push(format!("{count} pods on the node, not {pods}"));
         }
-        Ok(found)
+        Ok(differing)
     })?;
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
     let first = wait_at(cluster, &lease, "there", |_| true)?;
@@ -58,26 +58,26 @@ pub(crate) fn wait_agreement(node: &TestNode, cluster: &Cluster, pods: usize) ->
 }
 
 fn differences(node: &TestNode, cluster: &Cluster) -> Result<Vec<String>> {
-    let mut found = Vec::new();
+    let mut differing = Vec::new();
     let shown = cluster.get(&node_path(node))?.unwrap_or_default();
     if condition(&shown, "Ready")["status"] != "True" {
-        found.push(format!("the node is not ready: {}", shown["status"]["conditions"]));
+        differing.push(format!("the node is not ready: {}", shown["status"]["conditions"]));
     }
     let status: Value = serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?;
     let unsent = &status["apiserver"]["unsent"];
     if *unsent != json!({ "statuses": 0, "mirrors": 0, "events": 0 }) {
-        found.push(format!("unsent: {unsent}"));
+        differing.push(format!("unsent: {unsent}"));
     }
     let list = cluster.list(&format!("{PODS}?fieldSelector=spec.nodeName={}", node.name()))?;
     let mut theirs: BTreeMap<String, Value> = list.into_iter().map(|pod| (name(&pod), pod)).collect();
-    for own in node.pods()? {
-        match theirs.remove(&name(&own)) {
-            None => found.push(format!("the cluster lacks {}", name(&own))),
-            Some(shown) => found.extend(differences_of(&own, &shown)),
+    for pod in node.pods()? {
+        match theirs.remove(&name(&pod)) {
+            None => differing.push(format!("the cluster lacks {}", name(&pod))),
+            Some(shown) => differing.extend(differences_of(&pod, &shown)),
         }
     }
-    found.extend(theirs.into_keys().map(|name| format!("the node lacks {name}")));
-    Ok(found)
+    differing.extend(theirs.into_keys().map(|name| format!("the node lacks {name}")));
+    Ok(differing)
 }
 
 fn name(pod: &Value) -> String {
@@ -85,28 +85,28 @@ fn name(pod: &Value) -> String {
 }
 
 /// How the node's own view of a pod differs from the cluster's.
-fn differences_of(own: &Value, shown: &Value) -> Vec<String> {
-    let uid = &own["metadata"]["uid"];
+fn differences_of(pod: &Value, shown: &Value) -> Vec<String> {
+    let uid = &pod["metadata"]["uid"];
     let mirror = &shown["metadata"]["annotations"]["kubernetes.io/config.mirror"];
-    let mut found = Vec::new();
-    let mut compare = |what: &str, own: &Value, shown: &Value| {
-        if own != shown {
-            found.push(format!("{what} is {own} on the node and {shown} in the cluster"));
+    let mut differing = Vec::new();
+    let mut compare = |what: &str, on_node: &Value, shown: &Value| {
+        if on_node != shown {
+            differing.push(format!("{what} is {on_node} on the node and {shown} in the cluster"));
         }
     };
-    let of = name(own);
-    compare(&format!("{of}: the UID"), uid, if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror });
+    let pod_name = name(pod);
+    compare(&format!("{pod_name}: the UID"), uid, if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror });
     for field in ["phase", "reason", "podIP", "startTime"] {
-        compare(&format!("{of}: {field}"), &own["status"][field], &shown["status"][field]);
+        compare(&format!("{pod_name}: {field}"), &pod["status"][field], &shown["status"][field]);
     }
     for kind in ["Ready", "ContainersReady", "Initialized"] {
-        compare(&format!("{of}: {kind}"), &condition(own, kind)["status"], &condition(shown, kind)["status"]);
+        compare(&format!("{pod_name}: {kind}"), &condition(pod, kind)["status"], &condition(shown, kind)["status"]);
     }
-    let (mine, theirs) = (&own["status"]["containerStatuses"], &shown["status"]["containerStatuses"]);
+    let (mine, theirs) = (&pod["status"]["containerStatuses"], &shown["status"]["containerStatuses"]);
     for index in 0..mine.as_array().map_or(0, Vec::len).max(theirs.as_array().map_or(0, Vec::len)) {
         for field in ["name", "containerID", "restartCount", "ready", "started", "state"] {
-            compare(&format!("{of}: {field} of container {index}"), &mine[index][field], &theirs[index][field]);
+            compare(&format!("{pod_name}: {field} of container {index}"), &mine[index][field], &theirs[index][field]);
         }
     }
-    found
+    differing
 }

@@ -42,7 +42,7 @@ fn run_version(node: &TestNode, name: &str, value: &str) -> Result<Duration> {
 fn bystanders(node: &TestNode, cluster: &Cluster) -> Result<Running> {
     node.apply(&simple("kept", IDLE))?;
     create(node, cluster, &simple("bound", IDLE))?;
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, cluster, 2)?;
     Ok(running)
 }
@@ -50,7 +50,7 @@ fn bystanders(node: &TestNode, cluster: &Cluster) -> Result<Running> {
 fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     let path = path(node, pod);
     wait::until_true(RECOVERY_TIMEOUT, &format!("the end of {path}"), || {
-        cluster.get(&path).is_ok_and(|found| found.is_none())
+        cluster.get(&path).is_ok_and(|object| object.is_none())
     })
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn a_line_that_swallows_packets_delays_nothing_on_the_node(node: &mut
     node.wait_running("deleted")?;
     node.apply(&simple("kept", IDLE))?;
     create(node, &cluster, &simple("bound", IDLE))?;
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, &cluster, 3)?;
 
     line.cut();
@@ -81,10 +81,10 @@ pub(crate) fn a_line_that_swallows_packets_delays_nothing_on_the_node(node: &mut
     wait_agreement(node, &cluster, 5)?;
     running.check(node)?;
     // What happened meanwhile is reported.
-    let own = node.pod("late").context("gone")?;
+    let pod = node.pod("late").context("gone")?;
     let events = cluster.list("/api/v1/namespaces/default/events")?;
     let started =
-        |event: &&Value| event["involvedObject"]["uid"] == own["metadata"]["uid"] && event["reason"] == "Started";
+        |event: &&Value| event["involvedObject"]["uid"] == pod["metadata"]["uid"] && event["reason"] == "Started";
     let count = events.iter().filter(started).count();
     ensure!(count == 1, "{count} events of a start while the line was cut");
     Ok(())
@@ -97,7 +97,7 @@ pub(crate) fn an_agent_that_starts_without_the_server_goes_on_as_it_was(node: &m
     }
     node.apply(&simple("kept", IDLE))?;
     create(node, &cluster, &simple("bound", IDLE))?;
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, &cluster, 4)?;
 
     line.cut();

@@ -23,7 +23,7 @@ pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node
     wait_ready(node, &cluster)?;
     node.apply(&simple("kept", IDLE))?;
     create(node, &cluster, &simple("bound", IDLE))?;
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, &cluster, 2)?;
 
     line.cut();
@@ -67,7 +67,7 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
     for name in ["bound", "deleted"] {
         create(node, &cluster, &simple(name, IDLE))?;
     }
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, &cluster, 3)?;
     let (first, before) = (token(node, "bound")?, renewed(node, &cluster)?);
 
@@ -120,7 +120,7 @@ pub(crate) fn a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right(node:
         ensure!(status.stdout.contains(part), "{part}: {status:?}");
     }
     ensure!(status.code == Some(1), "{status:?}");
-    let running = Running::of(node, &["kept"])?;
+    let running = Running::observe(node, &["kept"])?;
 
     node.agent.set_clock("+0")?;
     wait_ready(node, &cluster)?;

@@ -42,7 +42,7 @@ fn bring_back(line: &Line) -> Result<()> {
 struct Turns {
     number: u32,
     bound: Vec<String>,
-    own: Vec<String>,
+    local: Vec<String>,
 }
 
 impl Turns {
@@ -54,19 +54,19 @@ impl Turns {
                 create(node, cluster, &simple(&name, IDLE))?;
                 self.bound.push(name);
             }
-            2 if self.own.len() < 5 => {
+            2 if self.local.len() < 5 => {
                 node.apply(&simple(&name, IDLE))?;
-                self.own.push(name);
+                self.local.push(name);
             }
-            3 if !self.own.is_empty() => {
+            3 if !self.local.is_empty() => {
                 // Another version under the same name: the old pod ends first.
-                let of = &self.own[rng.usize(0..self.own.len())];
+                let pod = &self.local[rng.usize(0..self.local.len())];
                 let env = json!([{ "name": "TURN", "value": name }]);
                 let edited = json!({ "spec": { "containers": [with(shell("main", IDLE), json!({ "env": env }))] } });
-                node.apply(&with(simple(of, IDLE), edited))?;
+                node.apply(&with(simple(pod, IDLE), edited))?;
             }
-            4 if !self.own.is_empty() => {
-                node.remove(&self.own.swap_remove(rng.usize(0..self.own.len())))?;
+            4 if !self.local.is_empty() => {
+                node.remove(&self.local.swap_remove(rng.usize(0..self.local.len())))?;
             }
             _ if !self.bound.is_empty() => {
                 let name = self.bound.swap_remove(rng.usize(0..self.bound.len()));
@@ -82,7 +82,7 @@ pub(crate) fn a_thousand_flaps_lose_nothing(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = join(node)?;
     node.apply(&simple("kept", IDLE))?;
     create(node, &cluster, &simple("bound", IDLE))?;
-    let running = Running::of(node, &["kept", "bound"])?;
+    let running = Running::observe(node, &["kept", "bound"])?;
     wait_agreement(node, &cluster, 2)?;
     let (mut rng, mut turns) = (fastrand::Rng::with_seed(SEED), Turns::default());
     let agent = node.agent.pid();
@@ -98,10 +98,10 @@ pub(crate) fn a_thousand_flaps_lose_nothing(node: &mut TestNode) -> Result<()> {
         ensure!(!wait::interrupted(), "interrupted");
     }
     println!("after {FLAP_COUNT} flaps: {turns:?}");
-    for name in turns.bound.iter().chain(&turns.own) {
+    for name in turns.bound.iter().chain(&turns.local) {
         node.wait_running(name)?;
     }
-    wait_agreement(node, &cluster, 2 + turns.bound.len() + turns.own.len())?;
+    wait_agreement(node, &cluster, 2 + turns.bound.len() + turns.local.len())?;
     node.agent.check()?;
     ensure!(node.agent.pid() == agent, "the agent was restarted");
     running.check(node)

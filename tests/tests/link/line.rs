@@ -37,14 +37,14 @@ impl Line {
     pub(crate) fn lay(node: &mut TestNode) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let outer = format!("line{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst));
-        let (own, middle, subnet) = (namespace(node)?, namespace(node)?, Subnet::claim()?);
-        let [own_pid, middle_pid] = [own.pid(), middle.pid()].map(|pid| pid.to_string());
-        for (end, name, of) in [(&outer, "server", None), (&"uplink".to_owned(), "node", Some(&own_pid))] {
+        let (namespace_of_node, middle, subnet) = (namespace(node)?, namespace(node)?, Subnet::claim()?);
+        let [own_pid, middle_pid] = [namespace_of_node.pid(), middle.pid()].map(|pid| pid.to_string());
+        for (end, name, owner) in [(&outer, "server", None), (&"uplink".to_owned(), "node", Some(&own_pid))] {
             let mut command = Command::new("ip");
             command.args(["link", "add", end, "type", "veth", "peer", "name", name, "netns", &middle_pid]);
             process::checked(&mut command)?;
-            if let Some(of) = of {
-                process::checked(Command::new("ip").args(["link", "set", end, "netns", of]))?;
+            if let Some(owner) = owner {
+                process::checked(Command::new("ip").args(["link", "set", end, "netns", owner]))?;
             }
             inside(&middle, &["ip", "link", "set", name, "up"])?;
         }
@@ -63,12 +63,12 @@ impl Line {
             &["ip", "link", "set", "uplink", "up"],
             &["ip", "route", "add", "default", "via", &format!("{}1", subnet.prefix())],
         ];
-        set.iter().try_for_each(|line| inside(&own, line).map(drop))?;
+        set.iter().try_for_each(|line| inside(&namespace_of_node, line).map(drop))?;
         let [server, uplink] = sockets(&middle)?.map(Arc::new);
         let to_server = Relay::start(Arc::clone(&uplink), Arc::clone(&server), SEED);
         let to_node = Relay::start(server, uplink, SEED + 1);
-        node.agent.move_to_network_of(own.pid());
-        Ok(Self { to_server, to_node, subnet, node: own, middle })
+        node.agent.move_to_network_of(namespace_of_node.pid());
+        Ok(Self { to_server, to_node, subnet, node: namespace_of_node, middle })
     }
 
     /// The address at which the node finds the machine.
@@ -121,9 +121,9 @@ fn namespace(node: &TestNode) -> Result<Daemon> {
     // The node's directory in its environment lets a later run find it where this one was killed.
     command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
     let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
-    let own = std::fs::read_link("/proc/self/ns/net")?;
+    let here = std::fs::read_link("/proc/self/ns/net")?;
     let theirs = || std::fs::read_link(format!("/proc/{}/ns/net", holder.pid()));
-    wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != own))?;
+    wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != here))?;
     Ok(holder)
 }
 

@@ -99,7 +99,7 @@ fn join(node: &mut TestNode) -> Result<(Exclusive, Line)> {
 }
 
 fn wait_ready(node: &TestNode, cluster: &Cluster) -> Result<()> {
-    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+    wait_node(node, cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
 /// Makes what the controllers of a cluster would: the namespace's service account and the authority's certificate.

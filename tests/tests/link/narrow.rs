@@ -28,10 +28,10 @@ pub(crate) fn a_node_joins_and_works_over_64_kbit_s(node: &mut TestNode) -> Resu
     node.apply(&simple("kept", IDLE))?;
     let start = Instant::now();
     node.agent.start()?;
-    let running = Running::of(node, &["kept"])?;
+    let running = Running::observe(node, &["kept"])?;
     wait::until_true(A_WHILE, "the node, ready", || {
-        let found = cluster.get(&limpet_tests::cluster::node_path(node)).ok().flatten().unwrap_or_default();
-        condition(&found, "Ready")["status"] == "True"
+        let shown = cluster.get(&limpet_tests::cluster::node_path(node)).ok().flatten().unwrap_or_default();
+        condition(&shown, "Ready")["status"] == "True"
     })?;
     println!("ready after {:?}", start.elapsed());
     let start = Instant::now();
@@ -55,14 +55,14 @@ pub(crate) fn a_list_that_takes_longer_than_any_deadline_arrives(node: &mut Test
         create(node, &cluster, &with(pod, json!({ "metadata": { "annotations": { "note": note } } })))?;
     }
     wait_agreement(node, &cluster, 4)?;
-    let running = Running::of(node, &["large-0", "large-1", "large-2"])?;
+    let running = Running::observe(node, &["large-0", "large-1", "large-2"])?;
     node.agent.kill();
     narrow(&line);
     cluster.delete(&path(node, "large-3"))?;
     node.agent.start()?;
     let start = Instant::now();
     wait::until_true(A_WHILE, "the end of the pod that was deleted meanwhile", || {
-        cluster.get(&path(node, "large-3")).is_ok_and(|found| found.is_none())
+        cluster.get(&path(node, "large-3")).is_ok_and(|object| object.is_none())
     })?;
     println!("listed, and a pod ended, after {:?}", start.elapsed());
     wait_agreement(node, &cluster, 3)?;

@@ -77,8 +77,9 @@ impl Drop for Relay {
 pub(crate) fn open(device: &str) -> Result<OwnedFd> {
     let (family, protocol) = (AddressFamily::Packet, SockProtocol::EthAll);
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).context("a packet socket")?;
-    let mut all = getifaddrs()?.filter(|one| one.interface_name == device);
-    let address = all.find_map(|one| one.address?.as_link_addr().copied()).with_context(|| format!("no {device}"))?;
+    let mut all = getifaddrs()?.filter(|interface| interface.interface_name == device);
+    let address =
+        all.find_map(|interface| interface.address?.as_link_addr().copied()).with_context(|| format!("no {device}"))?;
     bind(socket.as_raw_fd(), &address).with_context(|| format!("bind to {device}"))?;
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(READ_TIMEOUT_MS))?;
     Ok(socket)

@@ -40,7 +40,7 @@ fn inside(network: &Daemon, command: &[&str]) -> Result<String> {
 /// The pod's addresses as its status has them.
 fn addresses(pod: &Value) -> Result<Vec<IpAddr>> {
     let all = pod["status"]["podIPs"].as_array().with_context(|| format!("no addresses: {}", pod["status"]))?;
-    all.iter().map(|one| Ok(one["ip"].as_str().context("no address")?.parse()?)).collect()
+    all.iter().map(|entry| Ok(entry["ip"].as_str().context("no address")?.parse()?)).collect()
 }
 
 /// Runs a pod on a node with these addresses: it has one of each family in the same order, a probe reaches
@@ -48,13 +48,13 @@ fn addresses(pod: &Value) -> Result<Vec<IpAddr>> {
 fn is_reached_by_all(node: &TestNode, network: &Daemon, name: &str, of_node: &[IpAddr]) -> Result<()> {
     node.apply(&answering(name))?;
     let pod = node.wait_pod(name, "ready", |pod| container(pod, "main")["ready"] == true)?;
-    let found = addresses(&pod)?;
+    let of_pod = addresses(&pod)?;
     let families = |list: &[IpAddr]| list.iter().map(IpAddr::is_ipv6).collect::<Vec<_>>();
-    ensure!(families(&found) == families(of_node), "{found:?} on {of_node:?}");
+    ensure!(families(&of_pod) == families(of_node), "{of_pod:?} on {of_node:?}");
     let status = &pod["status"];
     let hosts: Vec<Value> = of_node.iter().map(|ip| json!({ "ip": ip.to_string() })).collect();
     ensure!(status["hostIPs"] == json!(hosts) && status["hostIP"] == hosts[0]["ip"], "{status}");
-    let written: Vec<String> = found.iter().map(IpAddr::to_string).collect();
+    let written: Vec<String> = of_pod.iter().map(IpAddr::to_string).collect();
     ensure!(status["podIP"] == written[0].as_str(), "{status}");
     let logged = node.logs(name, "main")?;
     ensure!(logged == format!("{} {}\n", written[0], written.join(",")), "{logged:?} with {written:?}");
@@ -62,7 +62,7 @@ fn is_reached_by_all(node: &TestNode, network: &Daemon, name: &str, of_node: &[I
     let file = node.exec(name, "main", &["cat", "/etc/hosts"])?;
     let named: Vec<&str> = file.lines().filter_map(|line| line.strip_suffix(&format!("\t{full_name}"))).collect();
     // In this file alone IPv4 comes first on every node, as under kubelet and containerd.
-    let mut in_file = found.clone();
+    let mut in_file = of_pod.clone();
     in_file.sort_by_key(IpAddr::is_ipv6);
     ensure!(named == in_file.iter().map(IpAddr::to_string).collect::<Vec<_>>(), "{file}");
 

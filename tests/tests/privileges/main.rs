@@ -48,7 +48,7 @@ fn relabel(node: &TestNode, name: &str, mut manifest: Value, label: &str) -> Res
 /// inotify alone watches the manifests, and that this is less than was wanted is counted.
 fn ensure_inotify_alone(node: &TestNode) -> Result<()> {
     let page = node.agent.metrics()?;
-    let has = |line: &str| page.lines().any(|found| found == line);
+    let has = |line: &str| page.lines().any(|written| written == line);
     ensure!(has("limpet_manifest_watch_backend{backend=\"inotify\"} 1"), "{page}");
     ensure!(has("limpet_manifest_watch_fallbacks_total{backend=\"fanotify\"} 1"), "{page}");
     Ok(())

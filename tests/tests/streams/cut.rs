@@ -152,9 +152,9 @@ impl Network {
         // The node's directory in its environment lets a later run find it where this one was killed.
         command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
         let network = Self(Daemon::start(&mut command, &node.dir().join("network.log"))?);
-        let own = std::fs::read_link("/proc/self/ns/net")?;
+        let here = std::fs::read_link("/proc/self/ns/net")?;
         let theirs = || std::fs::read_link(format!("/proc/{}/ns/net", network.0.pid()));
-        wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != own))?;
+        wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != here))?;
         network.run(&["ip", "link", "set", "lo", "up"])?;
         Ok(network)
     }

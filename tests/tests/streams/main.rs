@@ -93,7 +93,7 @@ fn start_server(node: &TestNode, bytes: u64) -> Result<()> {
 }
 
 fn agent(node: &TestNode) -> Result<Footprint> {
-    Ok(Footprint::of(node.agent.pid().context("the agent does not run")?))
+    Ok(Footprint::measure(node.agent.pid().context("the agent does not run")?))
 }
 
 /// The path of a command's stream.
@@ -118,7 +118,7 @@ fn watched<T>(node: &TestNode, work: impl FnOnce() -> Result<T>) -> Result<(T, u
         let watching = scope.spawn(|| {
             let mut most = 0;
             while !over.load(Ordering::Relaxed) {
-                most = most.max(Footprint::of(pid).private);
+                most = most.max(Footprint::measure(pid).private);
                 std::thread::sleep(Duration::from_millis(50));
             }
             most
@@ -283,16 +283,17 @@ fn open_streams(node: &TestNode) -> Result<Vec<WebSocket>> {
 fn commands(node: &TestNode) -> Result<usize> {
     let web = node.pod("web").context("no pod")?;
     let main = limpet_tests::cgroup::main_process(node, &web)?;
-    let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let namespace = of(&main.to_string()).context("no namespace")?;
+    let namespace_of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let namespace = namespace_of(&main.to_string()).context("no namespace")?;
     let names = ["yes", "sleep", "cat"];
     let all = std::fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let found = all.filter(|pid| pid.parse::<u32>().is_ok()).filter(|pid| of(pid).as_ref() == Some(&namespace));
+    let in_namespace =
+        all.filter(|pid| pid.parse::<u32>().is_ok()).filter(|pid| namespace_of(pid).as_ref() == Some(&namespace));
     let is_command = |pid: &String| {
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         names.contains(&line.split('\0').next().unwrap_or_default())
     };
-    Ok(found.filter(is_command).count())
+    Ok(in_namespace.filter(is_command).count())
 }
 
 fn clients_that_are_cut_off_or_read_nothing_leave_nothing(node: &mut TestNode) -> Result<()> {

@@ -65,8 +65,8 @@ fn profiles_refuse_mounts(guest: &mut Guest) -> Result<()> {
         ("privileged", UNCONFINED, true),
     ] {
         running(guest, name)?;
-        let found = profile(guest, name)?;
-        ensure!(found == expected, "{name}: {found} instead of {expected}");
+        let confined = profile(guest, name)?;
+        ensure!(confined == expected, "{name}: {confined} instead of {expected}");
         let code = attempt(guest, name, "mkdir -p /place && mount -t tmpfs none /place")?;
         ensure!((code == 0) == mounts, "{name}: mount ended with {code}");
     }

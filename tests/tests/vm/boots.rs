@@ -159,7 +159,7 @@ pub(crate) fn a_shutdown_lets_containers_end(machine: &Machine) -> Result<()> {
     base_is_back(&mut guest)?;
     let runs = runs(&mut guest)?;
     for expected in ["ended1", "slow2", "stubborn2"] {
-        ensure!(runs.split(' ').any(|found| found == expected), "no {expected} in {runs}");
+        ensure!(runs.split(' ').any(|run| run == expected), "no {expected} in {runs}");
     }
     leftovers::none(&mut guest)?;
     guest.power_cut();

@@ -142,7 +142,7 @@ fn kubectl(arguments: &str) -> String {
 /// The mirrors of the control plane, once the apiserver shows all as ready, and as restarted so often at least.
 fn mirrors(guest: &mut Guest, restarts: u64) -> Result<Vec<Value>> {
     let command = kubectl("get pods -n kube-system -l tier=control-plane -o json");
-    let found = guest.until(CLUSTER_TIMEOUT, "the mirrors of the control plane", &command, |output| {
+    let mirrors = guest.until(CLUSTER_TIMEOUT, "the mirrors of the control plane", &command, |output| {
         let list: Value = serde_json::from_str(output).ok()?;
         let pods = list["items"].as_array()?.clone();
         let is_up = |pod: &Value| {
@@ -151,7 +151,7 @@ fn mirrors(guest: &mut Guest, restarts: u64) -> Result<Vec<Value>> {
         };
         (pods.len() == CONTROL_PLANE.len() && pods.iter().all(is_up)).then_some(pods)
     });
-    found.with_context(|| {
+    mirrors.with_context(|| {
         let evidence = "limpet pods -A; limpet status; limpet events; journalctl -u limpet -n 40 --no-pager -o cat";
         guest.attempt(evidence).map(|(_, text)| text).unwrap_or_default()
     })
@@ -208,6 +208,6 @@ fn ran(guest: &mut Guest, times: usize) -> Result<()> {
         (count.trim() == times.to_string()).then_some(())
     })?;
     let runs = runs(guest)?;
-    ensure!(runs.split(' ').any(|found| found == expected), "no {expected} in {runs}");
+    ensure!(runs.split(' ').any(|run| run == expected), "no {expected} in {runs}");
     Ok(())
 }

@@ -43,7 +43,7 @@ fn left_over(output: &str) -> Vec<String> {
     let (pods, things) = output.split_once('\n').unwrap_or((output, ""));
     let Ok(list) = serde_json::from_str::<Value>(pods) else { return vec![format!("unreadable: {pods}")] };
     let items = list["items"].as_array().cloned().unwrap_or_default();
-    let known = Known::of(&items);
+    let known = Known::collect(&items);
     things.lines().filter(|line| !known.explains(line)).map(str::to_owned).collect()
 }
 
@@ -55,7 +55,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(pods: &[Value]) -> Self {
+    fn collect(pods: &[Value]) -> Self {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let mut containers = BTreeSet::new();
         for pod in pods {

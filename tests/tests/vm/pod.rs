@@ -55,12 +55,12 @@ pub(crate) fn running(guest: &mut Guest, name: &str) -> Result<Value> {
 /// Waits for the pod `name` to be as `accept` requires.
 pub(crate) fn wait(guest: &mut Guest, name: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
     let full = format!("{name}-gateway");
-    let found = guest.until(SOON, &format!("pod {name} {what}"), "limpet pods -A -o json", |output| {
+    let awaited = guest.until(SOON, &format!("pod {name} {what}"), "limpet pods -A -o json", |output| {
         let list: Value = serde_json::from_str(output).ok()?;
         let pod = list["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == full.as_str())?.clone();
         accept(&pod).then_some(pod)
     });
-    found.map_err(|error| {
+    awaited.map_err(|error| {
         let evidence = guest.attempt("limpet events; journalctl -u limpet -u containerd -n 60 --no-pager -o cat");
         anyhow!("{error:#}\n{}", evidence.map(|(_, text)| text).unwrap_or_default())
     })
@@ -119,7 +119,7 @@ pub(crate) fn base_is_back(guest: &mut Guest) -> Result<()> {
     wait(guest, "once", "still finished", is_finished)?;
     let runs = runs(guest)?;
     for expected in ["init2", "once1", "stays2"] {
-        ensure!(runs.split(' ').any(|found| found == expected), "no {expected} in {runs}");
+        ensure!(runs.split(' ').any(|run| run == expected), "no {expected} in {runs}");
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ pub(crate) fn a_pod_under_crun(machine: &Machine) -> Result<()> {
     guest.run(&manifest("plain", &spec(Value::Null)))?;
     let ready = |pod: &Value| {
         let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     };
     let first = container_id(&wait(&mut guest, "small", "ready", ready)?, "main")?;
     wait(&mut guest, "plain", "ready", ready)?;

@@ -40,7 +40,7 @@ pub(crate) fn pods_are_apart(machine: &Machine) -> Result<()> {
     for pod in ["alice", "bob"] {
         guest.run(&manifest(pod, &with_volumes(&json!({}))))?;
     }
-    let (alice, bob) = (Labels::of(&mut guest, "alice")?, Labels::of(&mut guest, "bob")?);
+    let (alice, bob) = (Labels::read(&mut guest, "alice")?, Labels::read(&mut guest, "bob")?);
     ensure!(alice.level != bob.level, "two pods have level {}", alice.level);
     a_pod_reads_what_is_its_own(&mut guest, &alice)?;
     a_pod_reads_nothing_of_another(&mut guest, &bob)?;
@@ -117,7 +117,7 @@ fn levels_outlive_the_agent(guest: &mut Guest, alice: &Labels) -> Result<()> {
         container_id(pod, "main").is_ok_and(|id| id != before)
             && pod["status"]["containerStatuses"][0]["state"]["running"].is_object()
     })?;
-    let after = Labels::of(guest, "alice")?;
+    let after = Labels::read(guest, "alice")?;
     ensure!(after.level == alice.level, "level {} became {}", alice.level, after.level);
     ensure!(can_read(guest, "alice", "/disk/file")?, "alice does not read its own after a restart");
     Ok(())
@@ -153,7 +153,7 @@ struct Labels {
 
 impl Labels {
     /// Those of the container's first process; one that `limpet exec` starts has to have the same.
-    fn of(guest: &mut Guest, pod: &str) -> Result<Self> {
+    fn read(guest: &mut Guest, pod: &str) -> Result<Self> {
         running(guest, pod)?;
         let script = "for it in 1 self; do tr -d \"\\000\" < /proc/$it/attr/current; echo; done";
         let said = guest.run(&format!("limpet exec {pod} -- sh -c '{script}'"))?;

@@ -105,8 +105,8 @@ fn disk(guest: &mut Guest) -> Result<()> {
     guest.run(&pod)?;
     let id = container_id(&running(guest, "disk")?, "main")?;
     guest.run("limpet exec disk -- sh -c 'echo on the disk > /data/file'")?;
-    let found = guest.run("limpet exec disk -- stat -c '%g %a' /data")?;
-    ensure!(found.trim() == "2000 2775", "{found}");
+    let attributes = guest.run("limpet exec disk -- stat -c '%g %a' /data")?;
+    ensure!(attributes.trim() == "2000 2775", "{attributes}");
     guest.run("grep 'kubernetes.io~iscsi/data ext4 ' /proc/mounts")?;
     guest.run("systemctl restart limpet")?;
     ensure!(container_id(&running(guest, "disk")?, "main")? == id, "restarted by a restart of the agent");

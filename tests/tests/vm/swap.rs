@@ -35,8 +35,8 @@ pub(crate) fn limited_swap(machine: &Machine) -> Result<()> {
              {{printf \"%d\", int(asked * s / m * 256) * 4096}}' /proc/meminfo"
         );
         let share = guest.run(&share)?;
-        guest.until(SOON, "a share of the swap", &format!("cat {scope}/memory.swap.max"), |found| {
-            (found.trim() == share.trim() && share.trim() != "0").then_some(())
+        guest.until(SOON, "a share of the swap", &format!("cat {scope}/memory.swap.max"), |written| {
+            (written.trim() == share.trim() && share.trim() != "0").then_some(())
         })?;
     }
     ensure!(container_id(&running(&mut guest, "swaps")?, "main")? == id, "restarted by a resize");

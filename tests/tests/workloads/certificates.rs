@@ -65,7 +65,7 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     node.agent.start()?;
     let first = wait_current(&pki, "kubelet-client", None)?;
     let issued = Instant::now();
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     let before = node.wait_running("kept")?;
 
     let itself = format!("system:node:{}", node.name());
@@ -86,7 +86,7 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
     let old = cluster.get(&lease)?.context("no lease")?;
     wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != old["spec"]["renewTime"])?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     // The controllers backdate certificates: by their dates alone these would be old as they come.
     let renewals = requests(&cluster, CLIENT, &itself)?.len();
     ensure!((1..10).contains(&renewals), "{renewals} renewals");
@@ -120,7 +120,7 @@ fn bootstrap_again(
     let asked = requests(&cluster, CLIENT, &token)?.len();
     node.apply(&simple("kept", IDLE))?;
     node.agent.start()?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     let before = node.wait_running("kept")?;
     ensure!(requests(&cluster, CLIENT, &token)?.len() == asked + 1, "no request by the token");
 

@@ -32,7 +32,9 @@ pub(crate) fn a_namespace_is_deleted_and_recreated(node: &mut TestNode) -> Resul
     let before = node.pod("own").and_then(|pod| id(&pod)).context("the pod has no container")?;
 
     cluster.delete(&path)?;
-    wait::until_true(wait::SOON, "the end of the namespace", || cluster.get(&path).is_ok_and(|found| found.is_none()))?;
+    wait::until_true(wait::SOON, "the end of the namespace", || {
+        cluster.get(&path).is_ok_and(|object| object.is_none())
+    })?;
     node.wait_gone("bound")?;
     make()?;
     wait_at(&cluster, &mirror, "running again", running)?;

@@ -23,8 +23,8 @@ pub(crate) fn pods_are_ready_again_after_the_node_was_taken_for_lost(node: &mut 
     drop(cluster);
     let all = |what: &str, patience, status: &str| {
         wait::until(patience, what, || {
-            let found: Option<Vec<Value>> = ["own", "bound"].iter().map(|name| found(node, name)).collect();
-            found.filter(|found| found.iter().all(|pod| condition(pod, "Ready")["status"] == status))
+            let mirrors: Option<Vec<Value>> = ["own", "bound"].iter().map(|name| mirror(node, name)).collect();
+            mirrors.filter(|mirrors| mirrors.iter().all(|pod| condition(pod, "Ready")["status"] == status))
         })
     };
     let before = all("two pods that are ready", wait::SOON, "True")?;
@@ -61,7 +61,7 @@ pub(crate) fn a_pod_that_ends_while_the_node_is_away_has_ended_once(node: &mut T
     node.wait_pod("once", "still over", |pod| pod["status"]["phase"] == "Succeeded")?;
     wire.join();
     let over = wait::until(wait::SOON, "a pod that is over", || {
-        found(node, "once").filter(|pod| pod["status"]["phase"] == "Succeeded")
+        mirror(node, "once").filter(|pod| pod["status"]["phase"] == "Succeeded")
     })?;
     let main = &over["status"]["containerStatuses"][0];
     ensure!(main["restartCount"] == 0 && main["state"]["terminated"]["exitCode"] == 0, "{main}");
@@ -76,7 +76,7 @@ fn join(node: &mut TestNode) -> Result<(Exclusive, Wire)> {
     cluster.admit(node, &[])?;
     cluster.node_credentials_at(&wire.address(), node.name())?;
     node.agent.start()?;
-    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     Ok((cluster, wire))
 }
 
@@ -89,11 +89,11 @@ fn path(node: &TestNode, name: &str) -> String {
     format!("{PODS}/{}", node.full_name(name))
 }
 
-fn found(node: &TestNode, name: &str) -> Option<Value> {
+fn mirror(node: &TestNode, name: &str) -> Option<Value> {
     cluster::whole().ok()?.get(&path(node, name)).ok()?
 }
 
 fn delete(node: &TestNode, name: &str) -> Result<()> {
     cluster::whole()?.delete(&path(node, name))?;
-    wait::until_true(wait::SOON, "the end of the pod", || found(node, name).is_none())
+    wait::until_true(wait::SOON, "the end of the pod", || mirror(node, name).is_none())
 }
