@@ -34,13 +34,13 @@ pub struct PullRecords {
 struct Inner {
     /// Set once the database is open.
     store: OnceLock<Arc<Store>>,
-    state: Mutex<State>,
+    state: Mutex<PullState>,
     /// Held during a write, so that writes happen in the order of their changes.
     writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PullState {
     /// By digest, with the number of the change that it comes from.
     pulled: BTreeMap<Arc<str>, (u64, PulledImage)>,
     /// By the image's normalized name.
@@ -56,7 +56,7 @@ struct Intent {
     is_open: bool,
 }
 
-impl State {
+impl PullState {
     /// The images whose pulls have all ended, at least one of them in an unknown way.
     fn unsettled(&self) -> Vec<Arc<str>> {
         let ended = self.intents.iter().filter(|(_, intent)| intent.running == 0);
@@ -95,7 +95,7 @@ impl SavedCopy for Inner {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PullState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -158,11 +158,11 @@ pub struct Store {
     inline: bool,
     /// Why its contents are gone after a reboot.
     volatile: Option<Arc<String>>,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct StoreState {
     /// `None` after a failed write: redb then rejects all calls, so the file is reopened.
     database: Option<Database>,
     /// Whether a damaged database was replaced, and what is held in memory is not written again yet.
@@ -181,7 +181,7 @@ impl Store {
     /// I/O errors: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
-        let state = Mutex::new(State { database: Some(database), ..State::default() });
+        let state = Mutex::new(StoreState { database: Some(database), ..StoreState::default() });
         Ok((Self { path: path.to_owned(), sealer: Sealer::Off, inline: false, volatile: None, state }, set_aside))
     }
 
@@ -345,7 +345,7 @@ impl Store {
     /// # Errors
     ///
     /// The database cannot be opened.
-    fn rewrite(&self, state: &mut State) -> Result<(), StoreError> {
+    fn rewrite(&self, state: &mut StoreState) -> Result<(), StoreError> {
         state.database = Some(self.open_again(state)?);
         if !state.rewrite {
             return Ok(());
@@ -370,7 +370,7 @@ impl Store {
     /// The database cannot be opened.
     fn attempt<T>(
         &self,
-        state: &mut State,
+        state: &mut StoreState,
         work: &impl Fn(&Database) -> Result<T, redb::Error>,
     ) -> Result<Result<T, redb::Error>, StoreError> {
         let database = self.open_again(state)?;
@@ -391,7 +391,7 @@ impl Store {
     }
 
     /// Takes the open database, or opens it again.
-    fn open_again(&self, state: &mut State) -> Result<Database, StoreError> {
+    fn open_again(&self, state: &mut StoreState) -> Result<Database, StoreError> {
         if let Some(database) = state.database.take() {
             return Ok(database);
         }

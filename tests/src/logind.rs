@@ -17,7 +17,7 @@ const INTERFACE: &str = "org.freedesktop.login1.Manager";
 
 /// What it has.
 #[derive(Debug, Default)]
-struct State {
+struct ManagerState {
     /// The other ends of the locks that were taken.
     locks: Vec<PipeReader>,
     shutting_down: bool,
@@ -29,12 +29,12 @@ struct State {
 /// What its thread and the test share.
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ManagerState>,
     given: Condvar,
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ManagerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -54,7 +54,7 @@ impl FakeLogind {
     ///
     /// The bus does not answer.
     pub fn start(address: &str, settings: Option<PathBuf>) -> Result<Self> {
-        let state = Mutex::new(State { delay_seconds: 5, settings, ..State::default() });
+        let state = Mutex::new(ManagerState { delay_seconds: 5, settings, ..ManagerState::default() });
         let shared = Arc::new(Shared { state, ..Shared::default() });
         let (announcements, announced) = mpsc::unbounded_channel();
         let (serving, address) = (Arc::clone(&shared), address.to_owned());
@@ -94,7 +94,7 @@ impl FakeLogind {
     pub fn wait_given(&self, count: usize, most: Duration) -> Result<()> {
         let Shared { state, given } = &*self.shared;
         let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |state: &mut State| state.locks.len() < count;
+        let waits = |state: &mut ManagerState| state.locks.len() < count;
         let waited = given.wait_timeout_while(state, most, waits).unwrap_or_else(PoisonError::into_inner);
         anyhow::ensure!(!waited.1.timed_out(), "{} locks were asked for, and not {count}", waited.0.locks.len());
         Ok(())

@@ -60,7 +60,7 @@ const NOT_TAKEN: Duration = Duration::from_millis(100);
 
 /// What becomes of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum WireState {
     Open,
     Cut,
     Swallowing,
@@ -72,7 +72,7 @@ pub struct Wire {
     /// Where its own end is, on 127.0.0.1.
     pub port: u16,
     counters: Arc<Counters>,
-    state: watch::Sender<State>,
+    state: watch::Sender<WireState>,
     listener: std::net::TcpListener,
     /// Connections of its own that wait to be accepted, so that there is no place for others.
     fillers: Mutex<Vec<std::net::TcpStream>>,
@@ -86,7 +86,7 @@ impl Wire {
         let listening_port = listener.local_addr()?.port();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let counters: Arc<Counters> = Arc::default();
-        let (counted, (state, seen)) = (Arc::clone(&counters), watch::channel(State::Open));
+        let (counted, (state, seen)) = (Arc::clone(&counters), watch::channel(WireState::Open));
         let accepting = listener.try_clone()?;
         thread::spawn(move || runtime.block_on(accept(accepting, port, counted, seen)));
         Ok(Self { port: listening_port, counters, state, listener, fillers: Mutex::default() })
@@ -94,7 +94,7 @@ impl Wire {
 
     /// Ends all connections, and those that are made from now on, until it is [joined](Self::join).
     pub fn cut(&self) {
-        self.open_as(State::Cut);
+        self.open_as(WireState::Cut);
     }
 
     /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and
@@ -102,7 +102,7 @@ impl Wire {
     /// a line that is dead, the kernel acknowledges what is sent on connections that are there. A few connections of
     /// its own are counted afterwards.
     pub fn swallow(&self) -> Result<()> {
-        self.state.send_replace(State::Swallowing);
+        self.state.send_replace(WireState::Swallowing);
         // The kernel does not answer the first packet of a connection when there is no place for it.
         rustix::net::listen(&self.listener, 0)?;
         let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,10 +118,10 @@ impl Wire {
 
     /// Lets connections through again.
     pub fn join(&self) {
-        self.open_as(State::Open);
+        self.open_as(WireState::Open);
     }
 
-    fn open_as(&self, state: State) {
+    fn open_as(&self, state: WireState) {
         self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
         // It listens already: nothing but the number changes.
         rustix::net::listen(&self.listener, BACKLOG).ok();
@@ -141,11 +141,16 @@ impl Wire {
     }
 }
 
-async fn accept(listener: std::net::TcpListener, port: u16, counters: Arc<Counters>, mut now: watch::Receiver<State>) {
+async fn accept(
+    listener: std::net::TcpListener,
+    port: u16,
+    counters: Arc<Counters>,
+    mut now: watch::Receiver<WireState>,
+) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     loop {
         // Without a `Wire` nothing changes any more.
-        now.wait_for(|state| *state != State::Swallowing).await.ok();
+        now.wait_for(|state| *state != WireState::Swallowing).await.ok();
         let client = tokio::select! {
             biased;
             Ok(()) = now.changed() => continue,
@@ -157,14 +162,19 @@ async fn accept(listener: std::net::TcpListener, port: u16, counters: Arc<Counte
         tokio::spawn(async move {
             tokio::select! {
                 biased;
-                _ = seen.wait_for(|state| *state == State::Cut) => {}
+                _ = seen.wait_for(|state| *state == WireState::Cut) => {}
                 _ = carry(client, port, &counters, state) => {}
             }
         });
     }
 }
 
-async fn carry(mut client: TcpStream, port: u16, counters: &Counters, state: watch::Receiver<State>) -> io::Result<()> {
+async fn carry(
+    mut client: TcpStream,
+    port: u16,
+    counters: &Counters,
+    state: watch::Receiver<WireState>,
+) -> io::Result<()> {
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -179,9 +189,9 @@ async fn carry(mut client: TcpStream, port: u16, counters: &Counters, state: wat
 
 /// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice
 /// as far away as the one before.
-async fn pass(state: &watch::Receiver<State>) {
+async fn pass(state: &watch::Receiver<WireState>) {
     let mut pause = RETRANSMISSION_TIMEOUT;
-    while *state.borrow() == State::Swallowing {
+    while *state.borrow() == WireState::Swallowing {
         tokio::time::sleep(pause).await;
         pause = MAX_RETRANSMISSION_PAUSE.min(pause * 2);
     }
@@ -191,7 +201,7 @@ async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     counter: &AtomicU64,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<WireState>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 4 << 10];
     loop {

@@ -14,7 +14,7 @@ use crate::SOURCE;
 use limpet_apiserver_client::RequestError;
 use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::merge::slot::Slots;
-use limpet_core::reported_pod::Step;
+use limpet_core::reported_pod::ReportStep;
 use limpet_core::source::Rejection;
 use limpet_core::status::observed::{Changes, Consumer, Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
@@ -176,10 +176,10 @@ impl ReportedPods for ApiPods {
     fn done(&mut self, due: DueStep<Subject>, stored: StoredStatus) {
         let DueStep { key, step, subject: Subject { report, .. }, .. } = due;
         match (step, report) {
-            (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
+            (ReportStep::Report { uid } | ReportStep::Correct { uid }, Report::Observed(pod)) => {
                 self.known.insert(key, Reported { uid, pod, stored });
             }
-            (Step::Report { uid }, Report::Refused(why)) => {
+            (ReportStep::Report { uid }, Report::Refused(why)) => {
                 let pod = self.listed.as_mut().and_then(|listed| listed.get_mut(&key));
                 // Another pod may have this name by now.
                 if let Some(pod) = pod.filter(|pod| pod.uid == uid) {
@@ -189,10 +189,10 @@ impl ReportedPods for ApiPods {
             (step, report) => {
                 tracing::info!(pod = %key, "deleted at the apiserver");
                 // The watch may already have reported the deletion, and another pod of this name.
-                let is_deleted = |pod: &ApiPod| matches!(&step, Step::Delete { uid } if pod.uid == *uid);
+                let is_deleted = |pod: &ApiPod| matches!(&step, ReportStep::Delete { uid } if pod.uid == *uid);
                 let listed = self.listed.as_mut().filter(|listed| listed.get(&key).is_some_and(is_deleted));
                 if listed.and_then(|listed| listed.remove(&key)).is_some()
-                    && let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
+                    && let (ReportStep::Delete { uid }, Report::Observed(pod)) = (step, report)
                     && *pod.record.uid.to_string() == *uid
                 {
                     self.deleted.insert(key, pod);
@@ -223,15 +223,17 @@ fn is_it(pod: &ApiPod, observed: &ObservedPod) -> bool {
 async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<StoredStatus, RequestError> {
     let DueStep { key, step, generation, subject, .. } = due;
     let patch = match (step, &subject.report) {
-        (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
+        (ReportStep::Report { uid } | ReportStep::Correct { uid }, Report::Observed(pod)) => {
             api_pod::status_patch(pod, uid, *generation, subject.over)
         }
-        (Step::Report { uid }, Report::Refused(why)) => api_pod::refusal_patch(&why.faults, uid, *generation),
-        (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
+        (ReportStep::Report { uid }, Report::Refused(why)) => api_pod::refusal_patch(&why.faults, uid, *generation),
+        (ReportStep::Delete { uid } | ReportStep::Replace { uid, .. }, _) => {
             delete(link, key, uid).await?;
             return Ok(StoredStatus::default());
         }
-        (Step::Create | Step::Report { .. } | Step::Correct { .. }, _) => return Ok(StoredStatus::default()),
+        (ReportStep::Create | ReportStep::Report { .. } | ReportStep::Correct { .. }, _) => {
+            return Ok(StoredStatus::default());
+        }
     };
     Ok(send_status(link, key, patch).await?.unwrap_or_default())
 }

@@ -25,7 +25,7 @@ use crate::settings::ClusterSettings;
 use limpet_apiserver_client::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver_client::watch::{Change, Watch};
 use limpet_apiserver_client::{Client, Request, RequestError, Resource, Selector, WatchFrom};
-use limpet_core::certificate::{self, Identity, Step, Validity};
+use limpet_core::certificate::{self, CertificateStep, Identity, Validity};
 use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::{blocking, private_file, wall_clock};
@@ -123,7 +123,7 @@ impl CertificateRotation {
             let (can_bootstrap, rotate) = (bootstrap.is_some(), settings.rotate_certificates);
             let step = certificate::next(identity, can_bootstrap, rotate, self.chance, issued, now);
             let outcome = match (step, bootstrap) {
-                (Step::Wait(at), _) => {
+                (CertificateStep::Wait(at), _) => {
                     let reconnected = async {
                         self.link.lost().await;
                         self.link.online().await;
@@ -135,8 +135,8 @@ impl CertificateRotation {
                     }
                     continue;
                 }
-                (Step::Bootstrap, Some(bootstrap)) => self.bootstrap(bootstrap, kubeconfig.clone()).await,
-                (Step::Bootstrap | Step::Renew, _) => {
+                (CertificateStep::Bootstrap, Some(bootstrap)) => self.bootstrap(bootstrap, kubeconfig.clone()).await,
+                (CertificateStep::Bootstrap | CertificateStep::Renew, _) => {
                     tokio::select! {
                         () = self.link.online() => {}
                         // From then on the server refuses the certificate, and only the bootstrap kubeconfig helps.
@@ -163,10 +163,10 @@ impl CertificateRotation {
             let is_usable = |held: &Contents| held.names.is_superset(&names) || issued_for.as_ref() == Some(&names);
             let usable = held.filter(is_usable).map(|held| held.validity);
             let next = match names.is_empty() {
-                true => Step::Wait(None),
+                true => CertificateStep::Wait(None),
                 false => certificate::next_serving(usable, self.chance, issued, Timestamp::now()),
             };
-            if let Step::Wait(at) = next {
+            if let CertificateStep::Wait(at) = next {
                 tokio::select! {
                     () = wait(at) => {}
                     () = node_names.changed_from(&names) => {}

@@ -9,7 +9,7 @@ use super::link::Link;
 use super::seen_node::NodeFromApiserver;
 use limpet_apiserver_client::request::PatchType;
 use limpet_apiserver_client::{Request, RequestError, Resource};
-use limpet_core::csi_node::{Step, step};
+use limpet_core::csi_node::{CsiNodeChange, step};
 use limpet_plugins::csi::CsiDrivers;
 
 /// The most steps to update a CSINode: delete, create, remove an entry, add an entry.
@@ -81,10 +81,10 @@ async fn report_to(
     let mut current = find(link, object()).await?;
     for _ in 0..MAX_STEPS {
         current = match step(name, uid, current.as_ref(), &report, &hidden) {
-            Step::Done => break,
-            Step::Create(document) => Some(link.send(Request::create(Resource::CsiNodes, document)).await?),
-            Step::Patch(patch) => Some(link.send(Request::patch(object(), PatchType::Merge, patch)).await?),
-            Step::Delete => {
+            CsiNodeChange::Done => break,
+            CsiNodeChange::Create(document) => Some(link.send(Request::create(Resource::CsiNodes, document)).await?),
+            CsiNodeChange::Patch(patch) => Some(link.send(Request::patch(object(), PatchType::Merge, patch)).await?),
+            CsiNodeChange::Delete => {
                 let owned =
                     current.as_ref().and_then(|current| current["metadata"]["uid"].as_str()).unwrap_or_default();
                 link.send(Request::delete_now(object(), owned)).await?;

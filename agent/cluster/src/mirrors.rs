@@ -15,7 +15,7 @@ use super::seen_node::NodeFromApiserver;
 use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner};
-use limpet_core::reported_pod::{self, Step};
+use limpet_core::reported_pod::{self, ReportStep};
 use limpet_core::status::observed::{Changes, Observed, ObservedPod};
 use limpet_core::stored_status::Reported;
 use limpet_model::pod::PodKey;
@@ -225,7 +225,7 @@ impl ReportedPods for Mirrors {
 
     fn failed(&mut self, DueStep { key, step, subject, .. }: &DueStep<Subject>, _: u32, error: &RequestError) {
         tracing::debug!(pod = %key, ?step, %error, "request for the mirror pod failed");
-        let makes_one = matches!(step, Step::Create | Step::Replace { .. });
+        let makes_one = matches!(step, ReportStep::Create | ReportStep::Replace { .. });
         let Some(wanted) = subject.wanted.as_ref().filter(|_| makes_one) else { return };
         let message = format!("The apiserver does not show the pod, which runs all the same: {error}");
         if self.link.view().refused.get(key) == Some(&message) {
@@ -253,18 +253,18 @@ async fn perform(link: &Link, due: &DueStep<Subject>) -> Result<Outcome, Request
     let DueStep { key, step, generation, subject, .. } = due;
     let observed = subject.wanted.as_ref().and_then(|wanted| wanted.observed.as_ref());
     match (step, &subject.wanted, observed) {
-        (Step::Delete { uid }, ..) => delete_mirror(link, key, uid).await,
+        (ReportStep::Delete { uid }, ..) => delete_mirror(link, key, uid).await,
         // The next pass creates another mirror, unless the Node is being deleted.
-        (Step::Replace { uid, why }, ..) => {
+        (ReportStep::Replace { uid, why }, ..) => {
             tracing::info!(pod = %key, why, "the mirror pod differs from its pod and is deleted");
             delete_mirror(link, key, uid).await
         }
-        (Step::Report { uid } | Step::Correct { uid }, _, Some(observed)) => {
+        (ReportStep::Report { uid } | ReportStep::Correct { uid }, _, Some(observed)) => {
             report_status(link, key, uid, observed, *generation).await
         }
-        (Step::Create, Some(wanted), _) => create_mirror(link, key, wanted, subject).await,
+        (ReportStep::Create, Some(wanted), _) => create_mirror(link, key, wanted, subject).await,
         // These steps are planned only for an existing pod, so this arm is never reached.
-        (Step::Create | Step::Report { .. } | Step::Correct { .. }, ..) => {
+        (ReportStep::Create | ReportStep::Report { .. } | ReportStep::Correct { .. }, ..) => {
             Err(RequestError::Unreadable("a step without a pod".to_owned()))
         }
     }

@@ -21,7 +21,7 @@ use self::retries::Retries;
 use super::followed::Update;
 use super::link::Link;
 use limpet_apiserver_client::{Request, RequestError, Resource};
-use limpet_core::reported_pod::Step;
+use limpet_core::reported_pod::ReportStep;
 use limpet_core::stored_status::StoredStatus;
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::pod::{Fingerprint, PodKey};
@@ -30,7 +30,7 @@ use limpet_model::pod::{Fingerprint, PodKey};
 #[derive(Debug, Clone)]
 pub(super) struct DueStep<S> {
     pub(super) key: PodKey,
-    pub(super) step: Step,
+    pub(super) step: ReportStep,
     /// The generation of the pod at the apiserver.
     pub(super) generation: Option<i64>,
     /// The version of the pod here: after a failure, another version is tried immediately.

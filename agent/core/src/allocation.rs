@@ -27,7 +27,7 @@ pub use pod::{PodAllocation, uses_node};
 pub use resizes::NotResized;
 use resizes::Resizes;
 use room::{Purpose, Reservations, Room, one_slot};
-pub use slots::Entry;
+pub use slots::SlotGrant;
 
 /// What the node has for its pods, beside the devices of plugins.
 #[derive(Debug, Clone, Default)]

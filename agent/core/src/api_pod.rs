@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::reported_pod::{self, Step, key_of};
+use crate::reported_pod::{self, ReportStep, key_of};
 use crate::status::observed::ObservedPod;
 use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
@@ -79,13 +79,13 @@ pub enum Ended {
 
 /// The next step for one pod, if there is one. `acknowledged` is the status that the apiserver has accepted. The last
 /// status is reported before the pod is deleted.
-pub fn step(listed: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<Step> {
+pub fn step(listed: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported>) -> Option<ReportStep> {
     let uid = listed.uid.clone();
     match known {
         LocalPod::Nothing => None,
-        LocalPod::Gone => listed.deleting.then_some(Step::Delete { uid }),
-        LocalPod::Refused(_) if listed.deleting => Some(Step::Delete { uid }),
-        LocalPod::Refused(faults) => (listed.refusal != Some(message(faults))).then_some(Step::Report { uid }),
+        LocalPod::Gone => listed.deleting.then_some(ReportStep::Delete { uid }),
+        LocalPod::Refused(_) if listed.deleting => Some(ReportStep::Delete { uid }),
+        LocalPod::Refused(faults) => (listed.refusal != Some(message(faults))).then_some(ReportStep::Report { uid }),
         LocalPod::Observed(pod, ended) => {
             // A name may be reused at once.
             if *pod.record.uid.to_string() != *listed.uid {
@@ -93,8 +93,8 @@ pub fn step(listed: &ApiPod, known: LocalPod<'_>, acknowledged: Option<&Reported
             }
             let comparison = compare_status(acknowledged, &uid, listed.status, pod);
             let is_reported = !listed.over || (listed.status.runs() && comparison == StatusComparison::Outdated);
-            let of_status = is_reported.then(|| Step::for_status(comparison, uid.clone())).flatten();
-            of_status.or_else(|| (ended == Ended::Yes && listed.deleting).then_some(Step::Delete { uid }))
+            let of_status = is_reported.then(|| ReportStep::for_status(comparison, uid.clone())).flatten();
+            of_status.or_else(|| (ended == Ended::Yes && listed.deleting).then_some(ReportStep::Delete { uid }))
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         };
         let step_of = |api_pod: &ApiPod| step(api_pod, LocalPod::Observed(&pod, Ended::No), Some(&known));
         let not_ready = json!({"conditions": [{"type": "Ready", "status": "False"}]});
-        assert_eq!(step_of(&stored("18", not_ready.clone())), Some(Step::Correct { uid: "u-1".to_owned() }));
+        assert_eq!(step_of(&stored("18", not_ready.clone())), Some(ReportStep::Correct { uid: "u-1".to_owned() }));
         assert_eq!(step_of(&stored("16", not_ready)), None);
         assert_eq!(step_of(&stored("18", json!({"phase": "Failed"}))), None);
     }
@@ -168,8 +168,8 @@ mod tests {
     #[test]
     fn a_pod_is_deleted_once_its_last_status_is_known_and_nothing_of_it_runs() {
         let (observed, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
-        let report = Some(Step::Report { uid: uid.clone() });
-        let delete = Some(Step::Delete { uid: uid.clone() });
+        let report = Some(ReportStep::Report { uid: uid.clone() });
+        let delete = Some(ReportStep::Delete { uid: uid.clone() });
         let there = reported(&observed, "17");
         let (nothing, known_there) = (None, Some(&there));
         let (stays, goes) = (api_pod(json!({})), api_pod(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
@@ -212,7 +212,7 @@ mod tests {
             ApiPod { deleting, ..api_pod }
         };
         let uid = "u-1".to_owned();
-        let (report, delete) = (Some(Step::Report { uid: uid.clone() }), Some(Step::Delete { uid }));
+        let (report, delete) = (Some(ReportStep::Report { uid: uid.clone() }), Some(ReportStep::Delete { uid }));
         let table = [
             // What was last reported is still true.
             (ended("running", false), &observed, Ended::No, None),
@@ -241,10 +241,10 @@ mod tests {
         assert!(patch["status"]["message"].as_str().unwrap().contains("spec.volumes[0].nfs"));
         let known = LocalPod::Refused(&faults);
         let mut pod = api_pod(json!({}));
-        assert_eq!(step(&pod, known, None), Some(Step::Report { uid: "u-1".to_owned() }));
+        assert_eq!(step(&pod, known, None), Some(ReportStep::Report { uid: "u-1".to_owned() }));
         pod.refusal_reported(&faults);
         assert_eq!(step(&pod, known, None), None);
         pod.deleting = true;
-        assert_eq!(step(&pod, known, None), Some(Step::Delete { uid: "u-1".to_owned() }));
+        assert_eq!(step(&pod, known, None), Some(ReportStep::Delete { uid: "u-1".to_owned() }));
     }
 }

@@ -25,7 +25,7 @@ pub enum Identity {
 
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum CertificateStep {
     /// Request a certificate with the bootstrap kubeconfig's credentials.
     Bootstrap,
     /// Request a certificate with the current one.
@@ -59,39 +59,39 @@ pub fn next(
     chance: u64,
     issued: Option<Timestamp>,
     now: Timestamp,
-) -> Step {
+) -> CertificateStep {
     let (validity, is_own) = match identity {
-        Identity::None if bootstrap => return Step::Bootstrap,
-        Identity::None | Identity::Other => return Step::Wait(None),
+        Identity::None if bootstrap => return CertificateStep::Bootstrap,
+        Identity::None | Identity::Other => return CertificateStep::Wait(None),
         Identity::Certificate(validity) => (validity, true),
         Identity::Embedded(validity) => (validity, false),
     };
     // The clock is wrong, not the certificate.
     if now < validity.not_before {
-        return Step::Wait(Some(validity.not_before));
+        return CertificateStep::Wait(Some(validity.not_before));
     }
     if now > validity.not_after {
-        return if bootstrap { Step::Bootstrap } else { Step::Wait(None) };
+        return if bootstrap { CertificateStep::Bootstrap } else { CertificateStep::Wait(None) };
     }
     if !rotate {
-        return Step::Wait(bootstrap.then_some(validity.not_after));
+        return CertificateStep::Wait(bootstrap.then_some(validity.not_after));
     }
     match validity.renewal(chance, issued) {
-        at if is_own && at > now => Step::Wait(Some(at)),
-        _ => Step::Renew,
+        at if is_own && at > now => CertificateStep::Wait(Some(at)),
+        _ => CertificateStep::Renew,
     }
 }
 
 /// What comes next for the certificate that the node shows to its clients. `held` is the current one, if it contains
 /// the node's current names; `issued`: when this agent got it, if it did.
-pub fn next_serving(held: Option<Validity>, chance: u64, issued: Option<Timestamp>, now: Timestamp) -> Step {
+pub fn next_serving(held: Option<Validity>, chance: u64, issued: Option<Timestamp>, now: Timestamp) -> CertificateStep {
     match held {
-        None => Step::Renew,
-        Some(validity) if now < validity.not_before => Step::Wait(Some(validity.not_before)),
-        Some(validity) if now > validity.not_after => Step::Renew,
+        None => CertificateStep::Renew,
+        Some(validity) if now < validity.not_before => CertificateStep::Wait(Some(validity.not_before)),
+        Some(validity) if now > validity.not_after => CertificateStep::Renew,
         Some(validity) => match validity.renewal(chance, issued) {
-            at if at <= now => Step::Renew,
-            at => Step::Wait(Some(at)),
+            at if at <= now => CertificateStep::Renew,
+            at => CertificateStep::Wait(Some(at)),
         },
     }
 }
@@ -110,28 +110,28 @@ mod tests {
         let (year, embedded) = (Identity::Certificate(validity), Identity::Embedded(validity));
         let table = [
             // There is none yet, or one that is not renewed.
-            (Identity::None, true, true, 1500, Step::Bootstrap),
-            (Identity::None, false, true, 1500, Step::Wait(None)),
-            (Identity::Other, true, true, 1500, Step::Wait(None)),
+            (Identity::None, true, true, 1500, CertificateStep::Bootstrap),
+            (Identity::None, false, true, 1500, CertificateStep::Wait(None)),
+            (Identity::Other, true, true, 1500, CertificateStep::Wait(None)),
             // A clock of 1970.
-            (year, true, true, 0, Step::Wait(Some(at(1000)))),
+            (year, true, true, 0, CertificateStep::Wait(Some(at(1000)))),
             // Between 70 and 90 %: here 75.
-            (year, true, true, 1500, Step::Wait(Some(at(1750)))),
-            (year, false, true, 1750, Step::Renew),
-            (year, false, true, 2000, Step::Renew),
+            (year, true, true, 1500, CertificateStep::Wait(Some(at(1750)))),
+            (year, false, true, 1750, CertificateStep::Renew),
+            (year, false, true, 2000, CertificateStep::Renew),
             // It has expired, so it cannot renew itself.
-            (year, true, true, 2001, Step::Bootstrap),
-            (year, true, false, 2001, Step::Bootstrap),
-            (year, false, true, 2001, Step::Wait(None)),
+            (year, true, true, 2001, CertificateStep::Bootstrap),
+            (year, true, false, 2001, CertificateStep::Bootstrap),
+            (year, false, true, 2001, CertificateStep::Wait(None)),
             // The kubeconfig's own certificate was not requested by this agent.
-            (embedded, true, true, 500, Step::Wait(Some(at(1000)))),
-            (embedded, false, true, 1000, Step::Renew),
-            (embedded, true, true, 1500, Step::Renew),
-            (embedded, true, true, 2001, Step::Bootstrap),
-            (embedded, false, false, 1500, Step::Wait(None)),
+            (embedded, true, true, 500, CertificateStep::Wait(Some(at(1000)))),
+            (embedded, false, true, 1000, CertificateStep::Renew),
+            (embedded, true, true, 1500, CertificateStep::Renew),
+            (embedded, true, true, 2001, CertificateStep::Bootstrap),
+            (embedded, false, false, 1500, CertificateStep::Wait(None)),
             // It is not rotated.
-            (year, true, false, 1750, Step::Wait(Some(at(2000)))),
-            (year, false, false, 1750, Step::Wait(None)),
+            (year, true, false, 1750, CertificateStep::Wait(Some(at(2000)))),
+            (year, false, false, 1750, CertificateStep::Wait(None)),
         ];
         for (identity, bootstrap, rotate, now, expected) in table {
             let step = next(identity, bootstrap, rotate, 50, None, at(now));
@@ -143,11 +143,11 @@ mod tests {
     fn the_certificate_for_clients_is_asked_for_whenever_there_is_none() {
         let held = Some(Validity { not_before: at(1000), not_after: at(2000) });
         let table = [
-            (None, 5, Step::Renew),
-            (held, 5, Step::Wait(Some(at(1000)))),
-            (held, 1500, Step::Wait(Some(at(1750)))),
-            (held, 1750, Step::Renew),
-            (held, 3000, Step::Renew),
+            (None, 5, CertificateStep::Renew),
+            (held, 5, CertificateStep::Wait(Some(at(1000)))),
+            (held, 1500, CertificateStep::Wait(Some(at(1750)))),
+            (held, 1750, CertificateStep::Renew),
+            (held, 3000, CertificateStep::Renew),
         ];
         for (held, now, expected) in table {
             assert_eq!(next_serving(held, 50, None, at(now)), expected, "{held:?} {now}");
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(backdated.renewal(50, issued.map(at)), at(expected), "{issued:?}");
         }
         let identity = Identity::Certificate(backdated);
-        assert_eq!(next(identity, true, true, 50, Some(at(300)), at(301)), Step::Wait(Some(at(320))));
-        assert_eq!(next_serving(Some(backdated), 50, Some(at(300)), at(320)), Step::Renew);
+        assert_eq!(next(identity, true, true, 50, Some(at(300)), at(301)), CertificateStep::Wait(Some(at(320))));
+        assert_eq!(next_serving(Some(backdated), 50, Some(at(300)), at(320)), CertificateStep::Renew);
     }
 }

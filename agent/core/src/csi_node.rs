@@ -88,7 +88,7 @@ impl DriverReport {
 
 /// The next change of the CSINode object.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
+pub enum CsiNodeChange {
     /// Nothing has to change.
     Done,
     /// Create this object.
@@ -107,10 +107,10 @@ pub fn step(
     current: Option<&Value>,
     report: &DriverReport,
     hidden: &BTreeMap<String, String>,
-) -> Step {
+) -> CsiNodeChange {
     let shown = || report.registered.iter().filter(|(name, _)| !hidden.contains_key(*name));
     let Some(current) = current else {
-        return Step::Create(json!({
+        return CsiNodeChange::Create(json!({
             "apiVersion": "storage.k8s.io/v1",
             "kind": "CSINode",
             "metadata": {
@@ -122,7 +122,7 @@ pub fn step(
     };
     let owners = current["metadata"]["ownerReferences"].as_array();
     if !owners.is_some_and(|owners| owners.iter().any(|owner| owner["kind"] == "Node" && owner["uid"] == node_uid)) {
-        return Step::Delete;
+        return CsiNodeChange::Delete;
     }
     let drivers = current["spec"]["drivers"].as_array().cloned().unwrap_or_default();
     let named = |driver: &Value| driver["name"].as_str().unwrap_or_default().to_owned();
@@ -139,14 +139,14 @@ pub fn step(
             let is_missing = |(name, _): &(&String, &DriverInfo)| !kept.iter().any(|driver| named(driver) == **name);
             let added: Vec<Value> = shown().filter(is_missing).map(|(name, driver)| entry(name, driver)).collect();
             if added.is_empty() {
-                return Step::Done;
+                return CsiNodeChange::Done;
             }
             kept.into_iter().chain(added).collect()
         }
     };
     // Another client's change in between is not undone.
     let version = &current["metadata"]["resourceVersion"];
-    Step::Patch(json!({ "metadata": { "resourceVersion": version }, "spec": { "drivers": all } }))
+    CsiNodeChange::Patch(json!({ "metadata": { "resourceVersion": version }, "spec": { "drivers": all } }))
 }
 
 /// A driver in the form of CSINode.
@@ -216,7 +216,9 @@ mod tests {
     #[test]
     fn a_csi_node_is_made_corrected_and_replaced() {
         let none = BTreeMap::new();
-        let Step::Create(made) = step("n", "u1", None, &report("n1", Some("a")), &none) else { panic!("not made") };
+        let CsiNodeChange::Create(made) = step("n", "u1", None, &report("n1", Some("a")), &none) else {
+            panic!("not made")
+        };
         let entry =
             json!({"name": "d", "nodeID": "n1", "topologyKeys": ["topology.d/zone"], "allocatable": {"count": 7}});
         assert_eq!(made["spec"]["drivers"], json!([entry]));
@@ -228,11 +230,12 @@ mod tests {
             current
         };
         let next = |drivers: Value, report: &DriverReport| step("n", "u1", Some(&current(drivers)), report, &none);
-        let patch =
-            |drivers: Value| Step::Patch(json!({"metadata": {"resourceVersion": "5"}, "spec": {"drivers": drivers}}));
+        let patch = |drivers: Value| {
+            CsiNodeChange::Patch(json!({"metadata": {"resourceVersion": "5"}, "spec": {"drivers": drivers}}))
+        };
         let other = json!({"name": "other", "nodeID": "x"});
-        assert_eq!(next(json!([entry]), &report("n1", Some("a"))), Step::Done);
-        assert_eq!(next(json!([entry, other]), &DriverReport::default()), Step::Done);
+        assert_eq!(next(json!([entry]), &report("n1", Some("a"))), CsiNodeChange::Done);
+        assert_eq!(next(json!([entry, other]), &DriverReport::default()), CsiNodeChange::Done);
         assert_eq!(next(json!([other]), &report("n1", Some("a"))), patch(json!([other, entry])));
         assert_eq!(next(json!([entry, other]), &gone()), patch(json!([other])));
         // Its entry cannot change, so it is removed, and the next step adds it.
@@ -242,9 +245,9 @@ mod tests {
             patch(json!([{"name": "d", "nodeID": "n2", "topologyKeys": [], "allocatable": {"count": 7}}]))
         );
         let shown = json!([{"name": "d", "nodeID": "n2", "topologyKeys": null, "allocatable": {"count": 7}}]);
-        assert_eq!(next(shown, &report("n2", None)), Step::Done);
-        assert_eq!(step("n", "u2", Some(&current(json!([entry]))), &gone(), &none), Step::Delete);
+        assert_eq!(next(shown, &report("n2", None)), CsiNodeChange::Done);
+        assert_eq!(step("n", "u2", Some(&current(json!([entry]))), &gone(), &none), CsiNodeChange::Delete);
         let hidden = BTreeMap::from([("d".to_owned(), "collision".to_owned())]);
-        assert_eq!(step("n", "u1", Some(&current(json!([]))), &report("n1", None), &hidden), Step::Done);
+        assert_eq!(step("n", "u1", Some(&current(json!([]))), &report("n1", None), &hidden), CsiNodeChange::Done);
     }
 }

@@ -151,12 +151,12 @@ pub fn next_look(images: &[Image], policy: &ImageGcPolicy, short: bool) -> Optio
 /// What is remembered about the images between two checks of the store.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    images: HashMap<Arc<str>, Entry>,
+    images: HashMap<Arc<str>, ImageEntry>,
     began: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ImageEntry {
     /// `None` if it was present before the agent started.
     first_seen: Option<Instant>,
     /// `None` if it is needed.
@@ -215,7 +215,7 @@ impl Ledger {
                 digest: Arc::clone(&image.digest),
                 names: image.names,
             });
-            self.images.insert(image.digest, Entry { first_seen, unused_since, taken: image.taken });
+            self.images.insert(image.digest, ImageEntry { first_seen, unused_since, taken: image.taken });
         }
         self.began = true;
         look

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::reported_pod::{Step, key_of};
+use crate::reported_pod::{ReportStep, key_of};
 use crate::status::observed::ObservedPod;
 use crate::stored_status::{Reported, StoredStatus, compare_status};
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
@@ -172,21 +172,21 @@ pub fn step(
     known: &Acknowledged,
     owner: &Owner,
     all_sources_read: bool,
-) -> Option<Step> {
+) -> Option<ReportStep> {
     let Some(wanted) = wanted else {
-        return current.filter(|_| all_sources_read).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
+        return current.filter(|_| all_sources_read).map(|mirror| ReportStep::Delete { uid: mirror.uid.clone() });
     };
     let Some(mirror) = current else {
-        return (!wanted.is_ending() && !owner.deleting).then_some(Step::Create);
+        return (!wanted.is_ending() && !owner.deleting).then_some(ReportStep::Create);
     };
     let uid = mirror.uid.clone();
     if !wanted.is_ending()
         && let Some(why) = mirror.fault(wanted, known.admitted.as_ref(), &owner.uid)
     {
-        return Some(Step::Replace { uid, why });
+        return Some(ReportStep::Replace { uid, why });
     }
     let observed = wanted.observed.as_ref()?;
-    Step::for_status(compare_status(known.status.as_ref(), &uid, mirror.status, observed), uid)
+    ReportStep::for_status(compare_status(known.status.as_ref(), &uid, mirror.status, observed), uid)
 }
 
 /// The mirror pod to create. `seen` is the time since when the pod is known, as text.

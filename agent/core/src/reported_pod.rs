@@ -19,7 +19,7 @@ const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"]
 
 /// The next thing to do about a pod at the apiserver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum ReportStep {
     /// Create a mirror that does not exist.
     Create,
     /// Delete this mirror at once, because it is not what it should be; another one is created afterwards.
@@ -36,7 +36,7 @@ pub enum Step {
     Correct { uid: String },
 }
 
-impl Step {
+impl ReportStep {
     /// The step for the status of the Pod with that UID.
     pub fn for_status(comparison: StatusComparison, uid: String) -> Option<Self> {
         match comparison {

@@ -34,7 +34,7 @@ pub(crate) fn step(
     notices: &mut Notices,
 ) -> Option<Timestamp> {
     let mut cron = memory.cron.take().unwrap_or_default();
-    let mut step = Step { memory, cron: &mut cron, situation, notices };
+    let mut step = CronStep { memory, cron: &mut cron, situation, notices };
     let mut at = step.run_jobs();
     let (next, begun) = step.schedule(pace, zone);
     if begun {
@@ -46,14 +46,14 @@ pub(crate) fn step(
     earlier(at, next)
 }
 
-struct Step<'a> {
+struct CronStep<'a> {
     memory: &'a mut Memory,
     cron: &'a mut CronMemory,
     situation: &'a Situation<'a>,
     notices: &'a mut Notices,
 }
 
-impl Step<'_> {
+impl CronStep<'_> {
     /// Has each Job's controller decide. Returns when one of them is due.
     fn run_jobs(&mut self) -> Option<Timestamp> {
         let Situation { node_name, key, observed: seen, clock, .. } = *self.situation;

@@ -44,7 +44,7 @@ pub(crate) fn step(
     situation: &Situation<'_>,
     notices: &mut Notices,
 ) -> Next {
-    let mut step = Step { memory, pods, situation, notices, at: None };
+    let mut step = JobStep { memory, pods, situation, notices, at: None };
     step.count_ended();
     if step.memory.finished.is_none() {
         step.set_started();
@@ -65,7 +65,7 @@ pub(crate) fn step(
     Next { at, is_expired }
 }
 
-struct Step<'a> {
+struct JobStep<'a> {
     memory: &'a mut JobMemory,
     pods: &'a mut Vec<WantedPod>,
     situation: &'a Situation<'a>,
@@ -73,7 +73,7 @@ struct Step<'a> {
     at: Option<Timestamp>,
 }
 
-impl Step<'_> {
+impl JobStep<'_> {
     /// Counts the pods that have ended since the last step, in the order of their ends.
     fn count_ended(&mut self) {
         let Situation { spec, observed: seen, clock, .. } = *self.situation;

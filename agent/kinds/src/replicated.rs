@@ -31,7 +31,7 @@ pub(crate) struct Next {
 
 /// Brings `memory` in line with the situation, as far as it is time to.
 pub(crate) fn step(memory: &mut Memory, pace: &mut Pace, situation: &Situation<'_>) -> Next {
-    let mut step = Step { memory, situation };
+    let mut step = ReplicaStep { memory, situation };
     let mut at = step.replace_ended(pace);
     // Each turn makes or removes pods, and none does both for one revision.
     let turns = step.memory.pods.len() + usize_of(situation.spec.replicas) + 2;
@@ -54,12 +54,12 @@ pub(crate) fn step(memory: &mut Memory, pace: &mut Pace, situation: &Situation<'
     Next { at, overdue }
 }
 
-struct Step<'a> {
+struct ReplicaStep<'a> {
     memory: &'a mut Memory,
     situation: &'a Situation<'a>,
 }
 
-impl Step<'_> {
+impl ReplicaStep<'_> {
     /// One change of the sizes. False: there is nothing to change now.
     fn turn(&mut self) -> bool {
         let Situation { spec, hash, .. } = *self.situation;

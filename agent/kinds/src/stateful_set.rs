@@ -37,7 +37,7 @@ pub(crate) fn step(
     notices: &mut Notices,
 ) -> Option<Timestamp> {
     memory.set.get_or_insert_with(|| situation.hash.to_owned());
-    let mut step = Step { memory, situation, notices, at: None };
+    let mut step = SetStep { memory, situation, notices, at: None };
     if step.replicas(pace) && step.condemned() {
         step.update();
     }
@@ -50,14 +50,14 @@ pub(crate) fn step(
     at
 }
 
-struct Step<'a> {
+struct SetStep<'a> {
     memory: &'a mut Memory,
     situation: &'a Situation<'a>,
     notices: &'a mut Notices,
     at: Option<Timestamp>,
 }
 
-impl Step<'_> {
+impl SetStep<'_> {
     /// Makes the pods that are missing, and those anew that have ended. False: the ordinals after one have to wait for it.
     fn replicas(&mut self, pace: &mut Pace) -> bool {
         let Situation { key, spec, .. } = *self.situation;

@@ -59,12 +59,12 @@ impl Armed {
 /// What was watched on the way of symlinked files.
 #[derive(Debug, Default)]
 struct SymlinkWatches {
-    steps: Vec<(Wd, Step)>,
+    steps: Vec<(Wd, WatchedStep)>,
     failure: Option<io::Error>,
 }
 
 #[derive(Debug)]
-struct Step {
+struct WatchedStep {
     directory: PathBuf,
     id: Option<DirectoryId>,
     name: OsString,
@@ -251,7 +251,7 @@ fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &P
         match adder.add(&directory, NAMES | ITSELF) {
             Ok(wd) => {
                 let id = directory_id(&directory).ok();
-                followed.steps.push((wd, Step { directory, id, name, dependents }));
+                followed.steps.push((wd, WatchedStep { directory, id, name, dependents }));
             }
             Err(error) if error.kind() == ErrorKind::StorageFull => followed.failure = Some(error),
             Err(error) => {

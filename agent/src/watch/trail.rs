@@ -9,7 +9,7 @@ const MAX_LINKS: usize = 40;
 
 /// One name looked up in one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct TrailStep {
     /// The directory, free of symlinks.
     pub(super) directory: PathBuf,
     /// The name looked up.
@@ -23,7 +23,7 @@ pub(super) struct Step {
 /// All steps of a path, as far as it resolves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trail {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<TrailStep>,
     /// The directory at the end, free of symlinks; `None` if the path resolves to nothing or to something else.
     pub(super) end: Option<PathBuf>,
 }
@@ -62,7 +62,7 @@ fn walk(start: PathBuf, path: &Path) -> Trail {
         let there = here.join(&name);
         let target = there.read_link().ok();
         let directory_follows = target.is_none() && there.is_dir();
-        steps.push(Step { directory: here.clone(), name, link: target.is_some(), directory_follows });
+        steps.push(TrailStep { directory: here.clone(), name, link: target.is_some(), directory_follows });
         match target {
             Some(target) if links < MAX_LINKS => {
                 links += 1;

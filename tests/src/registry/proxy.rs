@@ -22,7 +22,7 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Passage {
     target: SocketAddr,
-    state: Mutex<State>,
+    state: Mutex<ProxyState>,
     /// Notified when the connection was cut, a request came, or one is no longer held back.
     changed: Condvar,
 }
@@ -30,7 +30,7 @@ struct Passage {
 /// After how many bytes of replies each connection is cut, one after the other.
 type Limits = Peekable<Box<dyn Iterator<Item = u64> + Send>>;
 
-struct State {
+struct ProxyState {
     limits: Limits,
     cuts: usize,
     /// Bytes of replies so far.
@@ -40,9 +40,9 @@ struct State {
     held: Option<String>,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for ProxyState {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = formatter.debug_struct("State");
+        let mut shown = formatter.debug_struct("ProxyState");
         shown.field("cuts", &self.cuts).field("said", &self.said).field("heads", &self.heads).finish_non_exhaustive()
     }
 }
@@ -52,7 +52,7 @@ impl Proxy {
     pub fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let state = State { limits: no_limits(), cuts: 0, said: 0, heads: Vec::new(), held: None };
+        let state = ProxyState { limits: no_limits(), cuts: 0, said: 0, heads: Vec::new(), held: None };
         let passage = Arc::new(Passage { target, state: Mutex::new(state), changed: Condvar::new() });
         let carried = passage.clone();
         thread::spawn(move || {
@@ -119,7 +119,7 @@ impl Proxy {
 
     /// Waits until a request has come whose head contains `part`, held back or not.
     pub fn wait_request(&self, part: &str) -> Result<()> {
-        let came = |state: &State| state.heads.iter().any(|head| head.contains(part));
+        let came = |state: &ProxyState| state.heads.iter().any(|head| head.contains(part));
         ensure!(self.passage.wait(came), "no request for {part}: {:#?}", self.requests());
         Ok(())
     }
@@ -136,12 +136,12 @@ fn no_limits() -> Limits {
 }
 
 impl Passage {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProxyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a state. Returns whether it was reached.
-    fn wait(&self, is_so: impl Fn(&State) -> bool) -> bool {
+    fn wait(&self, is_so: impl Fn(&ProxyState) -> bool) -> bool {
         let waited = self.changed.wait_timeout_while(self.state(), wait::soon(), |state| !is_so(state));
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         is_so(&state)

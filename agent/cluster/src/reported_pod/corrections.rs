@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use limpet_core::reported_pod::Step;
+use limpet_core::reported_pod::ReportStep;
 use limpet_model::pod::PodKey;
 
 /// The shortest time between two corrections of a pod, equal to kubelet's sync interval.
@@ -29,16 +29,16 @@ impl Corrections {
     }
 
     /// Whether the pod's step has to wait.
-    pub(super) fn holds(&mut self, key: &PodKey, step: &Step) -> bool {
-        let Some(at) = self.made.get(key).filter(|_| matches!(step, Step::Correct { .. })) else { return false };
+    pub(super) fn holds(&mut self, key: &PodKey, step: &ReportStep) -> bool {
+        let Some(at) = self.made.get(key).filter(|_| matches!(step, ReportStep::Correct { .. })) else { return false };
         let due = *at + MIN_CORRECTION_INTERVAL;
         self.next = Some(self.next.map_or(due, |next| next.min(due)));
         true
     }
 
     /// Records that the pod's step was done at `now`.
-    pub(super) fn done(&mut self, key: &PodKey, step: &Step, now: Instant) {
-        if matches!(step, Step::Correct { .. }) {
+    pub(super) fn done(&mut self, key: &PodKey, step: &ReportStep, now: Instant) {
+        if matches!(step, ReportStep::Correct { .. }) {
             tracing::debug!(pod = %key, "corrected a pod status that another client had changed");
             self.made.insert(key.clone(), now);
         }
@@ -58,7 +58,7 @@ mod tests {
     fn one_pod_is_corrected_at_once_and_then_every_ten_seconds() {
         let (mut corrections, begun) = (Corrections::default(), Instant::now());
         let (key, other) = (PodKey::new("lab", "a"), PodKey::new("lab", "b"));
-        let (correct, report) = (Step::Correct { uid: String::new() }, Step::Report { uid: String::new() });
+        let (correct, report) = (ReportStep::Correct { uid: String::new() }, ReportStep::Report { uid: String::new() });
         corrections.begin(begun);
         assert!(!corrections.holds(&key, &correct));
         corrections.done(&key, &correct, begun);

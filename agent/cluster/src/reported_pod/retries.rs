@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use limpet_apiserver_client::RequestError;
 use limpet_core::connectivity;
-use limpet_core::reported_pod::Step;
+use limpet_core::reported_pod::ReportStep;
 use limpet_model::pod::{Fingerprint, PodKey};
 use tokio::time::Instant;
 
@@ -43,7 +43,7 @@ impl Retries {
             if self.pods.get(key).is_some_and(|retry| retry.at > now && retry.version == *version) {
                 return false;
             }
-            let Some(missing) = self.namespaces.get(key.namespace()).filter(|_| *step == Step::Create) else {
+            let Some(missing) = self.namespaces.get(key.namespace()).filter(|_| *step == ReportStep::Create) else {
                 return true;
             };
             !missing.pods.contains(key) || (missing.at <= now && asked.insert(key.namespace().to_owned()))
@@ -68,7 +68,7 @@ impl Retries {
     /// Forgets pods without a due step, for example when a mirror exists whose answer was lost.
     pub(super) fn retain<S>(&mut self, steps: &[DueStep<S>]) {
         self.pods.retain(|key, _| steps.iter().any(|due| due.key == *key));
-        let creates = |key: &PodKey| steps.iter().any(|due| due.step == Step::Create && due.key == *key);
+        let creates = |key: &PodKey| steps.iter().any(|due| due.step == ReportStep::Create && due.key == *key);
         self.namespaces.retain(|_, missing| {
             missing.pods.retain(creates);
             !missing.pods.is_empty()
@@ -86,7 +86,7 @@ impl Retries {
     pub(super) fn failed<S>(&mut self, due: &DueStep<S>, error: &RequestError, now: Instant, dice: u64) -> u32 {
         let (key, version) = (&due.key, due.version);
         // A namespace that is being deleted may be recreated.
-        if due.step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
+        if due.step == ReportStep::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
             let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
             let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
             missing.at = now + connectivity::namespace_pause(now - missing.since, dice);
@@ -122,7 +122,7 @@ mod tests {
 
     fn create(name: &str) -> DueStep<()> {
         let key = PodKey::new("lab", name);
-        DueStep { key, step: Step::Create, generation: None, version: None, subject: () }
+        DueStep { key, step: ReportStep::Create, generation: None, version: None, subject: () }
     }
 
     fn not_found() -> RequestError {

@@ -50,7 +50,7 @@ struct Pending {
 }
 
 /// The state of a judgement without the registry.
-enum Step {
+enum LocalJudgement {
     Judged(Verdict),
     Accepted,
     Fetch(Pending),
@@ -90,9 +90,9 @@ impl Admission {
         }
         let Some(policy) = &self.policy else { return Ok(()) };
         match self.begin(policy, store, name, &target.digest).await? {
-            Step::Accepted => Ok(()),
-            Step::Judged(verdict) => result(name, &verdict),
-            Step::Fetch(pending) => {
+            LocalJudgement::Accepted => Ok(()),
+            LocalJudgement::Judged(verdict) => result(name, &verdict),
+            LocalJudgement::Fetch(pending) => {
                 let fetched = signatures::fetch(session, &target.digest).await;
                 let fetched = fetched.unwrap_or_else(|error| FetchedSignatures::none(&error));
                 let verdict = self.finish(policy, name, &target.digest, pending, &fetched);
@@ -112,22 +112,22 @@ impl Admission {
         store: &Store,
         name: &ImageName,
         digest: &str,
-    ) -> Result<Step, ImageError> {
+    ) -> Result<LocalJudgement, ImageError> {
         let rule = policy.rule(name);
         if let Some(verdict) = judge_name(rule, name) {
-            return Ok(Step::Judged(verdict));
+            return Ok(LocalJudgement::Judged(verdict));
         }
         let keys = read_keys(rule.requirement.keys()).await;
         if self.is_accepted(name, digest, &keys.fingerprint) {
-            return Ok(Step::Accepted);
+            return Ok(LocalJudgement::Accepted);
         }
         let evidence = signatures::kept(store, digest).await;
         let evidence = evidence.map_err(|error| ImageError::call(&name.whole, error))?;
         if judge(rule, digest, &keys.keys, &evidence).accepted {
             self.remember(name, digest, &keys.fingerprint);
-            return Ok(Step::Accepted);
+            return Ok(LocalJudgement::Accepted);
         }
-        Ok(Step::Fetch(Pending { keys, evidence }))
+        Ok(LocalJudgement::Fetch(Pending { keys, evidence }))
     }
 
     /// Judges with the signatures from the registry.
@@ -219,9 +219,9 @@ impl Images {
         let Some(policy) = &admission.policy else { return Ok(()) };
         let name = ImageName::parse(reference)?;
         match admission.begin(policy, &self.inner.store, &name, digest).await? {
-            Step::Accepted => Ok(()),
-            Step::Judged(verdict) => result(&name, &verdict),
-            Step::Fetch(pending) => {
+            LocalJudgement::Accepted => Ok(()),
+            LocalJudgement::Judged(verdict) => result(&name, &verdict),
+            LocalJudgement::Fetch(pending) => {
                 let fetched = self.fetch_signatures(&name, digest, access).await;
                 let verdict = admission.finish(policy, &name, digest, pending, &fetched);
                 if verdict.accepted {

@@ -91,20 +91,20 @@ const ENTRIES: Shape = Shape::Map(&ENTRY);
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DockerConfig {
-    auths: HashMap<String, Entry>,
+    auths: HashMap<String, AuthEntry>,
     cred_helpers: HashMap<String, String>,
     creds_store: String,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct AuthEntry {
     auth: String,
     username: String,
     password: String,
     identitytoken: String,
 }
 
-impl Entry {
+impl AuthEntry {
     fn credentials(self) -> Option<Credentials> {
         if !self.identitytoken.is_empty() {
             return Some(Credentials::IdentityToken(self.identitytoken));
@@ -175,7 +175,7 @@ impl Keyring {
         if whole {
             self.add(entry.bytes.expose(), &origin);
         } else {
-            let auths: Result<HashMap<String, Entry>, _> = go_json::read(entry.bytes.expose(), &DOCKER_CFG);
+            let auths: Result<HashMap<String, AuthEntry>, _> = go_json::read(entry.bytes.expose(), &DOCKER_CFG);
             match auths {
                 Ok(auths) => self.add_entries(auths, &origin),
                 Err(error) => self.complain(&error, &origin),
@@ -215,7 +215,7 @@ impl Keyring {
         self.add_entries(config.auths, origin);
     }
 
-    fn add_entries(&mut self, auths: HashMap<String, Entry>, origin: &str) {
+    fn add_entries(&mut self, auths: HashMap<String, AuthEntry>, origin: &str) {
         let mut candidates: Vec<Candidate> = Vec::new();
         for (key, entry) in auths {
             match entry.credentials() {

@@ -16,12 +16,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Meter {
     image: String,
-    state: Mutex<State>,
+    state: Mutex<MeterState>,
     out: watch::Sender<PullProgress>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MeterState {
     progress: PullProgress,
     reported: Option<Instant>,
     logged: Option<Instant>,

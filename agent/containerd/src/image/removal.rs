@@ -19,18 +19,18 @@ use super::{ImageName, Images};
 /// Images that starts have reserved, and images that are being removed, by digest.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    state: Mutex<State>,
+    state: Mutex<Reserved>,
     removed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Reserved {
     taken: HashMap<Arc<str>, Instant>,
     removing: HashSet<Arc<str>>,
 }
 
 impl Reservations {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Reserved> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -11,7 +11,7 @@ pub enum LogStream {
 
 /// A parsed line of a log file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry<'a> {
+pub(super) struct LogEntry<'a> {
     /// RFC 3339, with fractions and any offset: other runtimes write local time.
     pub(super) time: &'a [u8],
     pub(super) stream: LogStream,
@@ -23,7 +23,7 @@ pub(super) struct Entry<'a> {
 /// The longest header of an entry: time, stream and tag.
 pub(super) const HEADER_LIMIT: usize = 64;
 
-impl<'a> Entry<'a> {
+impl<'a> LogEntry<'a> {
     /// Parses a line without its newline; `None` for an invalid one, such as a fragment after a power cut.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let (time, rest) = split(line)?;
@@ -68,7 +68,7 @@ mod tests {
             ("2026-01-02T03:04:05Z stdout F:x ", LogStream::Stdout, false, ""),
             ("2026-01-02T03:04:05Z stdout F", LogStream::Stdout, false, ""),
         ] {
-            let entry = Entry::parse(line.as_bytes()).unwrap();
+            let entry = LogEntry::parse(line.as_bytes()).unwrap();
             assert_eq!((entry.stream, entry.partial, entry.text), (stream, partial, text.as_bytes()), "{line}");
             assert!(entry.timestamp().is_some(), "{line}");
         }
@@ -85,7 +85,7 @@ mod tests {
             "yesterday-at-noon-or-so stdout F a",
             "\0\0\0\0 stdout F a",
         ] {
-            assert_eq!(Entry::parse(line.as_bytes()), None, "{line}");
+            assert_eq!(LogEntry::parse(line.as_bytes()), None, "{line}");
         }
     }
 }

@@ -98,12 +98,12 @@ impl Reading {
             })
             .await?;
             match step {
-                Step::Text(bytes) => {
+                ReadOutcome::Text(bytes) => {
                     self.files = Some(files);
                     return Ok(Some(bytes));
                 }
-                Step::End(bytes) => return Ok(Some(bytes).filter(|bytes| !bytes.is_empty())),
-                Step::Wait => {
+                ReadOutcome::End(bytes) => return Ok(Some(bytes).filter(|bytes| !bytes.is_empty())),
+                ReadOutcome::Wait => {
                     self.files = Some(files);
                     self.wait().await;
                 }
@@ -157,10 +157,10 @@ fn last_bytes(path: PathBuf) -> io::Result<String> {
     let mut end = Vec::new();
     loop {
         let step = files.next(true)?;
-        let (Step::Text(text) | Step::End(text)) = &step else { continue };
+        let (ReadOutcome::Text(text) | ReadOutcome::End(text)) = &step else { continue };
         end.extend_from_slice(text);
         end.drain(..end.len().saturating_sub(TERMINATION_BYTES));
-        if matches!(step, Step::End(_)) {
+        if matches!(step, ReadOutcome::End(_)) {
             break;
         }
     }
@@ -170,7 +170,7 @@ fn last_bytes(path: PathBuf) -> io::Result<String> {
 }
 
 /// The result of one read.
-enum Step {
+enum ReadOutcome {
     /// Text; there may be more.
     Text(Bytes),
     /// The last text, may be empty.
@@ -201,24 +201,24 @@ impl Files {
     }
 
     /// Reads until there is a chunk of text, or nothing left; with `last`, that is the end.
-    fn next(&mut self, last: bool) -> io::Result<Step> {
+    fn next(&mut self, last: bool) -> io::Result<ReadOutcome> {
         loop {
             if self.render.is_full() {
-                return Ok(Step::End(self.render.take().into()));
+                return Ok(ReadOutcome::End(self.render.take().into()));
             }
             if self.render.ready() >= CHUNK {
-                return Ok(Step::Text(self.render.take().into()));
+                return Ok(ReadOutcome::Text(self.render.take().into()));
             }
             if self.read()? || self.advance()? {
                 continue;
             }
             if last {
                 self.render.finish();
-                return Ok(Step::End(self.render.take().into()));
+                return Ok(ReadOutcome::End(self.render.take().into()));
             }
             return Ok(match self.render.ready() {
-                0 => Step::Wait,
-                _ => Step::Text(self.render.take().into()),
+                0 => ReadOutcome::Wait,
+                _ => ReadOutcome::Text(self.render.take().into()),
             });
         }
     }

@@ -1,6 +1,6 @@
 //! Converts log entries to the requested output: filtered, joined, with or without times, truncated at a limit.
 
-use super::entry::{Entry, LogStream};
+use super::entry::{LogEntry, LogStream};
 use super::read_options::ReadOptions;
 
 /// How much of a line is buffered until its end is known. A longer line is returned in pieces.
@@ -43,7 +43,7 @@ impl Render {
 
     /// Adds one line of the file, without its newline. An invalid line is skipped.
     pub(super) fn push(&mut self, line: &[u8]) {
-        let Some(entry) = Entry::parse(line) else { return };
+        let Some(entry) = LogEntry::parse(line) else { return };
         let index = usize::from(entry.stream == LogStream::Stderr);
         if self.skip[index] > 0 {
             self.skip[index] -= 1;
@@ -69,7 +69,7 @@ impl Render {
     }
 
     /// Whether a line that begins with `entry` is requested. An invalid time counts as older than any.
-    fn wants(&self, entry: &Entry<'_>) -> bool {
+    fn wants(&self, entry: &LogEntry<'_>) -> bool {
         self.stream.is_none_or(|stream| stream == entry.stream)
             && self.since.is_none_or(|since| entry.timestamp().is_some_and(|time| time >= since))
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::entry::{Entry, HEADER_LIMIT, LogStream};
+use super::entry::{HEADER_LIMIT, LogEntry, LogStream};
 use super::paths::among_generations;
 use super::read_options::ReadOptions;
 use limpet_log::directory::open_file;
@@ -60,7 +60,7 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<Start> {
 fn begins_before(file: &File, since: jiff::Timestamp) -> bool {
     let mut head = [0; HEADER_LIMIT];
     let length = file.read_at(&mut head, 0).unwrap_or(0);
-    Entry::parse(&head[..length]).and_then(|entry| entry.timestamp()).is_some_and(|time| time < since)
+    LogEntry::parse(&head[..length]).and_then(|entry| entry.timestamp()).is_some_and(|time| time < since)
 }
 
 /// Counts lines from the end of a log backward, across files.
@@ -103,7 +103,7 @@ impl Backwards {
     fn take(&mut self, header: &[u8], wanted: u64) -> bool {
         // Beyond the header the text may be truncated, which does not matter here.
         let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
-        let Some(entry) = Entry::parse(header) else { return false };
+        let Some(entry) = LogEntry::parse(header) else { return false };
         if self.stream.is_some_and(|stream| stream != entry.stream) {
             return false;
         }

@@ -13,7 +13,7 @@ use crate::device_plugins::Inventory;
 
 /// With what a pod begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum SlotGrant {
     /// It has a slot.
     Slot,
     /// The next one that becomes free is kept for it: its worker has lesser pods end.
@@ -25,11 +25,11 @@ impl Allocations {
     ///
     /// # Errors
     /// All slots are taken, and no pod may end for this one, or that would not be enough.
-    pub fn enter(&mut self, record: &Arc<PodRecord>, plugins: &Inventory) -> Result<Entry, Refusal> {
+    pub fn enter(&mut self, record: &Arc<PodRecord>, plugins: &Inventory) -> Result<SlotGrant, Refusal> {
         let key = &record.key;
         let Err(refusal) = self.has_slot(record) else {
             self.slots.insert(key.clone(), Arc::clone(record));
-            return Ok(Entry::Slot);
+            return Ok(SlotGrant::Slot);
         };
         let fits =
             || self.offer.permits(record).is_ok() && self.selects(record).is_ok() && self.tolerates(record).is_ok();
@@ -42,7 +42,7 @@ impl Allocations {
             return Err(refusal);
         };
         self.reservations.reserve(record, self.counted(&wanted, check), Purpose::Start);
-        Ok(Entry::Promise)
+        Ok(SlotGrant::Promise)
     }
 
     /// The pod was found running and has a slot, also beyond the number.

@@ -33,8 +33,8 @@ fn mirror(pod: &Value) -> Mirror {
     Mirror::read(pod).unwrap().1
 }
 
-fn replaced(uid: &str, why: &'static str) -> Option<Step> {
-    Some(Step::Replace { uid: uid.to_owned(), why })
+fn replaced(uid: &str, why: &'static str) -> Option<ReportStep> {
+    Some(ReportStep::Replace { uid: uid.to_owned(), why })
 }
 
 #[test]
@@ -52,12 +52,12 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
         older.status.phase = Some("Pending".to_owned());
         Arc::new(older)
     };
-    let report = Some(Step::Report { uid: "m1".to_owned() });
-    let delete = Some(Step::Delete { uid: "m1".to_owned() });
+    let report = Some(ReportStep::Report { uid: "m1".to_owned() });
+    let delete = Some(ReportStep::Delete { uid: "m1".to_owned() });
     let nothing = Acknowledged::default();
     let table = [
-        (Some(&wanted), None, &nothing, true, Some(Step::Create)),
-        (Some(&wanted), None, &nothing, false, Some(Step::Create)),
+        (Some(&wanted), None, &nothing, true, Some(ReportStep::Create)),
+        (Some(&wanted), None, &nothing, false, Some(ReportStep::Create)),
         (Some(&wanted), Some(&current), &nothing, true, report.clone()),
         (Some(&wanted), Some(&current), &status("m1", &now), true, None),
         (Some(&wanted), Some(&current), &status("m1", &equal), true, None),
@@ -73,13 +73,17 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
     let leaving = Owner { deleting: true, ..owner() };
     let none = step(Some(&wanted), None, &nothing, &leaving, true);
     let reported = step(Some(&wanted), Some(&current), &nothing, &leaving, true);
-    assert_eq!((none, reported), (None, Some(Step::Report { uid: "m1".to_owned() })), "the Node is being deleted");
+    assert_eq!(
+        (none, reported),
+        (None, Some(ReportStep::Report { uid: "m1".to_owned() })),
+        "the Node is being deleted"
+    );
     let mut edited = created(&wanted, "m1");
     edited["metadata"]["labels"] = json!({});
     let removed = step(Some(&wanted), Some(&mirror(&edited)), &nothing, &leaving, true);
-    assert!(matches!(removed, Some(Step::Replace { .. })), "what is wrong goes all the same: {removed:?}");
+    assert!(matches!(removed, Some(ReportStep::Replace { .. })), "what is wrong goes all the same: {removed:?}");
     let unobserved = DesiredMirror::desired(&wanted.record);
-    assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(Step::Create));
+    assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(ReportStep::Create));
     assert_eq!(step(Some(&unobserved), Some(&current), &nothing, &owner(), true), None, "nothing is known of it yet");
 }
 
@@ -93,7 +97,7 @@ fn what_was_edited_is_replaced_and_what_others_add_is_left_alone() {
         step(Some(&wanted), Some(&mirror(&pod)), &nothing, &owner(), true)
     };
     let marks = "its labels or annotations were edited";
-    let report = Some(Step::Report { uid: "m1".to_owned() });
+    let report = Some(ReportStep::Report { uid: "m1".to_owned() });
     assert_eq!(edited(|pod| pod["metadata"]["labels"]["app"] = json!("db")), replaced("m1", marks));
     assert_eq!(edited(|pod| pod["metadata"]["labels"] = json!({})), replaced("m1", marks));
     assert_eq!(edited(|pod| pod["metadata"]["annotations"]["note"] = json!("b")), replaced("m1", marks));
@@ -127,7 +131,7 @@ fn what_admission_changed_is_no_edit_and_is_not_replaced_for_ever() {
     let admitted = Some(mirror(&pod));
     let known = Acknowledged { admitted, ..Acknowledged::default() };
     let steps = |pod: &Value, known: &Acknowledged| step(Some(&wanted), Some(&mirror(pod)), known, &owner(), true);
-    assert_eq!(steps(&pod, &known), Some(Step::Report { uid: "m1".to_owned() }));
+    assert_eq!(steps(&pod, &known), Some(ReportStep::Report { uid: "m1".to_owned() }));
     let marks = "its labels or annotations were edited";
     assert_eq!(steps(&pod, &Acknowledged::default()), replaced("m1", marks), "after a restart of the agent, once");
     pod["metadata"]["labels"]["app"] = json!("by hand");
@@ -144,7 +148,7 @@ fn a_pod_that_ends_gets_no_mirror_again_and_its_last_states_are_reported() {
     let mut current = mirror(&created(&wanted, "m1"));
     assert_eq!(step(Some(&wanted), None, &Acknowledged::default(), &owner(), true), None);
     current.deleting = true;
-    let report = Some(Step::Report { uid: "m1".to_owned() });
+    let report = Some(ReportStep::Report { uid: "m1".to_owned() });
     assert_eq!(step(Some(&wanted), Some(&current), &Acknowledged::default(), &owner(), true), report);
 }
 

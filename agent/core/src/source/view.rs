@@ -61,7 +61,7 @@ impl Contents {
 
 /// The effective state of one file.
 #[derive(Debug, Default)]
-struct Entry {
+struct FileEntry {
     /// Its contents, with the last good versions of broken documents. They are shared with the code that saves them.
     contents: Arc<Contents>,
     /// Why it, or a document of it, was rejected; empty for a good file.
@@ -76,7 +76,7 @@ struct Entry {
 /// All files of one source.
 #[derive(Debug, Default)]
 pub struct View {
-    files: BTreeMap<Arc<str>, Entry>,
+    files: BTreeMap<Arc<str>, FileEntry>,
     claims: Claims,
     snapshot: SourceSnapshot,
     /// What differs from the last settled snapshot.
@@ -122,7 +122,7 @@ impl View {
             }
         }
         let faults = if refused { faults } else { Vec::new() };
-        self.replace(name, Some(Entry { contents: Arc::new(contents), faults, kept, vanishing: false }));
+        self.replace(name, Some(FileEntry { contents: Arc::new(contents), faults, kept, vanishing: false }));
         self.claims.hold(name, held);
     }
 
@@ -178,7 +178,7 @@ impl View {
     /// Applies the last good version of a file that cannot be read.
     pub fn restore(&mut self, name: &Arc<str>, contents: Arc<Contents>) {
         let held: Vec<Claim> = contents.claims().collect();
-        self.replace(name, Some(Entry { contents, ..Entry::default() }));
+        self.replace(name, Some(FileEntry { contents, ..FileEntry::default() }));
         self.claims.hold(name, held);
     }
 
@@ -261,7 +261,7 @@ impl View {
         Arc::new(self.snapshot.clone())
     }
 
-    fn replace(&mut self, name: &Arc<str>, entry: Option<Entry>) {
+    fn replace(&mut self, name: &Arc<str>, entry: Option<FileEntry>) {
         self.touched_files.insert(Arc::clone(name));
         let old = match entry {
             Some(entry) => {
@@ -354,7 +354,7 @@ impl View {
         true
     }
 
-    fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {
+    fn rejection(&self, name: &Arc<str>, entry: &FileEntry) -> Option<Rejection> {
         let mut rivals = FaultList::default();
         for claim in entry.contents.claims() {
             if let Some(owner) = self.owner(&claim).filter(|owner| *owner != name && !entry.vanishing) {

@@ -15,7 +15,7 @@ const GRACE: &str = "evictionSoftGracePeriod";
 const RECLAIM: &str = "evictionMinimumReclaim";
 
 /// One entry of a map from a signal to a text.
-type Entry<'a> = (Signal, &'a str, Position);
+type SignalEntry<'a> = (Signal, &'a str, Position);
 
 impl ConfigDiagnostics {
     pub(super) fn eviction(&mut self, map: &Map<'_>, policy: &mut EvictionPolicy) {
@@ -113,7 +113,7 @@ impl ConfigDiagnostics {
     }
 
     /// The entries of a map from signals to texts.
-    fn entries<'a>(&mut self, map: &Map<'a>, key: &'static str) -> Vec<Entry<'a>> {
+    fn entries<'a>(&mut self, map: &Map<'a>, key: &'static str) -> Vec<SignalEntry<'a>> {
         let mut entries = Vec::new();
         for entry in map.map(key) {
             let path = format!("{key}.{}", entry.key);

@@ -13,11 +13,11 @@ use super::scan_result::{KnownFile, KnownFiles, Listing, Scan};
 pub(super) struct ScanRun {
     /// Names for which an earlier thread still waits.
     hung: BTreeSet<Arc<str>>,
-    state: Mutex<State>,
+    state: Mutex<ScanState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ScanState {
     scan: Scan,
     /// The name that is being accessed.
     at: Option<Arc<str>>,
@@ -27,7 +27,7 @@ struct State {
 impl ScanRun {
     /// A run that skips the names in `hung`.
     pub(super) fn new(known: KnownFiles, hung: BTreeSet<Arc<str>>) -> Self {
-        Self { hung, state: Mutex::new(State { scan: Scan::new(known), at: None, taken: false }) }
+        Self { hung, state: Mutex::new(ScanState { scan: Scan::new(known), at: None, taken: false }) }
     }
 
     /// Records that `name` is being accessed. Returns false if it must not be accessed, or the run has ended.
@@ -78,7 +78,7 @@ impl ScanRun {
         (std::mem::replace(&mut state.scan, Scan::new(KnownFiles::new())), state.at.take())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ScanState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -37,12 +37,12 @@ fn text(files: &mut Files) -> String {
     let mut all = Vec::new();
     loop {
         match files.next(true).unwrap() {
-            Step::Text(text) => all.extend_from_slice(&text),
-            Step::End(text) => {
+            ReadOutcome::Text(text) => all.extend_from_slice(&text),
+            ReadOutcome::End(text) => {
                 all.extend_from_slice(&text);
                 return String::from_utf8(all).unwrap();
             }
-            Step::Wait => unreachable!("reading to the end does not wait"),
+            ReadOutcome::Wait => unreachable!("reading to the end does not wait"),
         }
     }
 }

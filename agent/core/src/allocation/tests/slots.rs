@@ -65,7 +65,7 @@ fn a_lesser_pod_ends_for_a_critical_one_that_has_no_slot() {
         assert!(candidate.settle().is_none());
     }
     let mut critical = node.candidate(&plain("critical", File));
-    assert_eq!(critical.enter(), Ok(Entry::Promise));
+    assert_eq!(critical.enter(), Ok(SlotGrant::Promise));
     assert_eq!(ends_for(&mut critical).unwrap(), ["remote"]);
     assert!(critical.reason() == "OutOfpods" && !critical.pod.is_failed());
     assert!(critical.settle().is_none(), "it is ordered once");
@@ -147,7 +147,7 @@ fn a_critical_pod_without_a_slot_is_tried_again_when_what_kept_others_from_endin
         while node.slot_freed() {}
         change();
         assert!(node.slot_freed(), "{}", record.key);
-        assert_eq!(node.candidate(record).enter(), Ok(Entry::Promise), "{}", record.key);
+        assert_eq!(node.candidate(record).enter(), Ok(SlotGrant::Promise), "{}", record.key);
     }
 }
 

@@ -60,13 +60,13 @@ fn emitted(changes: &[PodChange]) -> Vec<String> {
 }
 
 /// What a source publishes, and the resulting changes.
-type Step<'a> = (SourceKind, &'a [&'a str], &'a [&'a str]);
+type Publication<'a> = (SourceKind, &'a [&'a str], &'a [&'a str]);
 
 use SourceKind::{Api, File, Http, Push};
 
 #[test]
 fn kubelets_cases() {
-    let cases: &[(&str, &[Step<'_>])] = &[
+    let cases: &[(&str, &[Publication<'_>])] = &[
         ("one pod is added, with its source", &[(File, &["a"], &["ADD file.default.a.1"])]),
         (
             "the same name in another namespace is another pod",

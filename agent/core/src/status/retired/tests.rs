@@ -58,19 +58,19 @@ fn a_consumer_that_takes_nothing_holds_a_bounded_number() {
 
 /// What may happen, by index of consumer and of version among those it awaits.
 #[derive(Debug, Clone)]
-enum Step {
+enum Operation {
     Register,
     Leave(usize),
     Retire,
     Acknowledge(usize, usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        2 => Just(Step::Register),
-        1 => (0..8usize).prop_map(Step::Leave),
-        6 => Just(Step::Retire),
-        6 => (0..8usize, 0..8usize).prop_map(|(consumer, version)| Step::Acknowledge(consumer, version)),
+        2 => Just(Operation::Register),
+        1 => (0..8usize).prop_map(Operation::Leave),
+        6 => Just(Operation::Retire),
+        6 => (0..8usize, 0..8usize).prop_map(|(consumer, version)| Operation::Acknowledge(consumer, version)),
     ]
 }
 
@@ -86,15 +86,15 @@ proptest! {
         for step in steps {
             let nth = |model: &BTreeMap<ConsumerId, BTreeSet<u64>>, n: usize| model.keys().nth(n).copied();
             match step {
-                Step::Register => drop(model.insert(retired.register("one"), BTreeSet::new())),
-                Step::Leave(n) => {
+                Operation::Register => drop(model.insert(retired.register("one"), BTreeSet::new())),
+                Operation::Leave(n) => {
                     if let Some(id) = nth(&model, n) {
                         model.remove(&id);
                         retired.leave(id);
                     }
                 }
-                Step::Retire if model.is_empty() => prop_assert!(retired.retire(Arc::clone(&status)).is_none()),
-                Step::Retire => {
+                Operation::Retire if model.is_empty() => prop_assert!(retired.retire(Arc::clone(&status)).is_none()),
+                Operation::Retire => {
                     let kept: BTreeSet<u64> = model.values().flatten().copied().collect();
                     let overdue = retired.retire(Arc::clone(&status));
                     prop_assert_eq!(overdue.is_some(), kept.len() == MAX_RETIRED);
@@ -104,7 +104,7 @@ proptest! {
                     }
                     version += 1;
                 }
-                Step::Acknowledge(n, m) => {
+                Operation::Acknowledge(n, m) => {
                     if let Some(id) = nth(&model, n)
                         && let Some(version) = model[&id].iter().nth(m).copied()
                     {
