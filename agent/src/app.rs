@@ -1,7 +1,6 @@
 //! The composition root: builds the parts in order, gives each only the channel ends it needs, and starts the tasks
 //! last.
 //!
-//!
 //! The order is: 1 disk, 2 core, 3 sockets (reserved, still silent), 4 tasks. Nothing here waits for containerd, a
 //! network or an apiserver. What fails before the tasks start is an error with an exit code; what fails later is
 //! logged and tried again.
@@ -173,7 +172,6 @@ struct Core {
 }
 
 /// Runs the agent until a signal stops it. Pods keep running.
-///
 ///
 /// # Errors
 ///

@@ -1,7 +1,6 @@
 //! Eviction under node pressure: measures what is left on the node, publishes its conditions, and has images removed
 //! and pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
-//!
 //! It sleeps while nothing runs. Otherwise it measures again before what was left can have been used up. A process
 //! that uses it up faster is reported by the kernel: processes wait for memory or a disk, or all pods together have
 //! used up the memory that was left. While such reports find nothing changed, they lead to fewer measurements.

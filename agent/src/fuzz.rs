@@ -12,7 +12,6 @@ use limpet_wire::spdy::frame;
 /// Reads any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has
 /// a reason.
 ///
-///
 /// # Panics
 ///
 /// That does not hold.
@@ -33,7 +32,6 @@ pub fn manifest(bytes: &[u8]) {
 /// Reads any bytes as a URL's response; the first byte selects how it was sent. Its size is limited, it is rejected
 /// only with a reason, a rejection stops no pod, and what is accepted is the same after a restart.
 ///
-///
 /// # Panics
 ///
 /// That does not hold.
@@ -42,7 +40,6 @@ pub fn answer(bytes: &[u8]) {
 }
 
 /// Reads any bytes as a database record. What is decoded encodes to the same bytes.
-///
 ///
 /// # Panics
 ///
@@ -53,7 +50,6 @@ pub fn record(bytes: &[u8]) {
 
 /// Reads any bytes as frames of a SPDY connection. The frames are the same however the bytes arrive, and bounded.
 ///
-///
 /// # Panics
 ///
 /// That does not hold.
@@ -63,7 +59,6 @@ pub fn spdy(bytes: &[u8]) {
 
 /// Reads any bytes as those of a WebSocket's client, in a protocol that the first byte selects. The messages are the
 /// same however the bytes arrive, and what they mean for commands and for ports is bounded.
-///
 ///
 /// # Panics
 ///

@@ -1,7 +1,6 @@
 //! Image garbage collection: checks the image store when something was added or released, and removes what
 //! [`limpet_core::image_gc`] chooses.
 //!
-//!
 //! It sleeps until then: until a pull, an import, the end of a pod or of a container, or an age that an image
 //! reaches. If a pod's use of the disk is measured, or the disk for eviction, it also measures the disk at that
 //! moment. Each check reads the pods last, and a start that takes an image after that keeps it.
@@ -212,7 +211,6 @@ impl ImageCollector {
 /// Removes every image that may be removed, however recent, and returns them; `None` if not every source has
 /// reported.
 ///
-///
 /// # Errors
 ///
 /// containerd does not answer, or refuses.
@@ -246,7 +244,6 @@ pub enum ImageGcError {
 }
 
 /// The space of the disk with a directory of images.
-///
 ///
 /// # Errors
 ///

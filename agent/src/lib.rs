@@ -1,6 +1,5 @@
 //! limpet: a node agent for Kubernetes Pods on constrained edge hardware.
 //!
-//!
 //! Data flows in one direction: sources publish pods, `merge` combines them into one desired state, a worker per pod
 //! drives containerd towards it, and `status` publishes what is observed. `ARCHITECTURE.md` shows the whole; each
 //! module below is one part.

@@ -1,6 +1,5 @@
 //! The manifest guard: BPF programs that keep pods from changing manifests, the agent's state and its configuration.
 //!
-//!
 //! Input: the configuration, and the cgroup above all pods. Output: a guard in the kernel that outlives the agent
 //! ([`limpet_bpf::arm`]), and an event for each attempt that it denied. It is armed before any source is read, which
 //! adds some tenths of a second to a start. Docs: `docs/guard.md`.
@@ -82,7 +81,6 @@ pub struct AttemptReporter {
 
 /// Arms the guard that `config` selects; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
 /// second. Must be called within a tokio runtime.
-///
 ///
 /// # Errors
 ///

@@ -1,7 +1,6 @@
 //! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next
 //! start.
 //!
-//!
 //! A pull with credentials of a pod is announced before it begins. A pull that ends without an answer (a crash, a
 //! newer version of its pod) leaves its intent, so that its image does not count as preloaded. A record exists as
 //! long as its image.
@@ -161,7 +160,6 @@ impl PullRecords {
 
     /// Announces a pull of an image, by its normalized name.
     ///
-    ///
     /// # Errors
     ///
     /// It cannot be recorded.
@@ -204,7 +202,6 @@ impl PullRecords {
 
     /// Settles pulls whose result is not known, because an image that is present may come from them, under whatever
     /// name.
-    ///
     ///
     /// # Errors
     ///

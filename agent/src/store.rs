@@ -1,21 +1,17 @@
 //! The embedded database (redb): state that must survive a power cut.
 //!
-//!
 //! It owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a
 //! source that cannot be read after a restart still has its pods. There is one transaction per change, and none if
 //! nothing changed, to spare flash. Each type of record has its own table: a new one is one [`Stored`] in
 //! `store/kinds.rs`.
 //!
-//!
 //! A damaged or foreign file is set aside, its intact records are salvaged, and what only it had is written again
 //! from what the records' owners hold in memory ([`Store::register`]). This is never fatal, and callers do not
 //! notice.
 //!
-//!
 //! redb was chosen because it has one file, no C, checksummed pages and an atomic commit; one process writes it a few
 //! times a day. Every record also has its own checksum, because redb verifies its pages only after an unclean
 //! shutdown.
-//!
 //!
 //! Calls block (a write waits for the disk), so they must be made from `spawn_blocking`. They have no deadline,
 //! because a write that was given up might still be done after its source was told that it was not. A caller that
@@ -175,7 +171,6 @@ impl Store {
     /// repaired, is renamed to `<path>.damaged-<time>`. Its intact records are salvaged, and [`SetAside`] is
     /// returned.
     ///
-    ///
     /// # Errors
     ///
     /// I/O errors: not writable, full, broken.
@@ -187,7 +182,6 @@ impl Store {
 
     /// Opens a copy at `copy` of the database at `path`, which cannot be written. A reboot removes the copy. An
     /// existing copy is newer and is used.
-    ///
     ///
     /// # Errors
     ///
@@ -225,7 +219,6 @@ impl Store {
 
     /// Keeps Secrets and tokens sealed from now on, including those that are already stored, either open or as
     /// earlier versions sealed them.
-    ///
     ///
     /// # Errors
     ///
@@ -340,7 +333,6 @@ impl Store {
     }
 
     /// Writes what is held in memory again if a damaged database was replaced. If that fails, the next call does it.
-    ///
     ///
     /// # Errors
     ///

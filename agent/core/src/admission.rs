@@ -2,7 +2,6 @@
 //! which pods end so that a critical one can start, and which resizes wait (`pkg/kubelet/lifecycle/predicate.go`,
 //! `pkg/kubelet/preemption`, `pkg/kubelet/allocation`). Pure.
 //!
-//!
 //! kubelet refuses a pod for good. Here that holds only for the apiserver's pods, whose controller makes another one.
 //! A pod of the node's own sources waits, and starts as soon as the reason is gone.
 

@@ -1,6 +1,5 @@
 //! Adopts running containers: containerd's view of a pod's containers becomes, or corrects, the worker's state.
 //!
-//!
 //! Pure, except for the process lookups, which are passed in. A missed exit counts as 137, `ContainerStatusUnknown`.
 //! A container that was created but never started is created again.
 

@@ -47,7 +47,7 @@ pub struct NodeOffer {
 /// The node does not take a pod now.
 #[derive(Debug)]
 pub struct Refused {
-    /// What becomes of it.
+    /// What happens to the pod.
     pub verdict: PodVerdict,
     /// The pods that have to end now to make room for it; `None`: none may.
     pub victims: Option<Vec<Arc<PodRecord>>>,
@@ -58,8 +58,8 @@ impl Refused {
         Self { verdict: refusal.verdict(record.source), victims: None }
     }
 
-    /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not
-    /// be back yet.
+    /// The pod waits, whatever its source: others end for it, or it ran here before the agent started and its plugin
+    /// may not be back yet.
     fn for_now(refusal: Refusal) -> Self {
         Self { verdict: refusal.waiting(), victims: None }
     }
@@ -82,44 +82,45 @@ pub struct Allocations {
     /// The versions that were ordered to end for a critical pod and still have what they had.
     leaving: BTreeMap<PodKey, (PodUid, Fingerprint)>,
     resizes: Resizes,
-    /// Something has changed that a waiting pod may wait for.
+    /// Whether something has changed that a waiting pod may wait for.
     freed: bool,
 }
 
 impl Allocations {
-    /// No pod has anything yet.
+    /// The allocations of a node whose pods have nothing yet.
     pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>) -> Self {
         let mut capacity = offer.allocatable.clone().unwrap_or_default();
         capacity[Resource::Pods] = Amount::from_units(offer.max_pods.unwrap_or_default() as u64);
         Self { offer, capacity, selectable: Selectable { labels, taints: Vec::new() }, ..Self::default() }
     }
 
-    /// Whether something has changed since the last call that a waiting pod may wait for: who waits has to look again.
+    /// Whether something has changed since the last call that a waiting pod may wait for, so that all that wait must
+    /// look again.
     pub fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
 
-    /// The node has these labels and taints from now on. A critical pod may wait for them for which no other one was to
-    /// end, because it could not run here.
+    /// Sets the node's labels and taints. A critical pod may have waited for them: while it could not run here, no
+    /// other pod was ended for it.
     pub fn set_selectable(&mut self, now: Selectable) {
         self.object_seen = true;
         self.freed |= self.selectable != now;
         self.selectable = now;
     }
 
-    /// The pod was not ordered to end after all.
+    /// Withdraws the order that the pod end for a critical one.
     pub fn forget_order(&mut self, key: &PodKey) {
         self.leaving.remove(key);
         self.freed = true;
     }
 
-    /// The pod is gone, and all that it had is free.
+    /// Frees everything of a pod that is gone.
     pub fn release(&mut self, key: &PodKey, plugins: &mut Inventory) {
         self.freed |= self.slots.remove(key).is_some();
         self.release_assigned(key, plugins);
     }
 
-    /// The pod keeps its slot alone.
+    /// Frees everything of the pod except its slot.
     fn release_assigned(&mut self, key: &PodKey, plugins: &mut Inventory) {
         plugins.free(key);
         self.freed |= self.assigned.remove(key).is_some();

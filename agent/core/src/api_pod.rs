@@ -1,6 +1,5 @@
 //! Pods of the apiserver: which status is reported, and when the node deletes one. Pure.
 //!
-//!
 //! Deletion takes two steps, as in kubelet: the apiserver marks the pod, the node ends it, and only when nothing of
 //! it runs any more does the node delete it. So a successor never runs beside its predecessor.
 

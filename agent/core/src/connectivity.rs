@@ -1,7 +1,6 @@
 //! Whether there is a connection to the apiserver, and if not, why; and when to try again. Pure: time and random
 //! numbers are arguments.
 //!
-//!
 //! There are no keep-alive requests. The regular requests show the state of the connection: the watch of the node's
 //! own object, and the renewals of its lease.
 

@@ -1,7 +1,6 @@
 //! Which processors a container has exclusively: kubelet's CPU manager with the policy `static`
 //! (`pkg/kubelet/cm/cpumanager/policy_static.go`). Pure.
 //!
-//!
 //! A container of a guaranteed pod that requests whole processors gets them exclusively. All others share the rest.
 //! The reserved ones are part of the rest and never exclusive. [`take`] chooses the processors of the machine, and
 //! [`checkpoint`] is kubelet's format of the assignments on disk.
@@ -68,7 +67,6 @@ pub struct CpuPolicyOptions {
 
 impl CpuPolicyOptions {
     /// Sets the option `name`.
-    ///
     ///
     /// # Errors
     ///
@@ -233,7 +231,6 @@ impl StaticPolicy {
 
     /// Checks that the stored assignments fit this policy and machine. Without any, all processors are shared.
     ///
-    ///
     /// # Errors
     ///
     /// They do not fit, because processors are gone, or other ones are reserved.
@@ -273,7 +270,6 @@ impl StaticPolicy {
 
     /// Gives the pod's containers the processors that they need, in the order in which they start. Those of an init
     /// container are passed on to the containers after it. A container keeps what it already has.
-    ///
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! What a node reports about its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
 //!
-//!
 //! As in kubelet, a driver is added when it registers, and removed when its socket goes. A driver that was there
 //! before the agent started, and is not back yet, stays listed, so that a restart of the agent does not remove the
 //! node from a scheduler's choice.

@@ -1,6 +1,5 @@
 //! The devices of the device plugins: which exist, and which container has which. Pure: time is an argument.
 //!
-//!
 //! These are kubelet's rules (`pkg/kubelet/cm/devicemanager`): the devices of a plugin that is gone count as
 //! unhealthy, and after five minutes the node has none of them. A container keeps its devices until its pod ends.
 //! Those of an init container are passed on to the containers after it.
@@ -285,7 +284,6 @@ impl Inventory {
     }
 
     /// What the container may choose from to have `count` devices; `None` if it has them.
-    ///
     ///
     /// # Errors
     ///

@@ -1,7 +1,6 @@
 //! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to
 //! end for it. Pure: measurements and time are arguments.
 //!
-//!
 //! [`ThresholdTracker`] turns measurements into conditions and into the threshold to act on. [`rank`] chooses the pod
 //! that ends for it, and [`admission`] the pods that do not start meanwhile.
 

@@ -1,7 +1,6 @@
 //! Predicts what other manifests would change: which pods start, stop, are recreated or keep running, and which of
 //! their containers restart.
 //!
-//!
 //! It reuses the agent's own logic: the sources' view decides what is accepted, the merge which pods run, and the
 //! worker's plan which containers restart. Pure.
 

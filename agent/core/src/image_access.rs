@@ -1,6 +1,5 @@
 //! Whether a pod may use an image that is on the node: kubelet's `KubeletEnsureSecretPulledImages`.
 //!
-//!
 //! An image that was pulled with credentials of a pod is for the pods that have them. Any other pod has to pull it
 //! again first, which the registry permits or not. The rules are those of kubelet's `pkg/kubelet/images/pullmanager`.
 
@@ -20,7 +19,7 @@ pub enum VerificationPolicy {
     NeverVerifyPreloadedImages,
     /// All pods may use listed images.
     NeverVerifyAllowlistedImages(Allowlist),
-    /// No pod may use an image without a pull.
+    /// A pod needs the credentials of an image's pull, or a pull of its own, whatever image it is.
     AlwaysVerify,
 }
 
@@ -63,7 +62,6 @@ pub struct Allowlist {
 
 impl Allowlist {
     /// Adds an image without tag and digest, or a prefix that ends with `/*`.
-    ///
     ///
     /// # Errors
     ///

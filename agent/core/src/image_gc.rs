@@ -1,7 +1,6 @@
 //! Garbage collection of images: which of the node's images may be removed, and in which order, as kubelet decides
 //! it.
 //!
-//!
 //! [`Ledger`] turns the contents of the image store into images with ages, and the functions beside it choose from
 //! them. The caller measures space after every removal, because images share layers and their sizes would promise too
 //! much.

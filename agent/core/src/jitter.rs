@@ -1,6 +1,5 @@
 //! Pauses that differ between the nodes of a fleet, which would otherwise all act at the same moment.
 //!
-//!
 //! Pure: the random number is an argument.
 
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! limpet's decision logic: the desired pods, the next actions for each pod, and the status to report.
 //!
-//!
 //! Pure functions of values and time; time is always an argument: no I/O, no clock, no runtime. [`source`] holds each
 //! source's snapshot, and [`merge`] combines them into one desired state. [`plan`] decides a pod's next actions from
 //! its [`state`] and the node's [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a

@@ -1,6 +1,5 @@
 //! Merges the sources into one desired state: slots, the merge, and the snapshots that readers load.
 //!
-//!
 //! Each source publishes into its own [`slot::Slots`]. One task owns the [`table::MergeTable`] and turns the
 //! differences into [`PodChange`]s. All others load [`DesiredPods`]. Publishing and reading take no lock.
 
@@ -135,7 +134,6 @@ pub struct DesiredPods {
     pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
     /// The objects that are known not to exist, for a source that fetches them ([`SourceSnapshot::absent`]), in the
     /// same order.
-    ///
     ///
     /// [`SourceSnapshot::absent`]: crate::source::SourceSnapshot::absent
     pub absent: [Option<OrdSet<ObjectKey>>; SourceKind::ALL.len()],

@@ -1,7 +1,6 @@
 //! Mirror pods: how the apiserver should show the pods that other sources define, and the next step towards that.
 //! Pure.
 //!
-//!
 //! It is level triggered: [`step`] compares what is wanted with what the apiserver has and with what it has
 //! acknowledged. So nothing is queued without a connection, and one comparison later finds all differences. A step
 //! never concerns the pod itself.

@@ -1,6 +1,5 @@
 //! The shutdown of the node: when each pod ends, and how long it has (kubelet's `nodeshutdown`). Pure.
 //!
-//!
 //! Pods end in groups by their priority, the lowest first. The next group begins when all pods of the one before have
 //! ended, or its time is over.
 

@@ -1,7 +1,6 @@
 //! The state of the node on which decisions depend, at one moment. One task publishes it, and every worker watches
 //! it.
 //!
-//!
 //! A field is here only if something measures it. A new field needs nothing else but its writer, because the
 //! components that watch are woken by any change.
 

@@ -1,6 +1,5 @@
 //! Decides the next actions of one pod: the whole policy, as a pure function of the pod's state and the time.
 //!
-//!
 //! These are kubelet's decisions (docs/kubelet.md) as far as limpet acts on them. One call returns the actions that
 //! may now run concurrently. Actions in progress are marked busy in the state and are not planned again, so a crash
 //! between two actions is an ordinary case.
@@ -314,7 +313,7 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     containers_to_run(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
 }
 
-/// Plans to examine a sandbox about which nothing is known again.
+/// Plans another examination of a sandbox about which nothing is known.
 fn examine(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Unknown) {
         return;

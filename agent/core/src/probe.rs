@@ -1,6 +1,5 @@
 //! The probes of one running container: when each is due, and what its results mean.
 //!
-//!
 //! These are kubelet's rules (docs/kubelet.md). A new instance starts without results. A result counts once it has
 //! occurred as often in a row as its threshold requires; an error of the probe itself is not a result. Due times are
 //! put on a grid, so that the timers of many probes fire together: [`ProbeGrid`].
@@ -165,7 +164,7 @@ impl Probes {
         Some(probes)
     }
 
-    /// Whether the container has started, and its startup probe, if there is one, has succeeded.
+    /// Whether the container counts as started: its startup probe has succeeded, if it has one.
     pub fn is_started(&self) -> bool {
         self.startup.as_ref().is_none_or(|probe| probe.verdict == Verdict::Success)
     }

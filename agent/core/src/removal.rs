@@ -1,7 +1,6 @@
 //! Which resources of a pod are removed when it has finished, when it is deleted, and when nothing else is left of
 //! it; and what is kept if one of them cannot be removed.
 //!
-//!
 //! There is one list for all three: a resource that cannot be removed keeps only those that must not go before it.
 //! The executor removes them, and is asked again later for what is left.
 
@@ -110,7 +109,6 @@ impl Remains {
 
     /// Whether all is gone. Otherwise the failure has the first reason and all messages, and is transient only if
     /// each of them is.
-    ///
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! The state of each source as one immutable snapshot: its pods and objects, what changed, and what was rejected.
 //!
-//!
 //! The sources themselves (directory, URL, push) do the I/O; this module decides what their input means.
 
 pub mod change;

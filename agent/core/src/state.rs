@@ -1,6 +1,5 @@
 //! The state of one pod: the desired record, the sandbox, and each container's instances.
 //!
-//!
 //! It is owned by the pod's worker and read by `plan` and by `status`. Everything here is plain data.
 
 mod cgroup;

@@ -1,7 +1,6 @@
 //! The node's part in the expansion of a volume: when its driver is called, and what the claim's status reports.
 //! Pure; kubelet's rules and patches.
 //!
-//!
 //! A cluster's resizer expands the volume and writes `NodeResizePending` into the claim's
 //! `allocatedResourceStatuses`, beside the condition `FileSystemResizePending`. The node has the driver expand what
 //! is mounted, and writes the new capacity.

@@ -84,7 +84,6 @@ pub fn cgroup_path(_: u64) -> Option<String> {
 
 /// Not available in this build.
 ///
-///
 /// # Errors
 ///
 /// Always.
@@ -93,7 +92,6 @@ pub async fn probe_fanotify(_: &Path) -> io::Result<Arc<Actor>> {
 }
 
 /// Not available in this build.
-///
 ///
 /// # Errors
 ///

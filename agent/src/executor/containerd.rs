@@ -1,6 +1,5 @@
 //! The executor of the pod workers: performs each action of the plan with containerd, the kernel and the disk.
 //!
-//!
 //! It decides nothing: an action comes with the state from which it was planned, and is answered with an [`Outcome`].
 
 mod actions;
@@ -333,7 +332,8 @@ impl ContainerdExecutor {
         Ok(containers)
     }
 
-    /// What device plugins have given containers before the agent started. The newest attempt counts.
+    /// Passes on what device plugins gave containers before the agent started. The newest attempt of a container
+    /// counts.
     fn find_devices(&self, containers: &[FoundContainer]) {
         let recorded = containers.iter().map(|container| &container.recorded.identity);
         let mut recorded: Vec<_> = recorded.filter(|identity| !identity.devices.is_empty()).collect();
@@ -344,8 +344,8 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Without its snapshotter nothing can be read and no container starts; containerd does not say which there are
-    /// instead.
+    /// Reports a missing snapshotter: without it nothing can be read and no container starts, and containerd does not
+    /// say which other ones there are.
     async fn judge_snapshotter(&self) {
         let judged = match snapshotter::plugins(&self.client).await {
             Ok(plugins) => snapshotter::judge(&plugins, &self.settings.runtime.snapshotter),
@@ -388,7 +388,7 @@ fn image_name(container: &Container) -> Option<String> {
     normalize(container.image.as_deref()?).ok()
 }
 
-/// A failure of containerd's as the worker takes it.
+/// The failure that a worker is told for an error of containerd.
 fn failure(reason: &'static str, error: &RuntimeError) -> Failure {
     let transient = matches!(error, RuntimeError::Unavailable { .. } | RuntimeError::Deadline { .. });
     Failure { reason, message: error.to_string(), transient }

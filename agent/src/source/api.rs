@@ -1,6 +1,5 @@
 //! The pods that an apiserver binds to this node, and what they refer to: ConfigMaps, Secrets, tokens.
 //!
-//!
 //! Other tasks talk to the apiserver and send what they learn as [`Update`]s. This source keeps the newest state, and
 //! writes it to disk before it publishes it, unless the disk hangs. So a start without an apiserver has every pod
 //! with its objects as they were last known, and a pod ends only if a list of the apiserver's, or its watch, says so.

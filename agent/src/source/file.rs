@@ -1,6 +1,5 @@
 //! The file source: a directory of manifests, or one file, as kubelet's `staticPodPath`.
 //!
-//!
 //! Input: the directory, events from [`crate::watch`], last good manifests from [`crate::store`]. Output: snapshots.
 //! Events are only hints: the named files are checked, and read if they changed. The directory is listed at the
 //! start, when it is replaced, when events were lost, to confirm a removal, and every few minutes in case a file

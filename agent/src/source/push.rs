@@ -1,6 +1,5 @@
 //! The push source: pods, ConfigMaps and Secrets received over the local socket (`limpet apply`), as by an apiserver.
 //!
-//!
 //! One task owns them. Requests queue in a bounded inbox and are handled in order. A request is acknowledged once it
 //! is on disk: it is first written and synced, then published, then answered. There is nothing to read from
 //! elsewhere, so the source starts with the content of the store and is ready at once.

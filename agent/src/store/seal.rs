@@ -1,12 +1,10 @@
 //! Encrypts Secrets and tokens on disk if the operator has given a key.
 //!
-//!
 //! Their manifests are replaced by a sealed form before they are written, and opened when they are read. Everything
 //! else stays readable. The cipher is ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS
 //! needs anyway. The nonce is a keyed digest of the text and its place, so equal texts have equal sealed forms there,
 //! and what has not changed is not written again. The place (table, source, name) is authenticated, so nothing that
 //! was moved to another record can be opened.
-//!
 //!
 //! Without the configured key none of them is read, and none written: what is on disk stays until the key is
 //! available again.

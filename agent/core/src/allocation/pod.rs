@@ -25,7 +25,7 @@ pub struct PodAllocation {
 }
 
 impl PodAllocation {
-    /// The pod was found: its incarnations keep what they use now.
+    /// Takes over a pod that was found running: its incarnations keep what they use now.
     pub fn adopt<'a>(
         node: &mut Allocations,
         plugins: &mut Inventory,
@@ -41,9 +41,9 @@ impl PodAllocation {
         }
     }
 
-    /// Asks whether the node takes the pod, at every change of either: while the node is short of something or shuts down
-    /// none begins, and what the pod needs must be there. `alone`: no other incarnation of it uses the node. A refusal:
-    /// the pod begins to wait, waits for another reason, or fails.
+    /// Asks whether the node admits the pod, at every change of either. While the node is short of something or shuts
+    /// down no pod begins, and what the pod needs must be there. `alone`: no other incarnation of it uses the node.
+    /// After a refusal the pod begins to wait, waits for another reason, or fails.
     pub fn admit(
         &mut self,
         (allocations, plugins): (&mut Allocations, &mut Inventory),
@@ -60,7 +60,7 @@ impl PodAllocation {
         refused.map(|verdict| Refused { verdict, victims: None })
     }
 
-    /// Gives the pod what it needs. A refusal: it begins to wait, waits for another reason, or fails.
+    /// Gives the pod what it needs. After a refusal it begins to wait, waits for another reason, or fails.
     pub(super) fn settle(
         &mut self,
         node: &mut Allocations,
@@ -69,7 +69,7 @@ impl PodAllocation {
     ) -> Option<Refused> {
         let leaves = pod.ending.is_some() || pod.is_failed();
         if leaves {
-            // It may take its time to end, and grows no more.
+            // The pod may take its time to end, and grows no more.
             self.forget_resize(node, &pod.record.key);
         }
         let ends = leaves || is_finished(pod);
@@ -115,8 +115,8 @@ impl PodAllocation {
         (!known || ends_others).then_some(refused)
     }
 
-    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it
-    /// waits for them. A pod that waits to begin waits with all it needs.
+    /// Whether a pod that the node has admitted gets the requests of `desired`. If not, it waits for them. A pod that
+    /// waits to begin waits with all that it needs.
     ///
     /// # Errors
     /// They do not fit, or a pod that runs never gets them.
@@ -131,7 +131,7 @@ impl PodAllocation {
             return Ok(());
         }
         let key = &pod.record.key;
-        // A pod of the node's own is recreated for that.
+        // A pod of the node's own sources is recreated for such an edit.
         let may_be_infeasible = pod.static_cpus && desired.source.traits().is_stored;
         if may_be_infeasible && let Some(message) = infeasible(pod.record.spec(), desired.spec()) {
             self.forget_resize(node, key);
@@ -145,21 +145,21 @@ impl PodAllocation {
         result
     }
 
-    /// The pod waits for no room any more.
+    /// Ends the pod's wait for room to grow.
     pub fn forget_resize(&mut self, node: &mut Allocations, key: &PodKey) {
         if std::mem::take(&mut self.waits_to_grow) {
             node.forget_resize(key);
         }
     }
 
-    /// Releases everything but the pod's slot. While the node is short of something many pods may wait, each with a
-    /// worker: the next pod without a slot is given none.
+    /// Frees everything except the pod's slot. While the node is short of something many pods may wait, each with a
+    /// worker, and their slots bound how many.
     fn release_assigned(&mut self, node: &mut Allocations, plugins: &mut Inventory, key: &PodKey) {
         *self = Self::default();
         node.release_assigned(key, plugins);
     }
 
-    /// Releases everything.
+    /// Frees everything of the pod.
     pub fn release(&mut self, node: &mut Allocations, plugins: &mut Inventory, key: &PodKey) {
         *self = Self::default();
         node.release(key, plugins);
@@ -193,8 +193,8 @@ fn allocate(node: &mut Allocations, plugins: &mut Inventory, pod: &PodState) -> 
     if has.is_none() && uses && wanted.is_empty() {
         return Ok(());
     }
-    // One that was found without an assignment uses what it names, and an edit of the requests of one that runs counts at
-    // once.
+    // A pod that was found without an assignment uses what it names, and an edit of the requests of a running pod
+    // counts at once.
     let check = match has {
         None => Check { slot, node: !uses, exclusive: !uses, requests: !uses, devices: !uses },
         Some(has) => Check {

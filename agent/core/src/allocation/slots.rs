@@ -11,17 +11,17 @@ use super::{Allocations, Assignment, Check, Purpose, Refused, one_slot};
 use crate::admission::{self, Refusal, may_preempt, preempts};
 use crate::device_plugins::Inventory;
 
-/// With what a pod begins.
+/// What a pod gets when its worker begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotGrant {
     /// It has a slot.
     Slot,
-    /// The next one that becomes free is kept for it: its worker has lesser pods end.
+    /// The next slot that becomes free is kept for it, and its worker has lesser pods end.
     Promise,
 }
 
 impl Allocations {
-    /// A slot for a pod, or the promise of one.
+    /// Gives a pod a slot, or the promise of one.
     ///
     /// # Errors
     /// All slots are taken, and no pod may end for this one, or that would not be enough.
@@ -45,17 +45,17 @@ impl Allocations {
         Ok(SlotGrant::Promise)
     }
 
-    /// The pod was found running and has a slot, also beyond the number.
+    /// Gives a pod that was found running its slot, even beyond the number.
     pub fn enter_running(&mut self, record: &Arc<PodRecord>) {
         self.slots.insert(record.key.clone(), Arc::clone(record));
     }
 
-    /// What a slot counts: nothing, where there is any number of them.
+    /// What a slot counts as a resource: nothing if the number of pods is not limited.
     pub(super) fn slot(&self) -> Requests {
         self.offer.max_pods.map(|_| one_slot()).unwrap_or_default()
     }
 
-    /// The pod that has a slot is of this version now. Another may be allowed to have it end.
+    /// Records the newest version of a pod that has a slot, because another pod may be allowed to end this version.
     pub(super) fn renew_slot(&mut self, record: &Arc<PodRecord>) {
         if let Some(before) = self.slots.get_mut(&record.key).filter(|before| !Arc::ptr_eq(before, record)) {
             *before = Arc::clone(record);
@@ -63,8 +63,8 @@ impl Allocations {
         }
     }
 
-    /// Whether a slot is free for a pod that has nothing yet. Asked for each of the pods that wait for one, which may be
-    /// ten thousand.
+    /// Whether a slot is free for a pod that has nothing yet. This is asked for each pod that waits for one, of which
+    /// there may be ten thousand.
     fn has_slot(&self, record: &PodRecord) -> Result<(), Refusal> {
         let mut taken = Requests::default();
         taken[Resource::Pods] = Amount::from_units(self.slots.len() as u64);

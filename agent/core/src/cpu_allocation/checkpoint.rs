@@ -1,7 +1,6 @@
 //! kubelet's file `cpu_manager_state`, which keeps assignments of processors over restarts. kubelet and limpet read
 //! each other's.
 //!
-//!
 //! kubelet 1.37 writes its fourth form, whose content is a text with its own checksum, and beside it the second form
 //! for older kubelets. All forms from the second on are read. A checksum is the 32-bit FNV-1a of what Go's spew
 //! prints of the value.
@@ -83,7 +82,6 @@ pub fn write(policy: &str, assignments: &CpuAssignments) -> Vec<u8> {
 }
 
 /// The assignments in a file, if it was written by the policy of that name.
-///
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
 //! Which processors are taken for a container: kubelet's `takeByTopologyNUMAPacked` (`cpu_assignment.go`).
 //!
-//!
 //! Whole sockets and NUMA nodes come first, then whole cores, then single threads. Of each, those with the fewest
 //! free processors come first, so that what is left stays together.
 
@@ -37,7 +36,6 @@ impl Level {
 }
 
 /// Chooses `count` of the available processors.
-///
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
 //! Which pod ends when the node is short of something: kubelet's ranking for each signal, and its messages.
 //!
-//!
 //! kubelet never ends the pods that it calls static (of a manifest file or a URL). Here such a pod ends after all
 //! others, if its end alone is enough: what the kernel would do otherwise is worse, and the pod runs again once the
 //! shortage is over. If something else has used up the node, ending the pods of manifests would not help.
@@ -44,7 +43,6 @@ fn worth(signal: Signal) -> u64 {
 
 /// The pods that may end for the signal, in order: pods that are not from a manifest, those above their request, the
 /// lowest priority, those that are furthest above their request.
-///
 ///
 /// `missing` is how much more must become available. A manifest's pod that uses less than that does not end.
 pub fn order(signal: Signal, missing: u64, mut pods: Vec<Candidate>) -> Vec<Candidate> {

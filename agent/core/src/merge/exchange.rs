@@ -1,6 +1,5 @@
 //! The protocol between the publishers and the only consumer: store, notify; wait, load.
 //!
-//!
 //! The consumer loads the newest value of each cell: an older value may be skipped, but the last one never is.
 //! Publishing never waits. One task consumes, and any number publish. It uses no runtime, and only the primitives of
 //! [`super::sync`], so that the loom model checker can run this very file (`agent/core/tests/exchange.rs`).

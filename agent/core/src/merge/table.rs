@@ -1,6 +1,5 @@
 //! The merge itself, pure: which keys changed since the last merge, which pod wins each, and the resulting changes.
 //!
-//!
 //! Only the entries that a snapshot reports as changed are visited, or after a missed snapshot those that differ
 //! ([`crate::source::delta`]). Which pod runs depends only on the snapshots, never on their order in time: for a key
 //! that several sources claim, it is the pod of the first source; for a UID that several such pods have, the pod of

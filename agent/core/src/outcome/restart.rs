@@ -9,7 +9,6 @@ use limpet_model::pod::Role;
 
 /// Takes a request to restart one container, or all that run or wait for their next start. Returns their names.
 ///
-///
 /// # Errors
 ///
 /// Why nothing is restarted.

@@ -2,7 +2,6 @@
 //! names, every container of the pod is ended without its grace period and started again in its order, including init
 //! containers, in the same sandbox and with the same volumes. Ephemeral containers are not touched.
 //!
-//!
 //! The progress is recorded only on the containers: each has the number of restarts of all before its start, so a
 //! crash in the middle is an ordinary case.
 

@@ -1,6 +1,5 @@
 //! What differs between two snapshots of a source, either known from the source or found by comparison.
 //!
-//!
 //! A source records each key that it edits in [`Edits`], and its snapshot lists them. A reader that has the snapshot
 //! before needs no comparison ([`between`]). One that missed a snapshot, because a slot keeps only the newest,
 //! compares the two. Persistent maps share structure, so this too costs as much as what differs and not as much as

@@ -1,6 +1,5 @@
 //! The names of files in the manifest directory: which are read, and which an editor has left.
 //!
-//!
 //! kubelet reads every file without a leading dot, and so does limpet, including backups of editors, patch and
 //! package managers. These mostly contain an old version of a pod beside them, so they come after all other files,
 //! and are reported.

@@ -1,6 +1,5 @@
 //! When the URL is requested again. Pure: the random number and the time are arguments.
 //!
-//!
 //! While all is well, that is every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send its
 //! requests at the same time. An unreachable server is retried after a second, then with exponential backoff, which a
 //! change of the node's network restarts, so that a network that comes up late is noticed soon. A server with

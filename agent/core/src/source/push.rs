@@ -147,7 +147,6 @@ impl Pusher {
     /// Reads the only Pod in `text`, YAML or JSON, as the pod `name` of `namespace`. 10 MiB of YAML take a while, so
     /// it must be called on a blocking thread.
     ///
-    ///
     /// # Errors
     ///
     /// It is rejected.
@@ -167,7 +166,6 @@ impl Pusher {
 
     /// Reads the only ConfigMap or Secret in `text` as the object of that key. It must be called on a blocking
     /// thread, too.
-    ///
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! The limits of the pod's cgroup, and when a change of them is due. Part of [`super`].
 //!
-//!
 //! A container never has more than its pod: the pod's cgroup grows before a container gets higher limits, and shrinks
 //! once nothing is left of containers with other limits.
 

@@ -11,7 +11,6 @@ const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// The phases of a stop, in their order.
 ///
-///
 /// Each has one action. A phase ends at its deadline whether or not its action has been answered, so a hanging action
 /// delays no later phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

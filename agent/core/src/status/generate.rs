@@ -1,7 +1,6 @@
 //! The Kubernetes status of a pod, from its worker's state: phase, container statuses, and the conditions of
 //! [`super::conditions`].
 //!
-//!
 //! Pure; kubelet's rules (docs/kubelet.md). The previous status is only used to keep `startTime` and the transition
 //! times of conditions.
 
@@ -31,7 +30,6 @@ use limpet_model::verdict::{PodVerdict, VerdictPhase};
 const MAX_TERMINATION_MESSAGES: usize = 12 << 10;
 
 /// The current status of `pod`.
-///
 ///
 /// `qos_class` is in Kubernetes' words.
 pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, before: Option<&PodStatus>) -> PodStatus {

@@ -1,6 +1,5 @@
 //! The observed state of every pod, as one snapshot that readers load without a lock.
 //!
-//!
 //! Pod workers publish, one entry per pod; the local API, the command line and the metrics read. A reader sees one
 //! consistent state and never blocks a worker. The last status of a pod that is gone stays for the registered
 //! [`Consumer`]s until each has taken it: see [`super::retired`].

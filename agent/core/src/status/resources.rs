@@ -1,6 +1,5 @@
 //! The resources of a pod and of its containers, as its status shows them.
 //!
-//!
 //! Pure. They follow from the manifest except for what is still to be resized, so they are added when a status is
 //! read and are not stored with it.
 

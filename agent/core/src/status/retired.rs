@@ -1,6 +1,5 @@
 //! The last statuses of pods that are gone, for the consumers that have not taken them yet. Pure and bounded.
 //!
-//!
 //! A consumer that is registered when a pod is removed acknowledges it by its version, and the last acknowledgement
 //! removes it. A consumer that leaves acknowledges everything. Without consumers nothing is kept.
 

@@ -14,7 +14,6 @@ impl ContainerdExecutor {
     /// Checks for what the pod names, in kubelet's order, and then gives its containers the processors and the
     /// devices of plugins that they request.
     ///
-    ///
     /// # Errors
     ///
     /// Something is missing.

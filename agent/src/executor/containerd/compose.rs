@@ -105,7 +105,6 @@ pub struct ExecutorParts {
 impl ContainerdExecutor {
     /// Makes the executor of `parts`.
     ///
-    ///
     /// # Errors
     ///
     /// The directory of the sandboxes or the cgroups of the pods are not available.

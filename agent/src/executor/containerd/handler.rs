@@ -1,6 +1,5 @@
 //! What probes and hooks do in a container or with it: run a command, send a GET, open a connection.
 //!
-//!
 //! An action has no time limit of its own; the caller sets the deadline with [`within`]. Dropping it ends it,
 //! including the process of a command. What it reads is bounded by [`MAX_OUTPUT`].
 
@@ -92,7 +91,6 @@ where
 impl ContainerdExecutor {
     /// Runs `command` in a running container.
     ///
-    ///
     /// # Errors
     ///
     /// It was not run. A command that fails is a result.
@@ -102,7 +100,6 @@ impl ContainerdExecutor {
 
     /// The same, but the command continues when this is dropped. It ends with its container, which is about to be
     /// stopped.
-    ///
     ///
     /// # Errors
     ///
@@ -141,7 +138,6 @@ async fn run_command(
 }
 
 /// Opens a connection to `socket` and closes it.
-///
 ///
 /// # Errors
 ///

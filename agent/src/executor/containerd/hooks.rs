@@ -1,6 +1,5 @@
 //! The hooks of a container, `postStart` and `preStop`, performed by [`super::handler`].
 //!
-//!
 //! Events contain no more than kubelet's, because the output of a hook's command may contain a secret. The log and
 //! the status have all of it.
 
@@ -21,9 +20,9 @@ use limpet_telemetry::event::EventType;
 
 /// Why a hook has failed.
 enum HookFailure {
-    /// Its container no longer runs, so the hook is not needed.
+    /// Its container no longer runs, so its result does not matter.
     Ended,
-    /// Its time was over before.
+    /// Its deadline has passed.
     Late,
     /// containerd was away, so it is not known whether it has run.
     Unknown(String),

@@ -36,7 +36,7 @@ impl ContainerdExecutor {
         let message = format!("Pulling image \"{reference}\"");
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);
         let asked = Instant::now();
-        // Never closed; without a permit the pull continues nevertheless.
+        // The semaphore is never closed; without a permit the pull continues nevertheless.
         let _permit = self.pulls.acquire().await.ok();
         self.await_pull_rate().await;
         let began = Instant::now();
@@ -67,9 +67,9 @@ impl ContainerdExecutor {
         tokio::time::sleep_until(begin.into()).await;
     }
 
-    /// Records that the image is being pulled, before anything of it can be present. What a pod without its own
-    /// credentials pulls is for all pods, even after a crash, so that a node that then boots without a network starts
-    /// it.
+    /// Records that the image is being pulled with credentials, before anything of it can be present. A pull without
+    /// any is not recorded: its image is for all pods, even after a crash, so that a node that then boots without a
+    /// network starts it.
     async fn announce_pull(&self, access: &PullAccess, reference: &str) -> Result<Option<AnnouncedPull>, ImageError> {
         if !self.images.may_use_credentials(reference, access)? {
             return Ok(None);

@@ -1,7 +1,6 @@
 //! The removal of what a pod has on its node: when it has finished, when it is deleted, and for a pod that no longer
 //! exists.
 //!
-//!
 //! [`limpet_core::removal`] decides which resources are removed in which order, and what is kept if one of them
 //! cannot be removed.
 
@@ -25,7 +24,7 @@ use limpet_telemetry::event::EventType;
 /// kubelet's reason when something of a pod cannot be removed.
 const FAILED_KILL: &str = "FailedKillPod";
 
-/// The failure that something of a pod stays.
+/// The failure that reports that something of a pod stays.
 fn stays(what: &str, error: impl std::fmt::Display) -> Failure {
     Failure { reason: FAILED_KILL, message: format!("{what}: {error}"), transient: false }
 }

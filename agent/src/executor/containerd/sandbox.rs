@@ -1,5 +1,5 @@
-//! A pod's sandbox: its cgroup, namespaces, network and volumes, and how it is created, updated, removed, and cleaned
-//! of leftovers.
+//! A pod's sandbox: its cgroup, namespaces, network and volumes; how it is created, updated, and examined after a
+//! restart. Its removal is in [`super::removal`].
 
 use std::path::Path;
 use std::sync::Arc;

@@ -233,7 +233,8 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Its OCI spec in JSON. This accesses the files that it mounts, and those of the host on which the spec depends.
+    /// Builds its OCI spec in JSON. This accesses the files that it mounts, and those of the host on which the spec
+    /// depends.
     async fn spec(
         &self,
         start: &Start<'_>,
@@ -246,7 +247,8 @@ impl ContainerdExecutor {
         built.await.unwrap_or_else(|error| Err(error.to_string())).map_err(config_error)
     }
 
-    /// Who it runs as, from the Pod's security context and the image's own `USER`, with the image's account files.
+    /// The user of its first process, by the Pod's security context, the image's own `USER`, and the image's account
+    /// files.
     async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
         let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
         let mut request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
@@ -340,7 +342,7 @@ impl ContainerdExecutor {
         instance
     }
 
-    /// Handles that runc could not run it: an attempt that ended before it began, recorded like any other exit.
+    /// Records an attempt that ended before it began, because runc could not run it, like any other exit.
     async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
         let now = clock::now();
         let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };

@@ -1,6 +1,5 @@
 //! A scan in progress, shared by the thread that reads and the task that waits for it.
 //!
-//!
 //! A name may lead to a file system that does not answer. The task then takes what was found so far, records which
 //! name it was, and scans again without that name. The thread that is left behind finds its scan taken and ends.
 

@@ -22,7 +22,6 @@ const BEFORE: &[u8] = br#"{"apiVersion": "v1", "kind": "List", "items": [
 
 /// Handles `bytes` as a response. The first byte selects how it was sent, and the others are its body.
 ///
-///
 /// # Panics
 ///
 /// A property does not hold.

@@ -44,7 +44,6 @@ pub enum HealthFailure {
 
 /// Asks the server of `action` whether it serves.
 ///
-///
 /// # Errors
 ///
 /// It does not, or there is no address.

@@ -7,8 +7,8 @@ use limpet_model::device_allocation::DeviceAllocation;
 use limpet_plugins::device_plugins::AllocateError;
 
 impl ContainerdExecutor {
-    /// What device plugins give it. This happens before a permit is taken, so that a hanging plugin delays no other
-    /// pod.
+    /// Has device plugins give the container what it still lacks and prepare what it has. This happens before a permit
+    /// is taken, so that a hanging plugin delays no other pod.
     pub(super) async fn devices(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Vec<DeviceAllocation>, Failure> {
         let prepared = async {
             self.device_plugins.complete(&pod.record, &slot.name).await?;

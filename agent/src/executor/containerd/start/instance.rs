@@ -9,7 +9,7 @@ use limpet_model::container::{ContainerIdentity, ContainerUser};
 use limpet_model::pod::ephemeral::to_record as ephemeral_record;
 
 impl ContainerdExecutor {
-    /// What is recorded on it.
+    /// The identity that is recorded on the container.
     pub(super) fn identity(&self, start: &Start<'_>) -> ContainerIdentity {
         let record = &start.pod.record;
         ContainerIdentity {
@@ -38,7 +38,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// What its pod's worker knows about it.
+    /// The instance as its pod's worker knows it.
     pub(super) fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
         Instance {
             image: start.image.name.to_string(),
