@@ -1,6 +1,5 @@
 //! The attributor: which process made each change that inotify reports.
 //!
-//!
 //! It decides nothing. inotify reports *that* something changed. When that change is handled, the attributor looks up
 //! its own event for the name, and waits briefly if it has not arrived yet. A backend that fails, or reports nothing
 //! while files change, is replaced by the next best one, or finally by none. The directory is then rescanned, and no

@@ -35,7 +35,6 @@ pub struct FeedEnd {
 
 /// Makes a feed of the changes that `loaded` reports.
 ///
-///
 /// # Errors
 ///
 /// The programs that this kernel refuses, with its reasons: without one of them a change could come without its

@@ -1,6 +1,5 @@
 //! A fanotify group with marks on directories, which tells which process changed which name.
 //!
-//!
 //! `nix` creates the group and the marks, but does not parse events with names and pidfds, so this module does.
 //! Events name directories by file handle. The kernel lists each mark's handle in the fdinfo of the group, so no
 //! further call is needed.
@@ -116,7 +115,6 @@ impl Fanotify {
     }
 
     /// Marks the directory at `path`, which is `id`, or renews its mark. Blocks.
-    ///
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! Who changed a manifest: fanotify and BPF programs, beside the inotify watch that reports that something changed.
 //!
-//!
 //! Input: the watched directories. Output: the [`actor`](limpet_model::actor::Actor) behind a change, if it is known.
 //! No other crate depends on a result: a backend that fails is replaced by the next best, or finally by none.
 

@@ -1,9 +1,7 @@
 //! What the kernel knows of a process that has just changed a file, and may have exited already.
 //!
-//!
 //! The pidfd came with the event, so it refers to that process. Because pids are reused, what `/proc/<pid>` shows
 //! counts only if the process still had that pid afterwards.
-//!
 //!
 //! Everything is read at once, while the process still exists. procfs does not block, and `/etc/passwd` is on the
 //! root file system: if that hangs, no program runs.

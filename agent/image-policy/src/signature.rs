@@ -94,7 +94,6 @@ pub fn referrers_tag(digest: &str) -> String {
 
 /// The signatures of a manifest, at most [`MAX_SIGNATURES`]; layers of other kinds are ignored.
 ///
-///
 /// # Errors
 ///
 /// It is not a manifest.
@@ -117,7 +116,6 @@ fn signature_layer(layer: Layer) -> Option<SignatureLayer> {
 }
 
 /// The digests of the manifests in a list of referrers that may be signatures, at most [`MAX_MANIFESTS`].
-///
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
 //! Sigstore bundles with a DSSE envelope, with which cosign 3 signs an image: an in-toto statement about its digest.
 //!
-//!
 //! Entries for a transparency log or a certificate authority are ignored, because only the key decides.
 
 use base64::Engine as _;
@@ -62,7 +61,6 @@ pub(crate) struct SignedStatement {
 impl SignedStatement {
     /// Parses a bundle, but not its statement, which is not verified yet.
     ///
-    ///
     /// # Errors
     ///
     /// It is not a bundle with an in-toto statement.
@@ -81,7 +79,6 @@ impl SignedStatement {
     }
 
     /// Whether the statement is a signature of the image. Only meaningful once a key has verified it.
-    ///
     ///
     /// # Errors
     ///

@@ -25,7 +25,6 @@ struct Image {
 /// The digest of the image that a payload is about. As in cosign, the name in it is not verified, so a copy of an
 /// image in another registry keeps its signature.
 ///
-///
 /// # Errors
 ///
 /// It is not a payload of cosign.

@@ -115,7 +115,6 @@ fn judge_key(key: &RuleKey, digest: &str, evidence: &Evidence) -> KeyVerdict {
 
 /// Whether the key has signed the image with this signature.
 ///
-///
 /// # Errors
 ///
 /// The reason why it has not.

@@ -1,6 +1,5 @@
 //! All controllers of a node, and their place between the sources and the merge.
 //!
-//!
 //! The order of a turn is: [`Controllers::turn`] records what has changed and has each affected controller decide.
 //! What it returns is written to disk. Then [`Controllers::remembered`] puts it into effect, and
 //! [`Controllers::expand`] returns the snapshots for the merge.

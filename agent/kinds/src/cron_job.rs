@@ -1,6 +1,5 @@
 //! A CronJob: Jobs that begin by a schedule, each with its own controller.
 //!
-//!
 //! It follows `syncCronJob` of `pkg/controller/cronjob`. The time of the last run is on disk before its Job begins,
 //! so that no run happens twice. Without a clock that can be right, none begins.
 

@@ -1,6 +1,5 @@
 //! A Job: pods that run until enough of them have succeeded.
 //!
-//!
 //! It follows `syncJob` and `manageJob` of `pkg/controller/job`. What Kubernetes' controller counts with finalizers
 //! is counted in [`JobMemory`]: a pod that has ended is counted once, and only then may it be removed.
 

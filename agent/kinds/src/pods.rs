@@ -44,7 +44,6 @@ type Controller = (&'static str, &'static str, String);
 
 /// The record of a wanted pod.
 ///
-///
 /// # Errors
 ///
 /// The template is no longer one of a Pod, because this version of the agent does not read what an earlier one

@@ -1,6 +1,5 @@
 //! A number of equal pods, and how those of a new template replace the others: Deployment, ReplicaSet, DaemonSet.
 //!
-//!
 //! It follows `pkg/controller/deployment` (`rolling.go`, `recreate.go`, `sync.go`), with the revisions of one
 //! workload in place of ReplicaSets: the size of a revision is the number of its wanted pods. A pod that ended for
 //! good is replaced after a pause.

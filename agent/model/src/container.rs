@@ -18,7 +18,6 @@ use crate::verdict::PodVerdict;
 
 /// A container's id in containerd: 64 hexadecimal digits, the last 32 of which identify the pod.
 ///
-///
 /// Each id is used only once, as clients of containerd and collectors of logs and metrics expect. It is derived from
 /// pod UID, container name, attempt and a salt, so that an attempt whose answer was lost is found again. The
 /// container's own digits come first, because people and tools show the first dozen.

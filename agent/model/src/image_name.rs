@@ -90,7 +90,6 @@ impl ImageName {
 
 /// A valid reference without its tag and digest, otherwise as written: kubelet's `trimImageTagDigest`.
 ///
-///
 /// # Errors
 ///
 /// The reference is not valid.

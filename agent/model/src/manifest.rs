@@ -211,7 +211,6 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
 /// limpet version with stricter validation must not stop running pods. Only its names are checked, since they become
 /// paths.
 ///
-///
 /// # Errors
 ///
 /// The bytes are not a Pod, or one of its names is not valid.

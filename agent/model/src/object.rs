@@ -2,7 +2,6 @@
 //! also have its tokens, addresses of Services, paths of claimed volumes, certificates and runtime classes as
 //! objects. The workloads of a source, of which pods are made, are objects too ([`workload`]).
 //!
-//!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for
 //! each pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they
 //! are never printed, and are erased when the last owner drops them. Faults name fields and keys, never values.

@@ -50,7 +50,6 @@ pub trait ProcessHandle: fmt::Debug + Send + Sync {
 
     /// Resolves when the process has exited, including all its threads. Cancel safe.
     ///
-    ///
     /// # Errors
     ///
     /// Its exit cannot be waited for on this kernel.

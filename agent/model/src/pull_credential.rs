@@ -36,7 +36,6 @@ pub struct PullServiceAccount {
 /// A hash that recognizes a credential. When it is remembered it gets its own salt, so that it cannot be looked up in
 /// tables, and does not reveal that two nodes or Secrets have the same password.
 ///
-///
 /// As text it is `<SHA-256>`, or `<salt>$<SHA-256 of the salt and that>`, in hexadecimal digits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CredentialHash(String);

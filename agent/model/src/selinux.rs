@@ -1,7 +1,6 @@
 //! SELinux labels of containers and of what they mount: a pure function of the labels that the node's policy
 //! specifies for containers, of what the Pod requires, and of the level that separates the pod from others.
 //!
-//!
 //! The rules are those of kubelet and of containerd with `enable_selinux`. A label is `user:role:type:level`. The
 //! policy's file `lxc_contexts` has the labels of containers; `seLinuxOptions` replace parts of them. The level is
 //! `s0` and two of 1,024 categories, a pair for each pod. One thing differs: a container whose options specify no
@@ -58,7 +57,6 @@ pub struct ContainerContexts {
 impl ContainerContexts {
     /// Parses `lxc_contexts`: lines of `name = "label"`.
     ///
-    ///
     /// # Errors
     ///
     /// It has no label for processes or none for files; the error names what is missing.
@@ -95,7 +93,6 @@ pub struct PodLabelling {
 
 impl PodLabelling {
     /// The labels of a pod with `spec` under a policy with these `contexts`.
-    ///
     ///
     /// # Errors
     ///

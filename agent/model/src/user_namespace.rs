@@ -81,7 +81,6 @@ impl SubordinateIds {
     /// Parses both files. If they have an entry of user `kubelet`, its ids are for pods. Otherwise all are, as in
     /// kubelet, except the first block and those of the users in the files. Lines that are not entries are ignored.
     ///
-    ///
     /// # Errors
     ///
     /// The entry of `kubelet` cannot be used.

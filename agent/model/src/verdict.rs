@@ -45,7 +45,6 @@ pub struct Eviction {
 
 /// The node's decision about one pod, which stays with the pod's UID.
 ///
-///
 /// A final one is recorded on a container whose exit follows it, so that a restarted agent does not run the pod
 /// again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,5 @@
 //! The directories that the active backend reports on. Part of [`super`].
 //!
-//!
 //! fanotify's marks are set on a blocking thread, because the directory's file system is queried and may not answer.
 
 use std::collections::BTreeSet;

@@ -1,6 +1,5 @@
 //! Removes a pod's directory and nothing else.
 //!
-//!
 //! A container may have filled its volumes with anything: symlinks to any path, very deep trees, files created while
 //! they are deleted. So mounts below are detached first, every directory is opened by a descriptor of its parent,
 //! without following a symlink and without crossing into another mount, and the recursion is limited to

@@ -1,6 +1,5 @@
 //! Pods as an apiserver stores them: the part that a node acts on, and whether this node can run it.
 //!
-//!
 //! An apiserver has validated its Pods, and a newer one may have fields that this agent does not know; like kubelet,
 //! it ignores those. A field that limpet knows and does not act on is refused, as in a manifest. So is a name that
 //! would leave the pod's directory, because what answers may not be the apiserver.
@@ -19,7 +18,6 @@ pub const ORIGIN: &str = "apiserver";
 const METADATA: [&str; 5] = ["name", "namespace", "uid", "labels", "annotations"];
 
 /// Reads a Pod as an apiserver stores it.
-///
 ///
 /// # Errors
 ///

@@ -1,7 +1,6 @@
 //! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, the disk of an iSCSI
 //! target, or the volume of a CSI driver behind a claim's volume.
 //!
-//!
 //! Each is kept as an object that a pod's volumes refer to, made from the claim and the PersistentVolume that it is
 //! bound to. Supported are volumes whose data is on the node (`hostPath` and `local`), `nfs`, `iscsi`, and `csi` with
 //! all that its driver needs.
@@ -173,7 +172,6 @@ const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// The name of the PersistentVolume that a claim is bound to, by kubelet's conditions.
 ///
-///
 /// # Errors
 ///
 /// The pod cannot have it, or not yet; kubelet's message.
@@ -216,7 +214,6 @@ pub fn record(
 
 /// Refuses a volume that belongs to another claim.
 ///
-///
 /// # Errors
 ///
 /// It does; a message.
@@ -230,7 +227,6 @@ pub fn check_bound(key: &ObjectKey, claim: &PersistentVolumeClaim, volume: &Pers
 }
 
 /// The object for a volume of a CSI driver, with the values of the Secrets of its calls.
-///
 ///
 /// # Errors
 ///
@@ -294,7 +290,6 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
 }
 
 /// The volume of a claim's object on the node.
-///
 ///
 /// # Errors
 ///

@@ -80,7 +80,6 @@ impl Default for DriverSettings {
 impl DriverSettings {
     /// The settings of the driver `name` for a volume, which is removed with its pod if `ephemeral`.
     ///
-    ///
     /// # Errors
     ///
     /// The driver has no such volumes, or requests too much; a message.
@@ -157,7 +156,6 @@ pub struct CsiVolume {
 impl CsiVolume {
     /// The volume of the PersistentVolume of that name; `None` if that is of another kind.
     ///
-    ///
     /// # Errors
     ///
     /// The driver cannot provide it; a message.
@@ -189,7 +187,6 @@ impl CsiVolume {
     }
 
     /// The volume `name` that the pod itself defines.
-    ///
     ///
     /// # Errors
     ///

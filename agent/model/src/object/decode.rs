@@ -1,6 +1,5 @@
 //! Decodes a document into an object, as strictly as an apiserver.
 //!
-//!
 //! Written by hand, because the errors of a generic decoder quote the wrong value, which must not happen to a Secret.
 
 use std::collections::BTreeMap;
@@ -94,7 +93,6 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
 
 /// Decodes an object as an apiserver stores it. What the apiserver has checked is not checked again: only name and
 /// UID of the metadata matter, and a Secret that holds a token is treated like any other.
-///
 ///
 /// # Errors
 ///

@@ -1,7 +1,6 @@
 //! The certificates of pods: which one a projection of kind `podCertificate` requires, the PodCertificateRequest that
 //! a signer answers, and the issued certificate as an object of its pod.
 //!
-//!
 //! These are kubelet's rules (`pkg/kubelet/podcertificate`): the node makes the key, each projection makes a request,
 //! a denied or failed request is final, and a new one is made at the time that the signer has set. kubelet forgets
 //! keys when it exits; here they are kept, sealed like a Secret, for a start without an apiserver.
@@ -173,7 +172,6 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
 }
 
 /// The private key and the certificates.
-///
 ///
 /// # Errors
 ///

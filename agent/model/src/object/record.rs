@@ -121,7 +121,6 @@ impl ObjectRecord {
 
     /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
     ///
-    ///
     /// # Errors
     ///
     /// It has another form.

@@ -1,6 +1,5 @@
 //! RuntimeClasses of a cluster, which give the handler for the `runtimeClassName` of an API pod.
 //!
-//!
 //! This is kubelet's rule (`pkg/kubelet/runtimeclass`). The node's configuration maps handlers to runtimes. A pod of
 //! another source names the node's runtime class itself, so it needs no apiserver.
 

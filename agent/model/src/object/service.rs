@@ -1,6 +1,5 @@
 //! The variables that describe a cluster's Services to its pods (`FromServices` in kubelet's `pkg/kubelet/envvars`).
 //!
-//!
 //! They are kept as an object that a pod's environment refers to. It is read when a container starts, and its change
 //! restarts none.
 

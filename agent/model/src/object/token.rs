@@ -1,7 +1,6 @@
 //! The tokens of service accounts: which one a projected volume requires, and the issued token as an object of its
 //! pod.
 //!
-//!
 //! A token is bound to one pod, so its name contains all that a request for it needs. Like a Secret it is written
 //! into volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
 

@@ -1,6 +1,5 @@
 //! ClusterTrustBundles: which ones a projected volume requires, and their certificates as an object of its pod.
 //!
-//!
 //! These are kubelet's rules (`pkg/kubelet/clustertrustbundle`): one bundle by its name, or all of a signer that a
 //! label selector matches, as one file of certificates without duplicates. kubelet shuffles them at each start; here
 //! they are sorted, so that a file changes only with its certificates.

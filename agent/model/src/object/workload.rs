@@ -1,6 +1,5 @@
 //! Workloads: the objects of which a node's own controllers make pods, as Kubernetes' controllers do in a cluster.
 //!
-//!
 //! Input: a decoded document. Output: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord), with what its
 //! controller needs to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no
 //! I/O, no clock.

@@ -46,7 +46,6 @@ pub(crate) fn accept(
 /// A pod from a manifest that was accepted before, or that a controller made from one. It is not validated again;
 /// only its names are checked.
 ///
-///
 /// # Errors
 ///
 /// It is not a Pod, or one of its names is not valid.

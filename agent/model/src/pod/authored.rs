@@ -1,6 +1,5 @@
 //! The parts of a manifest that are compared and hashed as authored, borrowed from its canonical form.
 //!
-//!
 //! Changes in place are detected by these bytes and not by the defaulted object, so that an agent with other defaults
 //! restarts nothing. Canonical bytes are equal exactly if the values are.
 

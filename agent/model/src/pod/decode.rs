@@ -48,7 +48,6 @@ pub(crate) fn decode_with_value(value: &Value) -> (Option<Decoded<'_>>, FaultLis
 
 /// Decodes a Pod that limpet wrote. Unknown fields are ignored, because a newer version may have written them.
 ///
-///
 /// # Errors
 ///
 /// What is wrong, and where.

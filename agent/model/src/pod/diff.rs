@@ -1,6 +1,5 @@
 //! The differences between two versions of a pod, part by part. They borrow from both versions; nothing is copied.
 //!
-//!
 //! Image and resources are compared as authored, because they decide whether a container is restarted, and an agent
 //! with other defaults must restart nothing. Everything else is compared with its defaults.
 
@@ -144,7 +143,6 @@ impl<'a> PodDiff<'a> {
 }
 
 /// Compares two structs field by field and pushes the part of each field that differs.
-///
 ///
 /// It is exhaustive: a new field of the Pod API does not compile until it is listed.
 macro_rules! compare {

@@ -1,6 +1,5 @@
 //! A pod as a source has it, before its names are checked, with its defaults and the fields that the node sets.
 //!
-//!
 //! A pod's names become paths, so every record is made from a draft, whatever its source, also when it was stored
 //! before.
 
@@ -87,7 +86,6 @@ impl Draft {
     }
 
     /// Makes the record.
-    ///
     ///
     /// # Errors
     ///

@@ -48,7 +48,6 @@ pub fn to_record(container: &EphemeralContainer) -> Option<Value> {
 
 /// `record` with one more container.
 ///
-///
 /// # Errors
 ///
 /// What the API finds wrong with it, and what limpet does not act on; paths begin at the container.

@@ -1,7 +1,6 @@
 //! The canonical form of a manifest as authored, and its hashes. It must never change, because a pod's identity
 //! depends on it.
 //!
-//!
 //! Canonical means: JSON without white space, keys in byte order, `null` equal to an absent key, numbers and
 //! quantities as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is
 //! the first half of SHA-256.

@@ -1,6 +1,5 @@
 //! The ports of the node that a pod requests (`hostPort`), and which of them two pods cannot both have.
 //!
-//!
 //! As in kubelet, these are the ports of regular containers and sidecars. With `hostNetwork`, every declared port is
 //! one by default.
 

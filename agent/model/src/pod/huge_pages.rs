@@ -67,7 +67,6 @@ pub fn container_limits(spec: &PodSpec, container: &Container) -> BTreeMap<u64, 
 
 /// The size of the pages of an emptyDir with this medium, by kubelet's rules.
 ///
-///
 /// # Errors
 ///
 /// kubelet's message: the pod requests no such pages, or pages of several sizes for a medium that specifies none.

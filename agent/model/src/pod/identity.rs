@@ -18,7 +18,6 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// The key of a pod called `name` on the node: `<name>-<node name, lower case>`.
 ///
-///
 /// # Errors
 ///
 /// A part of it is not a valid name.

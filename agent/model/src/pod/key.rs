@@ -1,7 +1,6 @@
 //! The checked names of a pod and its parts: its key (namespace and name), its UID, which identifies one incarnation,
 //! and the names of its containers and volumes.
 //!
-//!
 //! Each of them becomes the name of a file, a directory or a cgroup. The constructors refuse names that would lead
 //! out of the directory in which it is made, so a value of these types is safe wherever it came from.
 
@@ -32,7 +31,6 @@ pub enum NameError {
 
 /// Namespace and name. A static pod's name already ends with `-<node name>`.
 ///
-///
 /// Cheap to clone, and ordered by namespace, then name. Both parts obey Kubernetes' rules for names, so a key is safe
 /// as part of a file name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,7 +41,6 @@ pub struct PodKey {
 
 impl PodKey {
     /// Makes a key.
-    ///
     ///
     /// # Errors
     ///
@@ -101,7 +98,6 @@ pub struct PodUid(Arc<str>);
 impl PodUid {
     /// Takes a UID.
     ///
-    ///
     /// # Errors
     ///
     /// It is not safe as the name of a directory and of a cgroup.
@@ -157,7 +153,6 @@ pub struct ContainerName<'a>(&'a str);
 impl<'a> ContainerName<'a> {
     /// Takes a container's name.
     ///
-    ///
     /// # Errors
     ///
     /// It is not a DNS label.
@@ -176,7 +171,6 @@ pub struct VolumeName<'a>(&'a str);
 
 impl<'a> VolumeName<'a> {
     /// Takes a volume's name.
-    ///
     ///
     /// # Errors
     ///

@@ -117,7 +117,6 @@ fn ceiling(value: i128, divisor: i128) -> i64 {
 
 /// Parses a quantity.
 ///
-///
 /// # Errors
 ///
 /// The text does not follow Kubernetes' grammar, or is longer than any amount needs to be.
@@ -200,7 +199,6 @@ fn scale(suffix: &str) -> Option<(i32, u32)> {
 
 /// A CPU quantity in millicores, rounded up.
 ///
-///
 /// # Errors
 ///
 /// It is not a quantity.
@@ -209,7 +207,6 @@ pub fn milli_cpu(quantity: &Quantity) -> Result<i64, QuantityError> {
 }
 
 /// A memory or storage quantity in bytes, rounded up.
-///
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
 //! Which containers can be replaced alone when their image or resources change, unless they are resized in place.
 //!
-//!
 //! A container whose stop is not followed by a start cannot: an init container, or a regular one that its restart
 //! policy may leave stopped. That depends only on the manifests and not on whether the container runs, has finished
 //! or never started, so a restart of the agent in the middle of an edit leads to the same result, and a forecast is

@@ -1,6 +1,5 @@
 //! Which edits of a container's resources are carried out while it runs, without a restart.
 //!
-//!
 //! These are the rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be
 //! added, none may be removed, and the same holds for the pod's own. A container that gets its limits from its pod
 //! follows the pod's. If `resizePolicy` requires a restart, or anything else differs, the container is replaced. That

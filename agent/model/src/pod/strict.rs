@@ -1,10 +1,8 @@
 //! Deserializes a value into a type of the Kubernetes API. Reports a value of the wrong type with its path, and
 //! collects unknown fields, each with a suggestion.
 //!
-//!
 //! `null` as an item of a list or as the value of a free key is the zero value of its type, as for Kubernetes'
 //! decoder: an empty text, object or quantity, or 0.
-//!
 //!
 //! One deserializer serves the Pods of manifests and those of the agent's responses, because the types' code is
 //! generated once for each deserializer, and it is large.

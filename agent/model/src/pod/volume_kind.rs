@@ -1,6 +1,5 @@
 //! The kinds of volumes that the node supports.
 //!
-//!
 //! Each part of the agent that handles volumes has a `match` without a wildcard, so that a new kind does not compile
 //! until every part knows it.
 

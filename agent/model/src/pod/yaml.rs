@@ -1,6 +1,5 @@
 //! Parses YAML and JSON as kubelet does, with the position of every field.
 //!
-//!
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, and numbers as map keys are read as by `sigs.k8s.io/yaml`.
 //! A duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not
 //! have, is read as `'`, as it is there. Size, depth and aliases are limited. If one document is not YAML, the others

@@ -17,7 +17,6 @@ pub(super) fn is_secret(entry: &str) -> bool {
 
 /// The object for a claim on the disk.
 ///
-///
 /// # Errors
 ///
 /// It cannot be encoded.

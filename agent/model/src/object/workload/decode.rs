@@ -62,7 +62,6 @@ pub(crate) fn read(
 
 /// Decodes a workload that was accepted before and stored by limpet. It is not validated again.
 ///
-///
 /// # Errors
 ///
 /// It is not a workload.

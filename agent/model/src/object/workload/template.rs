@@ -115,7 +115,6 @@ impl PodTemplate {
     /// The pod of that name of the workload `owner`, with the labels and annotations that its controller adds, and
     /// with `controller`: apiVersion, kind and name of the object that Kubernetes' own pods name as theirs.
     ///
-    ///
     /// # Errors
     ///
     /// The template does not make a valid pod, although it was checked when the workload was accepted.
