@@ -1,5 +1,5 @@
-//! How long from an agent's start until it knows, and shows as ready, the pods that run since before: limpet and, with
-//! `--kubelet`, a real kubelet. No process is restarted on the way.
+//! How long an agent takes from its start until it shows as ready the pods that have been running since before: limpet
+//! and, with `--kubelet`, a real kubelet. No process is restarted meanwhile.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const PODS: usize = 50;
 /// The interval between reads. Each read costs the agent time, and so distorts the measurement.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Reached on failure only.
+/// A wait takes this long only if it fails.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> Result<()> {
@@ -58,7 +58,7 @@ fn measure_all(stage: &mut Stage, runs: usize) -> Result<Durations> {
     Ok(durations)
 }
 
-/// Starts it; how long until it answers at all, and until every pod is shown as ready.
+/// Starts the contender. Returns how long it takes until it answers at all, and until every pod is shown as ready.
 fn restart(contender: &mut dyn Contender) -> Result<(Duration, Duration)> {
     let start = Instant::now();
     contender.spawn()?;

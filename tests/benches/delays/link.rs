@@ -10,7 +10,7 @@ use super::scene::{Pod, Scene, Took, after, all_after, is_running, kill, runs, u
 
 /// How long the link is away before it comes back: longer than any of the contenders needs to notice.
 const OUTAGE_DURATION: Duration = Duration::from_secs(60);
-/// How many pods have another status then.
+/// How many pods change their status during the outage.
 const PODS: usize = 5;
 
 /// A static pod starts and is edited, right after the link has begun to swallow.
@@ -29,7 +29,7 @@ pub(crate) fn static_pods(scene: &Scene<'_>, _: &mut dyn Contender) -> Result<Ve
     Ok(took)
 }
 
-/// Manifests are edited and removed, and a container is killed, while the agent is not there; then it starts, without a
+/// Manifests are edited and removed, and a container is killed, while the agent is stopped; then it starts without a
 /// server.
 pub(crate) fn restarted_agent(scene: &Scene<'_>, contender: &mut dyn Contender) -> Result<Vec<Took>> {
     let [edited, removed, bound] = ["edited", "removed", "bound"].map(|name| scene.pod(name));
@@ -81,7 +81,7 @@ pub(crate) fn link_comes_back(scene: &Scene<'_>, _: &mut dyn Contender) -> Resul
     Ok(took.to_vec())
 }
 
-/// What the cluster's controller says of a node whose lease has run out.
+/// Does what the cluster's controller does with a node whose lease has expired.
 fn take_for_lost(scene: &Scene<'_>) -> Result<()> {
     let unknown = json!({ "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
         "message": "Kubelet stopped posting node status." });
@@ -93,8 +93,8 @@ fn restarts(pod: &Value) -> u64 {
     pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0)
 }
 
-/// A pod is deleted and created again under its name while the link is away: how long both ran once it was back, and when
-/// the new one ran.
+/// A pod is deleted and created again under its name while the link is away. Measured is how long both ran once it was
+/// back, and when the new one ran.
 pub(crate) fn replaced_pod(scene: &Scene<'_>, _: &mut dyn Contender) -> Result<Vec<Took>> {
     let pod = scene.pod("replaced");
     scene.create(&pod, "1")?;

@@ -1,8 +1,9 @@
-//! How long it takes until the node or the cluster is right again after something out of the ordinary: mirror pods and
-//! Nodes that were deleted, objects that come late, a link that swallows packets or comes back; of limpet and, with
-//! `--kubelet`, of a real kubelet, one after the other, against one apiserver.
+//! How long it takes until the node or the cluster is right again after an unusual event: mirror pods and Nodes that
+//! were deleted, objects that come late, a link that swallows packets or comes back. limpet is measured and, with
+//! `--kubelet`, a real kubelet, one after the other, against one apiserver.
 //!
-//! What runs is seen in `/proc`, what the cluster has is read from its apiserver; both are checked every 20 ms.
+//! Running processes are seen in `/proc`, and the cluster's state is read from its apiserver; both are checked every 20
+//! ms.
 
 mod link;
 mod scene;
@@ -21,15 +22,15 @@ use limpet_tests::wire::Wire;
 use self::scene::{ContenderInfo, PODS, Scene, Took, until};
 use self::table::Table;
 
-/// A run takes three minutes: the default of `--runs`, 50, would take hours.
+/// How many runs limpet has. A run takes three minutes, so the default of `--runs`, 50, would take hours.
 const MOST_RUNS: usize = 10;
-/// One of a kubelet takes six, and the first twelve.
+/// How many runs a kubelet has, of which one takes six minutes, and the first twelve.
 const MOST_OF_KUBELET: usize = 3;
 
-/// One with a link that is in order: what is measured, and how.
+/// A situation with a link that is in order: what is measured, and how.
 struct Sound(&'static [&'static str], fn(&Scene<'_>) -> Result<Vec<Took>>);
 
-/// They have nothing to do with each other.
+/// The situations with a link that is in order. They are independent of each other.
 const SOUND: [Sound; 5] = [
     Sound(&["a deleted mirror is there again"], sound::deleted_mirror),
     Sound(&["the namespace of a static pod appears: its mirror is there"], sound::missing_namespace),
@@ -40,7 +41,7 @@ const SOUND: [Sound; 5] = [
 
 const NODE: Sound = Sound(&["a deleted Node is there again, and ready"], sound::deleted_node);
 
-/// One with a link that is out of order.
+/// A situation with a link that fails.
 struct Broken(&'static [&'static str], fn(&Scene<'_>, &mut dyn Contender) -> Result<Vec<Took>>);
 
 const BROKEN: [Broken; 4] = [
@@ -92,7 +93,7 @@ fn is_limpet(contender: &dyn Contender) -> bool {
     contender.name() == "limpet"
 }
 
-/// What is measured with, and what was measured.
+/// The means and the results of the measurement.
 struct Bench {
     cluster: Cluster,
     wire: Wire,
@@ -129,8 +130,8 @@ impl Bench {
         self.node(contender, place, run)
     }
 
-    /// Limpet's one after the other. A kubelet's all at once: they take minutes and are of its timers, not of the
-    /// machine.
+    /// Measures limpet's situations one after the other, and a kubelet's all at once: they take minutes and depend on
+    /// its timers, not on the machine.
     fn sound(&mut self, who: &'static str, place: &ContenderInfo, run: usize) -> Result<()> {
         let chosen: Vec<_> = SOUND.iter().filter(|Sound(whats, _)| !self.table.is_hopeless(who, whats)).collect();
         let scene = self.scene(place, run);
@@ -150,7 +151,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A kubelet makes its Node at its start alone.
+    /// Measures how a deleted Node is made again. A kubelet makes its Node only at its start.
     fn node(&mut self, contender: &mut dyn Contender, place: &ContenderInfo, run: usize) -> Result<()> {
         let (Sound(whats, act), who) = (NODE, contender.name());
         if self.table.is_hopeless(who, whats) {

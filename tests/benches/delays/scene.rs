@@ -16,22 +16,20 @@ use serde_json::{Value, json};
 
 /// A wait that has taken this long has failed.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// More than anything takes that is not measured.
+/// A limit that nothing reaches that is not measured.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(300);
-/// How often is looked.
+/// The interval between observations.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// What passes before a cause is so much longer in the next run, up to [`MAX_DELAY`]: causes meet what the contenders
-/// repeat at any point of its period.
+/// By how much longer the pause before a cause is in the next run, up to [`MAX_DELAY`], so that causes meet the
+/// contenders' timers at any point of their period.
 const DELAY_STEP: Duration = Duration::from_millis(2_700);
 /// See [`DELAY_STEP`].
 const MAX_DELAY: Duration = Duration::from_secs(12);
-/// Where the pods of the apiserver are.
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
-/// Where the ConfigMaps are.
 pub(crate) const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// How long something took; `None`: it had not happened after [`WAIT_TIMEOUT`].
+/// How long something took; `None` if it had not happened after [`WAIT_TIMEOUT`].
 pub(crate) type Took = Option<Duration>;
 
 /// One run with one contender.
@@ -40,11 +38,11 @@ pub(crate) struct Scene<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) wire: &'a Wire,
     pub(crate) place: &'a ContenderInfo,
-    /// Makes names of this run new.
+    /// The number of the run, which makes its names new.
     pub(crate) run: usize,
 }
 
-/// What of a contender does not change.
+/// The facts about a contender that do not change.
 #[derive(Debug)]
 pub(crate) struct ContenderInfo {
     who: &'static str,
@@ -61,13 +59,13 @@ impl ContenderInfo {
 /// A pod of this run.
 #[derive(Debug, Clone)]
 pub(crate) struct Pod {
-    /// What its manifest calls it.
+    /// Its name in the manifest.
     name: String,
     namespace: String,
 }
 
 impl Scene<'_> {
-    /// Lets at least `time` pass, in each run another.
+    /// Lets at least `time` pass; how much more differs from run to run.
     pub(crate) fn pass(&self, time: Duration) -> Result<()> {
         let more = DELAY_STEP.saturating_mul(self.run as u32).as_millis() % MAX_DELAY.as_millis();
         wait::pass(time + Duration::from_millis(more as u64))
@@ -86,13 +84,13 @@ impl Scene<'_> {
         Pod { name: self.name(name), namespace: namespace.to_owned() }
     }
 
-    /// That version of a pod as its manifest has it.
+    /// The manifest of a version of a pod.
     pub(crate) fn manifest(&self, pod: &Pod, version: &str) -> Value {
         let text = simple(&pod.name, &format!(": {}; {IDLE}", mark(pod, version)));
         with(text, json!({ "metadata": { "namespace": pod.namespace } }))
     }
 
-    /// Puts that version of a static pod into place.
+    /// Writes the manifest of a version of a static pod.
     pub(crate) fn apply(&self, pod: &Pod, version: &str) -> Result<()> {
         self.put(pod, &self.manifest(pod, version))
     }
@@ -107,43 +105,43 @@ impl Scene<'_> {
         fs::remove_file(&path).with_context(|| format!("{}", path.display()))
     }
 
-    /// Creates that version of a pod of the apiserver's, bound to the node.
+    /// Creates a version of a pod of the apiserver, bound to the node.
     pub(crate) fn create(&self, pod: &Pod, version: &str) -> Result<()> {
         self.create_with(pod, version, json!({}))
     }
 
-    /// The same with more in its manifest.
+    /// Creates such a pod with `more` in its manifest.
     pub(crate) fn create_with(&self, pod: &Pod, version: &str, more: Value) -> Result<()> {
         let bound = json!({ "spec": { "nodeName": self.place.node } });
         self.cluster.create(PODS, &with(with(self.manifest(pod, version), bound), more))
     }
 
-    /// Where the apiserver has a pod of its own.
+    /// The path of one of the apiserver's own pods.
     pub(crate) fn path(&self, pod: &Pod) -> String {
         format!("{PODS}/{}", pod.name)
     }
 
-    /// Where the apiserver has the mirror of a static pod.
+    /// The path of the mirror of a static pod.
     pub(crate) fn mirror(&self, pod: &Pod) -> String {
         format!("/api/v1/namespaces/{}/pods/{}-{}", pod.namespace, pod.name, self.place.node)
     }
 
-    /// Where the apiserver has the Node.
+    /// The path of the Node.
     pub(crate) fn node(&self) -> String {
         format!("/api/v1/nodes/{}", self.place.node)
     }
 
-    /// What the apiserver has at `path`.
+    /// The apiserver's object at `path`.
     pub(crate) fn at(&self, path: &str) -> Option<Value> {
         self.cluster.get(path).ok().flatten()
     }
 
-    /// Whether the Node is there and ready.
+    /// Whether the Node exists and is ready.
     pub(crate) fn is_ready(&self) -> bool {
         self.at(&self.node()).is_some_and(|node| condition(&node, "Ready")["status"] == "True")
     }
 
-    /// When the node's lease was renewed last.
+    /// The time of the last renewal of the node's lease.
     pub(crate) fn renewed(&self) -> Option<Value> {
         Some(self.at(&format!("{LEASES}/{}", self.place.node))?["spec"]["renewTime"].clone())
     }
@@ -155,7 +153,7 @@ impl Scene<'_> {
         until("a renewal of the lease", || self.renewed().is_some_and(|now| Some(now) != before))
     }
 
-    /// Waits until a static pod runs and its mirror shows it; the mirror.
+    /// Waits until a static pod runs and its mirror shows it. Returns the mirror.
     pub(crate) fn wait_mirror(&self, pod: &Pod) -> Result<Value> {
         self.wait_shown(&self.mirror(pod))
     }
@@ -166,13 +164,13 @@ impl Scene<'_> {
         self.at(path).with_context(|| format!("{path} is gone"))
     }
 
-    /// Takes a static pod away.
+    /// Removes a static pod, and waits for its end.
     pub(crate) fn end(&self, pod: &Pod, version: &str) -> Result<()> {
         self.remove(pod)?;
         until(&format!("the end of {}", pod.name), || processes(pod, version).is_empty())
     }
 
-    /// Takes a pod of the apiserver's away.
+    /// Deletes a pod of the apiserver, and waits for its end.
     pub(crate) fn delete(&self, pod: &Pod) -> Result<()> {
         let path = self.path(pod);
         self.cluster.delete(&path)?;
@@ -180,32 +178,30 @@ impl Scene<'_> {
     }
 }
 
-/// Whether that is a pod that runs and is ready.
+/// Whether the pod runs and is ready.
 pub(crate) fn is_running(pod: &Value) -> bool {
     pod["status"]["phase"] == "Running" && condition(pod, "Ready")["status"] == "True"
 }
 
-/// What the command line of that version's process has, and of no other bench's that runs beside this one.
+/// A part of the command line of a version's process that no other bench has that runs at the same time.
 fn mark(pod: &Pod, version: &str) -> String {
     format!("of-{}:{}:{version}:", std::process::id(), pod.name)
 }
 
-/// The processes of that version of a pod.
+/// The processes of a version of a pod.
 pub(crate) fn processes(pod: &Pod, version: &str) -> Vec<u32> {
     process::mentioning(&mark(pod, version))
 }
 
-/// Whether that version of a pod runs.
 pub(crate) fn runs(pod: &Pod, version: &str) -> bool {
     !processes(pod, version).is_empty()
 }
 
-/// Waits until that version of a pod runs.
 pub(crate) fn wait_runs(pod: &Pod, version: &str) -> Result<()> {
     until(&format!("version {version} of {}", pod.name), || runs(pod, version))
 }
 
-/// Kills that version of a pod.
+/// Kills the processes of a version of a pod.
 pub(crate) fn kill(pod: &Pod, version: &str) -> Result<()> {
     let pids = processes(pod, version);
     ensure!(!pids.is_empty(), "{} does not run", pod.name);
@@ -213,13 +209,13 @@ pub(crate) fn kill(pod: &Pod, version: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long after `cause` the fact held first.
+/// How long after `cause` the fact first held.
 pub(crate) fn after(cause: Instant, fact: impl Fn() -> bool) -> Result<Took> {
     let [took] = all_after(cause, [&fact])?;
     Ok(took)
 }
 
-/// The same of several facts at once.
+/// How long after `cause` each of several facts first held.
 pub(crate) fn all_after<const N: usize>(cause: Instant, facts: [&dyn Fn() -> bool; N]) -> Result<[Took; N]> {
     let mut took = [None; N];
     while took.contains(&None) && cause.elapsed() < WAIT_TIMEOUT {

@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 use super::scene::{MAPS, Scene, Took, after, processes, runs, until, wait_runs};
 
-/// How long before its cause nothing has happened: what a start causes has ended, and retries have begun to be
-/// rare.
+/// How long nothing has happened before a cause, so that the effects of a start are over, and retries have become rare.
 const QUIET_TIME: Duration = Duration::from_secs(10);
 
 /// The mirror pod of a static pod is deleted by hand.
@@ -79,7 +78,7 @@ pub(crate) fn changed_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
     Ok(vec![took])
 }
 
-/// A variable of a pod is of a ConfigMap that is created late.
+/// A variable of a pod comes from a ConfigMap that is created late.
 pub(crate) fn missing_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
     let (pod, map) = (scene.pod("waiting"), scene.name("missing"));
     let key = json!({ "configMapKeyRef": { "name": map, "key": "mode" } });

@@ -10,10 +10,10 @@ use super::scene::{Took, WAIT_TIMEOUT};
 
 /// How long limpet may take in each respect.
 const BUDGET: Duration = Duration::from_secs(2);
-/// That has no budget: a successor never runs beside its predecessor.
+/// This one has no budget, because a successor must never run beside its predecessor.
 pub(crate) const BOTH_RUN: &str = "the link is back: a replaced pod and its successor both run";
 
-/// All runs of one contender in one respect.
+/// The runs of one contender in one respect.
 #[derive(Debug)]
 pub(crate) struct Row {
     who: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Row {
     took: Vec<Took>,
 }
 
-/// What was measured so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub(crate) struct Table(Vec<Row>);
 
@@ -67,7 +67,7 @@ impl Table {
         Ok(())
     }
 
-    /// Every sample, in milliseconds; `null` is one that failed.
+    /// Every sample in milliseconds; `null` for one that failed.
     pub(crate) fn json(&self) -> Value {
         let row = |row: &Row| {
             let samples: Vec<_> = row.took.iter().map(|took| took.map(|took| took.as_secs_f64() * 1e3)).collect();
@@ -85,7 +85,7 @@ impl Table {
 impl Row {
     fn text(&self) -> String {
         let mut took = self.took.clone();
-        // A failed one counts as longer than all others.
+        // A failed run counts as longer than all others.
         took.sort_by_key(|took| took.unwrap_or(Duration::MAX));
         let picked = [took.first(), took.get(took.len() / 2), took.last()];
         let runs = self.took.len();

@@ -15,15 +15,15 @@ use serde_json::{Value, json};
 
 /// Pods of each node that run on.
 const PODS: usize = 5;
-/// After so many seconds the node ends its last pod: during the outage.
+/// After how many seconds the node ends its last pod, which is during the outage.
 const DEADLINE: u64 = 60;
 /// How long the apiserver is away after that.
 const OUTAGE_DURATION: Duration = Duration::from_secs(30);
-/// What belongs to a start still ends.
+/// How long the effects of a start may still last.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
 /// The interval between reads of the nodes' progress; each costs the apiserver a list of all pods.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// More than anything here takes.
+/// A limit that nothing here reaches.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(900);
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     measure::write_document(env!("CARGO_TARGET_TMPDIR"), "hollow", &json!({ "nodes": count, "rows": bench.rows }))
 }
 
-/// What is measured with, and what was measured.
+/// The means and the results of the measurement.
 struct Bench {
     count: usize,
     wire: Wire,
@@ -99,19 +99,19 @@ impl Bench {
         let begun = self.mark(hollow, cluster)?;
         let mut deleted = false;
         until(|| {
-            // Of many pods one request may not come to the end in its time.
+            // One request may not delete many pods within its time limit.
             deleted = deleted || cluster.delete(PODS_PATH).is_ok();
             Ok(deleted && states(cluster)?.is_empty())
         })?;
         self.row("end of the pods", begun, hollow, cluster)
     }
 
-    /// The apiserver starts again; everything is to be true.
+    /// Starts the apiserver again, and waits until its view is that of the nodes.
     fn come_back(&mut self, hollow: &HollowNodes, cluster: &mut Cluster) -> Result<()> {
         let (outage, traffic) = (process::output("date", &["--utc", "+%Y-%m-%dT%H:%M:%SZ"])?, self.wire.traffic());
         let processor = processor(&[hollow.pid()]);
         cluster.start()?;
-        // Its counts begin again.
+        // The apiserver's counts begin again at zero.
         let begun = Mark { at: Instant::now(), requests: Requests::default(), traffic, processor };
         let (mut ready, mut truth) = (None, None);
         until(|| {
@@ -147,7 +147,7 @@ impl Bench {
         Ok(Mark { at: Instant::now(), requests, traffic, processor })
     }
 
-    /// The requests and bytes of each node since `begun`.
+    /// Adds a row with the requests and bytes of each node since `begun`.
     fn row(&mut self, what: &str, begun: Mark, hollow: &HollowNodes, cluster: &Cluster) -> Result<()> {
         let now = self.mark(hollow, cluster)?;
         let took = now.at.duration_since(begun.at);
@@ -186,7 +186,7 @@ impl Bench {
     }
 }
 
-/// Waits until `fact` holds, and looks seldom.
+/// Waits until `fact` holds, which is checked rarely.
 fn until(mut fact: impl FnMut() -> Result<bool>) -> Result<()> {
     let begun = Instant::now();
     while !fact()? {

@@ -18,10 +18,10 @@ const PODS: [usize; 3] = [0, 10, 50];
 /// The budgets of private memory, by pods (ARCHITECTURE.md, section 9).
 const PRIVATE_KIB: [(usize, u64); 2] = [(0, 2 * 1_024), (50, 4 * 1_024)];
 
-/// A second.
+/// The budget of wake-ups per second.
 const WAKE_UPS: f64 = 0.5;
 
-/// After the last pod is ready, what belongs to its start still ends.
+/// How long the effects of the last start may still last.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
@@ -60,12 +60,12 @@ fn check_budgets(rows: &[Row], is_dist: bool) -> Result<()> {
     Ok(())
 }
 
-/// What the processes of one kind cost beside so many pods.
+/// What the processes of one kind cost with that many pods.
 struct Row {
     who: &'static str,
     pods: usize,
     kind: &'static str,
-    /// Memory and processes at the end of the window, wake-ups and bytes of the window.
+    /// The memory and processes at the end of the window, and the wake-ups and bytes within it.
     cost: Footprint,
     /// Wake-ups a second.
     wakes: f64,
@@ -110,7 +110,7 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Idleness is what is measured here: nothing is waited for.
+/// Lets time pass. Idleness is measured here, so there is no event to wait for.
 fn pass(time: Duration) -> Result<()> {
     let start = std::time::Instant::now();
     while start.elapsed() < time {

@@ -17,7 +17,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::{measure, wait};
 use serde_json::{Value, json};
 
-/// How many pods are probed, and how many are there without probes before.
+/// How many pods are probed, and how many run without probes before that.
 const PODS: usize = 100;
 /// A probe of each kind: at the start, of readiness, of liveness.
 const PROBES_OF_POD: usize = 3;
@@ -25,7 +25,7 @@ const PROBES_OF_POD: usize = 3;
 const KIB_OF_PROBE: usize = 4;
 /// Every probe's period.
 const PERIOD_SECONDS: u32 = 10;
-/// After the last pod is ready, what belongs to its start still ends.
+/// How long the effects of the last start may still last.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
@@ -43,10 +43,10 @@ fn main() -> Result<()> {
     check_budget(&rows)
 }
 
-/// The handlers that the pods are probed by.
+/// The handlers with which the pods are probed.
 const HANDLERS: [&str; 5] = ["none", "tcpSocket", "httpGet", "grpc", "exec"];
 
-/// What the probes connect to: the pods are on the host's network.
+/// The servers to which the probes connect. The pods are on the host's network.
 struct Servers {
     tcp: u16,
     http: u16,
@@ -75,7 +75,7 @@ fn serve(answer: impl Fn(TcpStream) + Send + 'static) -> Result<u16> {
     Ok(port)
 }
 
-/// What the processes of one kind cost a second.
+/// What the processes of one kind cost per second.
 struct Row {
     who: &'static str,
     handler: &'static str,
@@ -104,7 +104,7 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for contender in contenders {
         for handler in HANDLERS {
-            // Each on an agent of its own: what the burst of a hundred starts leaves of its heap stays.
+            // Each handler has its own agent, because the burst of a hundred starts leaves its mark on the heap.
             contender.start()?;
             (0..PODS).try_for_each(|number| apply(contender, &probed(number, handler, &servers)))?;
             wait_ready(contender, PODS)?;
@@ -133,7 +133,7 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Whether limpet has at most its budget more than without probes.
+/// Checks that limpet needs no more than its budget above what it needs without probes.
 fn check_budget(rows: &[Row]) -> Result<()> {
     let mut of_agent = rows.iter().filter(|row| row.who == "limpet" && row.kind == "agent");
     let without = of_agent.clone().find(|row| row.handler == HANDLERS[0]).context("nothing was measured")?.private_kib;
@@ -162,7 +162,7 @@ fn probed(number: usize, handler: &str, servers: &Servers) -> Value {
     pod(&name(number), json!({ "containers": [with(shell("main", IDLE), probes)] }))
 }
 
-/// What is measured here is how little happens: nothing is waited for.
+/// Lets time pass. It is measured how little happens, so there is no event to wait for.
 fn pass(time: Duration) -> Result<()> {
     let start = std::time::Instant::now();
     while start.elapsed() < time {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// The families of a page in Prometheus' text format, in that format.
+/// The families of a page in Prometheus' text format, with zero for every value.
 pub(crate) fn strip_values(page: &str) -> String {
     let (mut text, mut seen) = (String::new(), BTreeSet::new());
     for line in page.lines() {

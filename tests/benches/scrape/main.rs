@@ -22,12 +22,12 @@ const PAGES: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", 
 /// The pages whose families are written.
 const RECORDED: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"];
 
-/// How often each page is read: 1,000 times altogether.
+/// How often each page is read, which is 1,000 times altogether.
 const SCRAPES: usize = 250;
 
 const PODS: usize = 50;
 
-/// After the last pod is ready, and after the last scrape, what belongs to them still ends.
+/// How long the effects of the last start, and of the last scrape, may still last.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
@@ -53,7 +53,7 @@ fn mib(kib: u64) -> f64 {
 /// A contender and its private memory in KiB, before and after.
 type Growth = (&'static str, u64, u64);
 
-/// The times, and how each contender grew.
+/// Measures the times, and how much each contender has grown.
 fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<Growth>)> {
     let (contenders, containerd) = stage.parts();
     let (mut durations, mut memory) = (Durations::default(), Vec::new());

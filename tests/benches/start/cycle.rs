@@ -16,7 +16,7 @@ pub(crate) const START: &str = "manifest -> first process";
 pub(crate) const STEPS: [&str; 4] =
     [START, "exit -> restarted", "edit -> new pod (grace 2 s)", "removal -> process ended"];
 
-/// What each step took, of each pod.
+/// How long each step of each pod took.
 pub(crate) type Steps = [Vec<Duration>; 4];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,8 @@ impl Network {
     }
 }
 
-/// One pod for each of `lives`, all steps, and then the wait for everything to be gone. `number` makes the names new.
+/// Takes one pod for each of `lives` through all steps, and waits until everything is gone. `number` makes the names
+/// new.
 pub(crate) fn run(
     contender: &dyn Contender,
     containerd: &Containerd,
@@ -59,7 +60,7 @@ pub(crate) fn run(
         pods.map(|pod| Ok((Instant::now(), apply(contender, &pod)?).0)).collect()
     };
     lives.iter().for_each(Life::forget);
-    // It is in the way of its own edit, and then not of its removal.
+    // The process ignores SIGTERM when its pod is edited, but not when it is removed.
     let put_at = put(OnTerm::Ignores)?;
     let start = since(&put_at, lives, Life::started)?;
     wait_ready(contender, lives.len())?;
@@ -80,7 +81,7 @@ pub(crate) fn run(
     Ok([start, restart, edit, removal])
 }
 
-/// From each cause to what is seen of it.
+/// The time from each cause to its effect.
 fn since(causes: &[Instant], lives: &[Life], seen: impl Fn(&Life) -> Result<Instant>) -> Result<Vec<Duration>> {
     causes.iter().zip(lives).map(|(cause, life)| Ok(seen(life)? - *cause)).collect()
 }

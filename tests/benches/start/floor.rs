@@ -48,7 +48,7 @@ impl Floor {
         self.tokio.block_on(self.start_container(id, script)).with_context(|| format!("start {id}"))
     }
 
-    /// Takes it all away again.
+    /// Removes all of that.
     pub(crate) fn remove(&self, id: &str) -> Result<()> {
         self.tokio.block_on(self.remove_container(id)).with_context(|| format!("remove {id}"))
     }
@@ -61,7 +61,8 @@ impl Floor {
             snapshotter: SNAPSHOTTER.to_owned(),
             key: id.to_owned(),
             parent: self.parent.clone(),
-            // Else containerd's collector may take it before the container holds it, and the mount fails.
+            // Without this label containerd's collector may remove the snapshot before the container holds it, and the
+            // mount fails.
             labels: [("containerd.io/gc.root".to_owned(), "2026-01-01T00:00:00Z".to_owned())].into(),
         };
         let rootfs = snapshots.prepare(request(prepare)).await?.into_inner().mounts;
@@ -87,7 +88,7 @@ impl Floor {
         Ok(())
     }
 
-    /// Removes what there is of it: after a failed start only some of it.
+    /// Removes what exists of it, which after a failed start is only a part.
     async fn remove_container(&self, id: &str) -> Result<()> {
         let mut tasks = TasksClient::new(self.channel.clone());
         let id = id.to_owned();
@@ -105,7 +106,7 @@ impl Floor {
     }
 }
 
-/// Whether the thing a call was about exists.
+/// Whether the subject of a call exists.
 fn exists<T>(answer: Result<T, Status>) -> Result<bool, Status> {
     match answer {
         Ok(_) => Ok(true),

@@ -68,7 +68,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Pods one after the other. The first of each network warms caches, and its figures are dropped.
+    /// Runs pods one after the other. The first of each network warms caches, so its figures are dropped.
     fn turn(&mut self, contender: &dyn Contender, containerd: &Containerd, runs: usize) -> Result<()> {
         for network in Network::ALL {
             let section = format!("{}, one at a time", network.name());
@@ -88,7 +88,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Many pods at once.
+    /// Runs many pods at once.
     fn crowds(&mut self, contender: &dyn Contender, containerd: &Containerd, rounds: usize) -> Result<()> {
         for network in Network::ALL {
             let section = format!("{}, {CROWD_SIZE} at once", network.name());
@@ -117,8 +117,8 @@ impl Bench {
         }
     }
 
-    /// Once in some hundred starts a shim does not find its root file system on the first try. limpet creates such a
-    /// task again; the floor is what a start takes that goes well.
+    /// Measures one start of the floor. Once in some hundred starts a shim does not find its root file system at the
+    /// first attempt. limpet creates such a task again, while the floor is what a successful start takes.
     fn floor_start(&mut self) -> Result<Duration> {
         let life = &self.lives[0];
         let mut attempt = 0;

@@ -21,13 +21,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use table::Row;
 
-/// Pods that lie idle, and change while there is no connection.
+/// How many pods are idle, and change while there is no connection.
 const PODS: usize = 50;
-/// Pods that come and go.
+/// How many pods are created and deleted.
 const CHANGING_PODS: usize = 10;
-/// After the last change what belongs to it still ends.
+/// How long the effects of the last change may still last.
 const SETTLE_TIME: Duration = Duration::from_secs(60);
-/// More than anything here takes.
+/// A limit that nothing here reaches.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The interval between reads of the cluster's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     within
 }
 
-/// What is measured with, and what was measured.
+/// The means and the results of the measurement.
 struct Bench {
     cluster: Cluster,
     wire: Wire,
@@ -69,7 +69,7 @@ struct Bench {
     rows: Vec<Row>,
 }
 
-/// The counts at one moment; those of requests begin with it.
+/// The counts at one moment. Those of requests begin then.
 struct Mark {
     at: Instant,
     traffic: Traffic,
@@ -104,8 +104,7 @@ impl Bench {
         self.cluster.delete(&node)
     }
 
-    /// Waits until renewals of the lease are all that comes: of 50 pods that have started a kubelet reports minutes
-    /// later.
+    /// Waits until only renewals of the lease arrive. A kubelet reports about 50 started pods minutes later.
     fn wait_idle(&mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -119,7 +118,7 @@ impl Bench {
         }
     }
 
-    /// Nothing happens.
+    /// Measures while nothing happens.
     fn idle(&mut self, contender: &dyn Contender) -> Result<()> {
         let begun = self.mark(contender)?;
         wait::pass(self.window)?;
@@ -139,7 +138,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Pods come, and go.
+    /// Measures while pods are created and deleted.
     fn changes(&mut self, contender: &dyn Contender) -> Result<()> {
         let names: Vec<_> = (0..CHANGING_PODS).map(|number| format!("change-{number}")).collect();
         let begun = self.mark(contender)?;
@@ -160,7 +159,8 @@ impl Bench {
         Ok(())
     }
 
-    /// All pods are restarted while there is no connection, and one crashes again and again; then the connection is back.
+    /// Measures an outage: all pods are restarted while there is no connection, and one crashes again and again; then
+    /// the connection is back.
     fn offline(&mut self, contender: &dyn Contender, containerd: &Containerd) -> Result<()> {
         let crashing = with_node(simple("crashing", "sleep 1; exit 1"), contender);
         self.wire.cut();
@@ -205,12 +205,12 @@ impl Bench {
         Ok(())
     }
 
-    /// How often the pod that was restarted most was.
+    /// The highest number of restarts of any pod.
     fn most_restarts(&self) -> Result<u64> {
         Ok(restarts(&self.cluster.list(PODS_PATH)?).max().unwrap_or(0))
     }
 
-    /// Waits until the node has renewed its lease: it has its connection again.
+    /// Waits until the node has renewed its lease, which shows that its connection is back.
     fn wait_lease(&self, contender: &dyn Contender) -> Result<()> {
         let path = format!("{LEASES_PATH}/{}", contender.node_name());
         let renewed =
@@ -270,7 +270,7 @@ fn workloads(containerd: &Containerd) -> Result<Vec<u32>> {
     Ok(running.filter(|pid| !pauses.contains(pid)).collect())
 }
 
-/// How often the container of each pod was restarted.
+/// The number of restarts of each pod's container.
 fn restarts(pods: &[Value]) -> impl Iterator<Item = u64> {
     pods.iter().map(|pod| pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0))
 }

@@ -3,30 +3,28 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-/// Of the executable for nodes with 50 API pods and a live connection.
+/// The budget of the executable for nodes with 50 API pods and a live connection.
 const PSS_MIB: f64 = 10.0;
-/// Of limpet: no more requests than kubelet sends, at most half of its bytes.
+/// limpet's budgets as a part of kubelet's figures: no more requests than kubelet sends, and at most half of its bytes.
 const SHARES_OF_KUBELET: [(&str, f64); 2] = [(REQUESTS, 1.0), (KILOBYTES, 0.5)];
 /// The figures that have a budget.
 pub(crate) const REQUESTS: &str = "idle: requests an hour";
 pub(crate) const KILOBYTES: &str = "idle: kB an hour";
 pub(crate) const PSS: &str = "idle: PSS MiB";
 
-/// One figure.
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// Of whom.
+    /// The contender's name.
     pub(crate) who: &'static str,
-    /// Of what, with its unit.
+    /// What was measured, with its unit.
     pub(crate) what: String,
-    /// The figure.
     pub(crate) value: f64,
-    /// What it is made of, by kind of request.
+    /// The figure's parts, by kind of request.
     pub(crate) parts: Value,
 }
 
 impl Row {
-    /// As it is kept.
+    /// The form in which it is kept.
     pub(crate) fn json(&self) -> Value {
         json!({ "who": self.who, "what": self.what, "value": self.value, "parts": self.parts })
     }
