@@ -1,6 +1,5 @@
 //! Claims on things of which the machine has only one each: ports and subnets. A claim holds until its process ends.
 //!
-//!
 //! A claim is a socket of an abstract name, because the kernel gives a name to only one process of the machine, and
 //! frees it when that process is killed. All that limpet's tests use is claimed, so two simultaneous runs never use
 //! the same.

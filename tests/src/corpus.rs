@@ -1,6 +1,5 @@
 //! Manifests that both limpet and a real apiserver validate, with the apiserver's answers.
 //!
-//!
 //! `agent/model/tests/corpus/AREA.yaml` has the cases of one area of the Pod API. Each is a patch on a small Pod
 //! (`base.yaml`), and says whether the result should be accepted. `answers.jsonl` has the apiserver's results: the
 //! fields it refused, or how its object differs from its base with the same patch.

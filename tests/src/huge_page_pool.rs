@@ -22,7 +22,6 @@ pub struct HugePagePool {
 impl HugePagePool {
     /// Reserves `pages` pages of 2 MiB, once no test relies on the pool's size.
     ///
-    ///
     /// # Errors
     ///
     /// The kernel has no such pages, or not enough contiguous memory.
@@ -41,7 +40,6 @@ impl HugePagePool {
     }
 
     /// Keeps the pool's size unchanged until the result is dropped.
-    ///
     ///
     /// # Errors
     ///

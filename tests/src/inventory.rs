@@ -1,7 +1,6 @@
 //! Lists everything that pods need of a node, so that what was left behind shows as a difference between before and
 //! after.
 //!
-//!
 //! No list has the owner of a namespace. A namespace lives as long as a process in it, a mount that pins it or a
 //! descriptor that holds it, and these are listed.
 

@@ -1,6 +1,5 @@
 //! A real kubelet on a node's containerd, which benches compare with the agent, with or without a cluster.
 //!
-//!
 //! It stays within the node's directory and cgroup. What it would write elsewhere (`/var/lib/kubelet`,
 //! `/var/log/containers`, six settings of the kernel) is mounted over in its own mount namespace.
 
@@ -38,7 +37,6 @@ pub(crate) const KERNEL_SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// `$0` is its directory, and the arguments are its own.
-///
 ///
 /// containerd has to see what it mounts in its root directory; all other mounts stay its own.
 const START: &str = r#"set -e

@@ -1,7 +1,6 @@
 //! The harness of limpet's end-to-end tests, its demo and its benches: a separate node beside whatever runs on the
 //! machine, made of a real containerd, runc, CNI plugins, registry and images, and the agent as a process.
 //!
-//!
 //! [`TestNode`] sets up the parts and removes them again; each module below is one part. Nothing here knows the
 //! agent's code: it is controlled by its command line and observed through containerd's own `ctr`.
 

@@ -49,7 +49,6 @@ pub struct FakeLogind {
 impl FakeLogind {
     /// Serves on that bus, until the bus is stopped. limpet may write `settings`, which are read on a SIGHUP.
     ///
-    ///
     /// # Errors
     ///
     /// The bus does not answer.
@@ -87,7 +86,6 @@ impl FakeLogind {
 
     /// Waits until so many locks were taken.
     ///
-    ///
     /// # Errors
     ///
     /// They were not in time.
@@ -101,7 +99,6 @@ impl FakeLogind {
     }
 
     /// Waits until the lock that was taken last is closed, when a real machine would go down.
-    ///
     ///
     /// # Errors
     ///

@@ -18,7 +18,6 @@ pub struct MessageBus {
 impl MessageBus {
     /// Starts a bus and waits until it listens; `None`, with a message, if there is no `dbus-daemon`.
     ///
-    ///
     /// # Errors
     ///
     /// It does not start.

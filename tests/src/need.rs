@@ -18,7 +18,6 @@ pub fn is_required() -> bool {
 
 /// What the test needs, or `None` after the reason was printed, in which case the test has to return.
 ///
-///
 /// # Panics
 ///
 /// Instead of returning `None`, if [`is_required`] is true.
@@ -74,7 +73,6 @@ pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
 
 /// A node for the test, for tests below the agent's command line: those of the crates that use containerd.
 ///
-///
 /// # Panics
 ///
 /// The machine has all that is needed and the node does not boot; otherwise like [`need`].
@@ -88,7 +86,6 @@ pub fn node(options: &NodeOptions) -> Option<TestNode> {
 }
 
 /// A registry on that node.
-///
 ///
 /// # Panics
 ///

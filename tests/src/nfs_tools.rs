@@ -34,7 +34,6 @@ impl NfsTools {
 
     /// Creates what the server has at `path`.
     ///
-    ///
     /// # Errors
     ///
     /// It cannot be created.
@@ -46,7 +45,6 @@ impl NfsTools {
 
     /// Installs a `mount.nfs`. It records its arguments, refuses what is not exported like the real one, and never
     /// returns for a server called `dead`.
-    ///
     ///
     /// # Errors
     ///

@@ -1,6 +1,5 @@
 //! What a container sees and what a pod's status shows, side by side for limpet and a real kubelet.
 //!
-//!
 //! `tests/views/FAMILY.yaml` has pods, which [`manifests`] reads. Their containers run [`SCRIPT`], which prints what
 //! it sees in sections. [`observe`] runs all of them under one node agent and collects that, with the pods' statuses
 //! and cgroups. [`normal`] replaces what differs between any two runs by names. `tests/views/kubelet.jsonl` has the

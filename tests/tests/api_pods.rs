@@ -107,10 +107,10 @@ fn main() -> ExitCode {
         joining(case!(a_pod_that_does_not_tolerate_the_node_is_refused)),
         joining(case!(a_pod_beyond_its_limit_has_failed_for_good))
             .on(|node| node.kubelet.push("volumeStatsAggPeriod: 1s".to_owned())),
-        // A disk that is never free enough.
+        // By this threshold the disk is always too full.
         joining(case!(a_pod_that_comes_while_the_disk_is_short_fails))
             .on(|node| node.kubelet.push("evictionHard: {nodefs.available: 100Ti}".to_owned())),
-        // They stop the apiserver, and wait until no other case needs it.
+        // These cases stop the apiserver, and wait until no other case needs it.
         joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
@@ -141,7 +141,7 @@ fn create(node: &TestNode, cluster: &Cluster, pod: &Value) -> Result<()> {
     cluster.create(PODS, &bound(node, pod))
 }
 
-/// As after the loss of the node's disk, or from a backup that has a pod once more that was about to go.
+/// This happens after the loss of the node's disk, or if a backup has a pod again that was about to be deleted.
 fn a_pod_that_ended_unseen_is_deleted_all_the_same(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
@@ -194,7 +194,7 @@ fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Res
         node.full_name("web"),
         shown["metadata"]["uid"].as_str().unwrap_or_default()
     ));
-    // A second name of the log, which is removed with the pod.
+    // The log gets a second name, because it is removed with the pod.
     let kept = node.dir().join("web.log");
     std::fs::hard_link(&log, &kept).or_else(|_| std::fs::copy(&log, &kept).map(drop))?;
     cluster.delete(&path(node, "web"))?;
@@ -285,7 +285,7 @@ fn what_was_deleted_while_the_agent_was_away_ends(node: &mut TestNode) -> Result
         wait_reported(node, &cluster, name)?;
     }
     node.agent.kill();
-    // One that the node never had.
+    // The node never had this pod.
     create(node, &cluster, &simple("missed", IDLE))?;
     cluster.delete(&path(node, "missed"))?;
     cluster.delete(&path(node, "deleted"))?;
@@ -358,7 +358,7 @@ fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Resu
     cluster.delete(&path)?;
     wait_deleted(node, &cluster, "gated")?;
 
-    // Those of a pod of a manifest cannot be opened.
+    // Nobody can open the gates of a manifest's pod.
     node.apply(&with(simple("own", IDLE), gates))?;
     node.wait_pod("own", "never ready", is("False", "ReadinessGatesNotReady")).map(drop)
 }
@@ -391,7 +391,7 @@ fn an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence(node: &mut T
         ["Failed", "Succeeded"].iter().any(|phase| shown["status"]["phase"] == *phase)
     })?;
     cluster.delete(&path(node, "both"))?;
-    // Then the static pod has its mirror, under the same name.
+    // The static pod then gets its mirror, which has the same name.
     wait_at(&cluster, &path(node, "both"), "the mirror", |shown| shown["metadata"]["uid"] != ended["metadata"]["uid"])?;
     let now = node.wait_running("both")?;
     ensure!(container_id(&now, "main")? == container_id(&on_node, "main")?, "restarted");

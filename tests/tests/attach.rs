@@ -29,7 +29,7 @@ fn shown(node: &TestNode, name: &str) -> PathBuf {
     node.dir().join(format!("{name}.shown"))
 }
 
-/// Somebody at a terminal.
+/// A client at a terminal.
 fn attached(node: &TestNode, name: &str) -> Result<Terminal> {
     Terminal::on_terminal(&node.agent.cli_command(&["attach", "-it", "box"])?, &shown(node, name))
 }
@@ -46,7 +46,7 @@ fn a_shell_is_talked_to_and_outlives_its_clients_and_the_agent(node: &mut TestNo
     sees_all(&mut first, &mut second)?;
     node.wait_logged("box", "main", "42-here")?;
 
-    // Its size is the terminal's: `script` makes one of no size, and one that is known is passed on.
+    // The size is that of the terminal: `script` makes a terminal without a size, and a known size is passed on.
     first.write("stty size; echo measured\r")?;
     first.wait_for("measured")?;
 
@@ -80,7 +80,7 @@ fn a_shell_is_talked_to_and_outlives_its_clients_and_the_agent(node: &mut TestNo
     })
 }
 
-/// The second one has connected at some time after its start: the first one repeats itself until then.
+/// The second client connects at an unknown time after its start, so the first one repeats itself until then.
 fn sees_all(first: &mut Terminal, second: &mut Terminal) -> Result<()> {
     wait::until_true(wait::SOON, "the second client's output", || {
         first.write("echo $((1000 + 1))-seen\r").is_ok()
@@ -106,7 +106,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
     ensure!(refused.stderr.contains("container main has no stdin; set stdin: true in its manifest"), "{refused:?}");
     let mut client = Terminal::piped(node.agent.cli_command(&["attach", "lines"])?, &shown(node, "lines"))?;
     client.end_input();
-    // An attachment begins with what comes after it: there is no line to wait for before it has begun.
+    // An attachment shows only what comes after it, so there is no line to wait for before it has begun.
     let open = format!("/proc/{}/fd", node.agent.pid().unwrap_or_default());
     wait::until_true(wait::SOON, "the log being followed", || follows_log(&open))?;
     node.exec("lines", "main", &["touch", "/go"])?;
@@ -114,7 +114,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
         let shown = client.shown();
         shown.contains("out\n") && shown.contains("err\n")
     })?;
-    // It may be killed with the container, before its exit is reported.
+    // The client may be killed with the container, before its exit is reported.
     node.agent.cli(&["exec", "lines", "--", "touch", "/end"])?;
     client.wait_for("the end")?;
     client.wait_end()?;
@@ -122,7 +122,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
     Ok(())
 }
 
-/// A pod that says what it reads, until there is no more.
+/// A pod that prints what it reads, until the end of its input.
 fn reader_pod(name: &str, once: bool) -> Value {
     let script = "while read line; do echo got-$line; done; echo end of input";
     let main = with(shell("main", script), json!({ "stdin": true, "stdinOnce": once }));
@@ -139,7 +139,7 @@ fn what_a_client_sends_reaches_a_container_without_a_terminal(node: &mut TestNod
     let mut first = sender(node, "open", "first")?;
     first.write("one\n")?;
     node.wait_logged("open", "main", "got-one")?;
-    // It leaves with the end of its input, and the container's stays open.
+    // The client leaves at the end of its input, and the container's input stays open.
     first.end_input();
     first.wait_end()?;
     node.agent.kill();
@@ -181,7 +181,7 @@ fn an_input_for_one_client_ends_with_it(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Whether both streams are being followed: each has the log open, at its end.
+/// Whether both streams are being followed, so that each has the log open at its end.
 fn follows_log(descriptors: &str) -> bool {
     let open = std::fs::read_dir(descriptors).into_iter().flatten().flatten();
     let logs = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());

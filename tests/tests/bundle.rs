@@ -33,7 +33,7 @@ fn without_images(node: &mut limpet_tests::node::NodeOptions) {
     (node.images, node.agent) = (false, false);
 }
 
-/// Pairs for tests alone, in the form of minisign -G -W.
+/// Key pairs that are only for tests, in the form of `minisign -G -W`.
 const SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWGZpTYsjynE0ao7rN8R7i31a/JxNJjKeQpziamPNXp5xHWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkUioi9CjRJmNDvCXD0+q+1bTyjp4D10lC6fH/W74mAgM4=\n";
 const PUBLIC: &str = "RWRsaW1wZXQtYXWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkU";
 const FOREIGN_SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWLpgBD8jBc/W6CCkH4kJjX9sD1PCi9Y+5cQOBqnG9UeQddWIlka9Cp2pXXE7V1NgyG2IWnqeppSx8YgXg5sI5fHZ6c6JiRpv1spmVYSnbgepa4n5xf003QW9m/caNGy3I8=\n";
@@ -44,7 +44,7 @@ struct Workshop {
 }
 
 impl Workshop {
-    /// Also lets the node take bundles, and starts its agent.
+    /// Opens a workshop, lets the node accept its bundles, and starts the agent.
     fn open(node: &mut TestNode, further: &str) -> Result<Self> {
         let dir = node.dir().join("workshop");
         fs::create_dir_all(&dir)?;
@@ -62,7 +62,7 @@ impl Workshop {
         self.dir.join(name)
     }
 
-    /// A bundle of the pod `web` with that image, and of a ConfigMap.
+    /// Makes a bundle of the pod `web` with that image, and of a ConfigMap.
     fn make(&self, node: &TestNode, serial: u64, image: &Image, further: &[&str]) -> Result<PathBuf> {
         self.make_by("secret", node, serial, image, further)
     }
@@ -104,14 +104,14 @@ fn apply(node: &TestNode, bundle: &Path) -> Result<String> {
     node.agent.cli(&["bundle", "apply", &bundle.display().to_string()])?.success()
 }
 
-/// What `limpet bundle apply` says of a bundle that is refused.
+/// The error of `limpet bundle apply` about a refused bundle.
 fn refused(node: &TestNode, bundle: &Path) -> Result<String> {
     let reply = node.agent.cli(&["bundle", "apply", &bundle.display().to_string()])?;
     ensure!(reply.code == Some(1), "{} was taken: {}", bundle.display(), reply.stdout);
     Ok(reply.stderr)
 }
 
-/// Whether `limpet sources` shows that.
+/// Whether `limpet sources` shows `part`.
 fn shows(node: &TestNode, part: &str) -> bool {
     node.agent.cli(&["sources"]).is_ok_and(|reply| reply.stdout.contains(part))
 }
@@ -210,7 +210,7 @@ fn a_bundle_in_a_directory_is_taken_when_it_is_whole(node: &mut TestNode) -> Res
     wait_version(node, "1")?;
     wait::until_true(wait::SOON, "no refusal", || !shows(node, "not what was signed"))?;
 
-    // A stick with an older and a newer one is mounted there; it is removed before the next start.
+    // A stick with an older and a newer bundle is mounted there. It is removed before the next start.
     let other = node.dir().join("other");
     fs::create_dir(&other)?;
     fs::copy(workshop.make(node, 3, &build("3")?, &[])?, other.join("b.limpet"))?;
@@ -287,7 +287,7 @@ fn a_bundle_survives_a_restart_of_the_agent(node: &mut TestNode) -> Result<()> {
     wait_version(node, "1")?;
     let before = container_id(&node.wait_running("web")?, "main")?;
     node.agent.kill();
-    // A copy that a power cut has left behind.
+    // This is a copy that a power cut has left behind.
     let copy = node.agent.settings().root().join("bundle/incoming.limpet");
     fs::write(&copy, "half")?;
     node.agent.start()?;

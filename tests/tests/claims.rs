@@ -95,7 +95,7 @@ fn a_claim_in_use_is_removed_with_its_last_pod(node: &mut TestNode) -> Result<()
     node.remove("claim")?;
     node.remove("a")?;
     node.wait_gone("a")?;
-    // Another agent knows of the pod by containerd alone.
+    // An agent that starts again knows of the pod only from containerd.
     node.agent.kill();
     node.agent.start()?;
     node.wait_running("b")?;
@@ -146,7 +146,7 @@ fn stateful_set(replicas: u32, image: &str, policy: &Value) -> Value {
     })
 }
 
-/// The pod of that name, which does not end with the node's.
+/// The replica of that name, to which the node's name is not appended.
 fn replica(node: &TestNode, name: &str) -> Option<Value> {
     node.pods().ok()?.into_iter().find(|pod| pod["metadata"]["name"] == name)
 }

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_that_reports_sees_what_others_change_meanwhile))
             .on(|node| node.kubelet.push("nodeStatusReportFrequency: 1s".to_owned())),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
-        // They stop the apiserver, and wait until no other case needs it.
+        // These cases stop the apiserver, and wait until no other case needs it.
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_server_that_closes_connections_is_never_lost)),
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// As `kubectl logs` and `kubectl exec` request them: the apiserver calls the node's port, with its certificate.
+/// `kubectl logs` and `kubectl exec` request them like this: the apiserver calls the node's port, with its certificate.
 fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
@@ -166,7 +166,7 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     ]);
     ensure!(status["declaredFeatures"] == declared, "{}", status["declaredFeatures"]);
 
-    // The images that were there, and one that comes.
+    // The Node lists the images that were present, and then an imported one.
     let images = |shown: &Value| shown["status"]["images"].as_array().cloned().unwrap_or_default();
     let listed = images(&shown);
     ensure!(listed.iter().all(|image| image["sizeBytes"].as_u64() > Some(0)) && !listed.is_empty(), "{listed:?}");
@@ -207,7 +207,7 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     let client = &document["certificates"][0];
     ensure!(client["purpose"] == "client" && client["notAfter"].is_string(), "{document}");
 
-    // Without its containerd the node is not ready, and then again.
+    // Without containerd the node is not ready; with it, it is again.
     node.containerd.stop()?;
     wait_node(node, &cluster, "not ready", |shown| condition(shown, "Ready")["reason"] == "KubeletNotReady")?;
     let needs = node.agent.cli(&["--quiet", "status"])?;
@@ -243,11 +243,11 @@ fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNod
         cluster.list(&path).is_ok_and(|events| events.iter().any(of_pod))
     })?;
 
-    // Deleted by hand it comes back, the container untouched.
+    // A mirror that is deleted by hand comes back, and the container stays.
     cluster.delete(&mirror_path(node, "web"))?;
     let second = wait_mirror(node, &cluster, "web", "another one", |shown| uid(shown) != uid(&mirror))?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
-    // Edited it is put right: its labels, its spec.
+    // A mirror that is edited is put right, its labels and its spec.
     cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "labels": { "app": "db" } } }))?;
     let third = wait_mirror(node, &cluster, "web", "its label again", |shown| {
         uid(shown) != uid(&second) && shown["metadata"]["labels"]["app"] == "web"
@@ -257,13 +257,13 @@ fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNod
         uid(shown) != uid(&third) && shown["spec"]["activeDeadlineSeconds"].is_null()
     })?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
-    // What others add is theirs.
+    // What other clients add stays.
     cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "annotations": { "cni/address": "1" } } }))?;
     let kept = wait_mirror(node, &cluster, "web", "annotated", |shown| {
         shown["metadata"]["annotations"]["cni/address"] == "1"
     })?;
 
-    // Another start of the agent leaves it as it is.
+    // A restart of the agent leaves the mirror as it is.
     node.agent.terminate()?;
     node.agent.start()?;
     let lost = container(&node.wait_running("web")?, "main")["restartCount"] != 0;
@@ -284,16 +284,16 @@ fn an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it(node: &mu
     let first = wait_true(node, &cluster, "web")?;
     let id = container_id(&first, "main")?;
 
-    // In place: a label keeps pod and container, and is on the mirror.
+    // A label changes in place: pod and container stay, and the mirror has it.
     node.apply(&with(networked("web", json!({})), json!({ "metadata": { "labels": { "app": "web" } } })))?;
     wait_mirror(node, &cluster, "web", "the label", |shown| shown["metadata"]["labels"]["app"] == "web")?;
     let second = wait_true(node, &cluster, "web")?;
     ensure!(container_id(&second, "main")? == id && uid(&second) != uid(&first), "{second}");
-    // `kubeadm upgrade` waits for that.
+    // `kubeadm upgrade` waits for another hash.
     let hash = |shown: &Value| shown["metadata"]["annotations"]["kubernetes.io/config.hash"].clone();
     ensure!(hash(&second) != hash(&first), "{second}");
 
-    // Anything else makes another pod.
+    // Any other edit makes another pod.
     node.apply(&networked("web", json!({ "env": [{ "name": "MODE", "value": "edge" }] })))?;
     let third = wait_mirror(node, &cluster, "web", "the variable", |shown| {
         shown["spec"]["containers"][0]["env"][0]["value"] == "edge"
@@ -306,7 +306,7 @@ fn an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it(node: &mu
     node.wait_gone("web")?;
     wait_no_mirror(node, &cluster, "web")?;
 
-    // One that ended while the agent was not there.
+    // This pod's manifest is removed while the agent is stopped.
     node.apply(&networked("late", json!({})))?;
     wait_true(node, &cluster, "late")?;
     node.agent.kill();
@@ -331,7 +331,7 @@ fn a_pod_that_the_apiserver_refuses_runs_and_is_reported(node: &mut TestNode) ->
     ensure!(pods.contains(note), "{pods}");
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.contains(note), "{sources}");
-    // Once it may be shown it is, and it is no longer reported.
+    // Without the Secret the mirror is permitted, and the refusal is no longer reported.
     node.apply(&networked("web", json!({})))?;
     wait_true(node, &cluster, "web")?;
     let sources = node.agent.cli(&["sources"])?.success()?;
@@ -425,7 +425,7 @@ fn left_to_a_cloud_controller(node: &mut TestNode, cluster: &Cluster, shown: &Va
     ensure!(*given == "192.0.2.10", "{shown}");
     let decided = json!([{ "type": "ExternalIP", "address": "198.51.100.1" }]);
     cluster.patch(&format!("{}/status", node_path(node)), &json!({ "status": { "addresses": decided } }))?;
-    // A status of the node's that is sent after it.
+    // The node sends another status after the controller's decision.
     node.containerd.stop()?;
     let after = wait_node(node, cluster, "not ready", |shown| condition(shown, "Ready")["status"] == "False")?;
     ensure!(after["status"]["addresses"] == decided, "{after}");

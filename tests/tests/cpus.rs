@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// All processors but the last one are reserved: on any machine one alone can be exclusive.
+/// All processors except the last are reserved, so that exactly one can be exclusive on any machine.
 fn fixed(node: &mut NodeOptions) {
     let last = last_processor();
     let reserved = if last == 1 { "0".to_owned() } else { format!("0-{}", last - 1) };
@@ -70,7 +70,7 @@ fn plain(name: &str) -> Value {
     pod(name, json!({ "terminationGracePeriodSeconds": 1, "containers": [shell("main", IDLE)] }))
 }
 
-/// What a new process of the container may run on.
+/// The processors on which a new process of the container may run.
 fn allowed(node: &TestNode, pod: &str) -> Result<String> {
     let status = node.exec(pod, "main", &["/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status"])?;
     Ok(status.split_whitespace().last().unwrap_or_default().to_owned())
@@ -107,11 +107,11 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     ensure!(kept["entries"][uid]["main"] == exclusive(), "{kept}");
     ensure!(quotas(node, &pinned)? == [false; 2], "a quota");
 
-    // So is every container that starts now.
+    // Every container that starts now is kept away from it, too.
     node.apply(&plain("later"))?;
     node.wait_running("later")?;
     ensure!(allowed(node, "later")? == reserved(), "{}", allowed(node, "later")?);
-    // Nothing is left for another one, until the first has ended.
+    // No processor is left for another pod until the first has ended.
     let mark = node.mark()?;
     node.apply(&guaranteed("waits", "1"))?;
     node.wait_event_since(&mark, &["waits", "OutOfcpu"])?;
@@ -130,7 +130,7 @@ fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<
     node.ensure_unchanged("shared", &shared)
 }
 
-/// A restart, and a manifest that went while the agent was down.
+/// The agent is restarted, and a manifest is removed while it is down.
 fn exclusive_processors_survive_the_agent(node: &mut TestNode) -> Result<()> {
     node.apply(&plain("shared"))?;
     node.apply(&guaranteed("pinned", "1"))?;
@@ -168,7 +168,7 @@ fn an_edit_of_exclusive_processors_makes_the_pod_anew(node: &mut TestNode) -> Re
     let part = node.wait_pod("web", "made anew with a part", |pod| anew(pod, &id))?;
     ensure!(allowed(node, "web")? == all(), "{}", allowed(node, "web")?);
     ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
-    // What is shared changes in place.
+    // Shared processors change in place.
     node.apply(&guaranteed("web", "600m"))?;
     let resized = |pod: &Value| container(pod, "main")["resources"]["requests"]["cpu"] == "600m";
     let resized = node.wait_pod("web", "resized", resized)?;

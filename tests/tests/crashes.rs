@@ -30,15 +30,15 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The tasks that run; an init container's may still be about to be deleted.
+/// The running tasks. That of an init container may still be about to be deleted.
 fn running(node: &TestNode) -> Result<Vec<Task>> {
     let mut tasks = node.containerd.tasks()?;
     tasks.retain(|task| task.state == "RUNNING");
     Ok(tasks)
 }
 
-/// Starts a pod the agent did not know and waits until it runs: by then the agent has taken up its work again.
-/// Returns all other tasks that run.
+/// Starts a pod that the agent did not know and waits until it runs: by then the agent has resumed its work. Returns
+/// all other running tasks.
 fn tasks_after_settling(node: &TestNode, marker: &str) -> Result<Vec<Task>> {
     node.apply(&simple(marker, IDLE))?;
     let id = container_id(&node.wait_running(marker)?, "main")?;

@@ -10,7 +10,6 @@ use crate::node::container_id;
 impl Cluster {
     /// Waits until the Pod at `path` is ready, and shows the container in which the node runs its pod `pod`.
     ///
-    ///
     /// # Errors
     ///
     /// That does not happen in time.

@@ -1,4 +1,5 @@
-//! What the node does not take, or not yet: pods beyond its resources, of other nodes, and those that do not tolerate it.
+//! What the node does not admit, or not yet: pods beyond its resources, of other nodes, and those that do not tolerate
+//! it.
 
 use anyhow::{Result, ensure};
 use limpet_tests::TestNode;
@@ -87,7 +88,7 @@ pub(super) fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &
     Ok(())
 }
 
-/// On a node whose policy of processors is `static`, for cpu that is not exclusive, too, as with kubelet.
+/// As with kubelet, on a node whose policy of processors is `static` this also holds for cpu that is not exclusive.
 pub(super) fn a_resize_of_a_guaranteed_pods_cpu_is_infeasible(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
@@ -111,7 +112,7 @@ pub(super) fn a_resize_of_a_guaranteed_pods_cpu_is_infeasible(node: &mut TestNod
     let allocated = &shown["status"]["containerStatuses"][0]["allocatedResources"];
     ensure!(allocated["cpu"] == "300m" && allocated["memory"] == "32Mi", "{shown}");
     node.wait_event_since(&mark, &["web", "ResizeInfeasible"])?;
-    // Memory alone changes.
+    // Only memory changes.
     resize("300m", "64Mi")?;
     let resized = wait_at(&cluster, &path(node, "web"), "resized", |shown| {
         let main = &shown["status"]["containerStatuses"][0];
@@ -125,7 +126,7 @@ pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNo
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &["--register-with-taints=repair=yes:NoExecute"])?;
-    // By then it has seen its Node.
+    // When it has reported them, it has seen its Node.
     wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "its conditions", |shown| {
         shown["status"]["conditions"].as_array().is_some_and(|conditions| !conditions.is_empty())
     })?;
@@ -168,7 +169,7 @@ pub(super) fn a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_plac
         let shown = failed(ended, "Preempting")?;
         ensure!(shown["status"]["message"] == "Preempted in order to admit critical pod", "{shown}");
     }
-    // Those that run are as good, and none ends for it.
+    // The running pods are as important, so none ends for it.
     create(node, &cluster, &with(simple("another", IDLE), critical))?;
     failed("another", "OutOfpods").map(drop)
 }

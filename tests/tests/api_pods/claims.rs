@@ -20,7 +20,7 @@ const GROUP: &str = "4321";
 /// The group of the pod.
 const FS_GROUP: u32 = 5432;
 
-/// Makes the claim, of that owner if there is one. Its path.
+/// Creates the claim, which belongs to `owner` if there is one. Returns its path.
 fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
     claim_of_mode(cluster, name, owner, "Filesystem")
 }
@@ -41,7 +41,7 @@ fn claim_of_mode(cluster: &Cluster, name: &str, owner: Option<&Value>, mode: &st
     Ok(format!("{claims}/{name}"))
 }
 
-/// Binds the claim to a new volume of that source, as a cluster's controller does.
+/// Binds the claim to a new volume with this source, as a cluster's controller does.
 fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<()> {
     let shown = cluster.get(claim)?.context("no claim")?;
     let spec = json!({
@@ -107,7 +107,7 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
     let status = node.exec("web", "main", &["cat", "/proc/1/status"])?;
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).context("no groups")?;
     ensure!(groups.split_whitespace().any(|group| group == GROUP), "the volume's group is missing: {groups}");
-    // A start without an apiserver knows the volumes.
+    // An agent that starts without an apiserver knows the volumes.
     cluster.stop()?;
     node.agent.kill();
     node.agent.start()?;
@@ -149,7 +149,7 @@ pub(super) fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) 
     let read = node.exec("reader", "main", &["/bin/sh", "-c", "dd if=/dev/data bs=11 count=1 2> /dev/null"])?;
     ensure!(read == "of the pod\n", "{read:?}");
     ensure!(node.exec("reader", "main", &write).is_err(), "written to a read-only device");
-    // As a directory it is refused, in kubelet's words.
+    // A container that mounts it as a directory is refused, in kubelet's words.
     let mount = json!({ "volumeMounts": [{ "name": "disk", "mountPath": "/data" }] });
     let mounts = json!({ "containers": [with(shell("main", IDLE), mount)], "volumes": volumes(false) });
     create(node, &cluster, &pod("mounts", mounts))?;
@@ -188,7 +188,7 @@ pub(super) fn claims_of_nfs_are_mounted_with_their_options(node: &mut TestNode) 
     Ok(())
 }
 
-/// The target's Secret reaches the node's tool, which quotes it when it fails: no event has it.
+/// The target's Secret reaches the node's tool, which quotes it when it fails, but no event has it.
 pub(super) fn claims_of_iscsi_are_attached_with_their_secret(node: &mut TestNode) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     let (programs, calls) = (node.dir().join("programs"), node.dir().join("calls"));
@@ -219,7 +219,7 @@ pub(super) fn claims_of_iscsi_are_attached_with_their_secret(node: &mut TestNode
     let main = with(shell("main", IDLE), mount);
     create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
     node.wait_event(&format!("volume {name} is not attached to this node yet"))?;
-    // As the attach/detach controller does, which waits for the node to name the volume.
+    // The test does what the attach/detach controller does, which waits until the node reports the volume.
     let unique = "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:disk:0";
     let node_path = cluster::node_path(node);
     wait::until_true(wait::SOON, "the volume in use", || {

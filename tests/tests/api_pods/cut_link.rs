@@ -16,7 +16,7 @@ const HOLDER: &str = "mkdir /lock/held || echo second >> /lock/faults
     echo run >> /lock/runs
     sleep 100000 & wait";
 
-/// Joins by way of a wire.
+/// Joins the cluster through a wire that the test can cut.
 fn join(node: &mut TestNode, cluster: &Cluster) -> Result<Wire> {
     cluster.add_account()?;
     let wire = Wire::to(cluster.port())?;
@@ -27,7 +27,7 @@ fn join(node: &mut TestNode, cluster: &Cluster) -> Result<Wire> {
     Ok(wire)
 }
 
-/// The pod is deleted by force and made again under its name, as a StatefulSet does for a node that is taken for lost.
+/// The pod is deleted by force and created again under its name, as by a StatefulSet whose node is considered lost.
 pub(super) fn a_successor_over_a_cut_link_waits_for_the_end_of_its_predecessor(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     let wire = join(node, &cluster)?;

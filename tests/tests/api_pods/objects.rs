@@ -59,7 +59,7 @@ pub(super) fn an_immutable_config_map_is_read_once(node: &mut TestNode) -> Resul
 
     cluster.delete(&format!("{MAPS}/{fixed}"))?;
     cluster.create(MAPS, &immutable("night"))?;
-    // By the time that the next edit is there, this one would be.
+    // When the next edit has arrived, this one would have, too.
     cluster.patch(&format!("{MAPS}/{followed}"), &json!({ "data": { "mode": "night" } }))?;
     wait::until_true(wait::SOON, "the new value in the volume", || mode("followed").is_ok_and(|mode| mode == "night"))?;
     ensure!(mode("fixed")? == "day", "it was read again");

@@ -41,17 +41,17 @@ pub(super) fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut
     })?;
     let known = read(node)?;
     let tokens = tokens(node)?;
-    // Its own, and that of the service account's volume, which the apiserver has added.
+    // One is the pod's own; the other is that of the service account's volume, which the apiserver has added.
     ensure!(tokens["count"] == 2 && tokens["firstExpiry"].is_string(), "{tokens}");
     cluster.stop()?;
     node.agent.kill();
     node.agent.start()?;
-    // Adopted as it is; and when its container ends, started again from what is known.
+    // The pod is adopted as it is, and when its container ends, it is started again from what is known.
     ensure!(container_id(&node.wait_running("web")?, "main")? == before, "restarted");
     end_container(node, &before)?;
     let second = wait_another(node, &before)?;
     node.wait_logged("web", "main", "mode=day")?;
-    // The same when it ends while there is no agent.
+    // The same holds if it ends while there is no agent.
     node.agent.kill();
     end_container(node, &second)?;
     node.agent.start()?;
@@ -67,7 +67,7 @@ pub(super) fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut
     Ok(())
 }
 
-/// What `limpet status` shows of the tokens of pods.
+/// The part of `limpet status` about the tokens of pods.
 fn tokens(node: &TestNode) -> Result<Value> {
     let document: Value = serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?;
     Ok(document["tokens"].clone())
@@ -79,7 +79,7 @@ fn end_container(node: &TestNode, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// The id of the pod's container once it is not `before` and runs.
+/// The id of the pod's container once another one than `before` runs.
 fn wait_another(node: &TestNode, before: &str) -> Result<String> {
     let next = node.wait_pod("web", "another container that runs", |pod| {
         container_id(pod, "main").is_ok_and(|id| id != before) && pod["status"]["phase"] == "Running"

@@ -11,11 +11,11 @@ use super::{create, path, wait_deleted, wait_reported};
 
 const FLOW_CONTROL: &str = "/apis/flowcontrol.apiserver.k8s.io/v1";
 
-/// Pods that come at once.
+/// How many pods are created at once.
 const PODS: usize = 4;
 
-/// Has the server run one request of what the node writes at a time, but for its lease, and reject the others: a level without
-/// seats still runs one while nothing else runs.
+/// Has the server run one write of the node at a time, except for its lease, and reject the others. A level without
+/// seats still runs one request while nothing else runs.
 fn limit(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let (version, name) = ("flowcontrol.apiserver.k8s.io/v1", node.name());
     let level = json!({
@@ -45,7 +45,7 @@ fn limit(node: &TestNode, cluster: &Cluster) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until a request of the node's is rejected: each version of a pod has its mirror made again.
+/// Waits until a request of the node is rejected. Each version of a pod makes its mirror anew.
 fn wait_rejected(node: &TestNode) -> Result<()> {
     let mut version = 0;
     wait::until_true(wait::SOON, "a rejected request", || {
@@ -72,7 +72,7 @@ pub(super) fn requests_that_an_overloaded_server_rejects_are_sent_again(node: &m
         create(node, &cluster, &simple(name, IDLE))?;
     }
     cluster.delete(&path(node, "deleted"))?;
-    // All is true in the end, though the server stays as it is.
+    // The cluster's view becomes right although the server stays overloaded.
     for name in bound.iter().map(String::as_str).chain(["own"]) {
         wait_reported(node, &cluster, name)?;
     }

@@ -38,7 +38,7 @@ pub(super) fn certificates_of_pods_are_issued_by_their_signer(node: &mut TestNod
     let of_key = public(&["pkey", "-pubout"], "key.pem")?;
     ensure!(of_key == public(&["x509", "-noout", "-pubkey"], "chain.pem")?, "the certificate is of another key");
 
-    // The key is on disk, encrypted; an agent that comes back needs no other.
+    // The key is on disk, encrypted, so an agent that starts again needs no other.
     node.agent.kill();
     node.agent.start()?;
     ensure!(container_id(&wait_reported(node, &cluster, "web")?, "main")? == before, "the container restarted");
@@ -58,7 +58,7 @@ fn read(node: &TestNode, file: &str) -> Result<String> {
     node.exec("web", "main", &["cat", &format!("/ids/{file}")])
 }
 
-/// A pod with a certificate of that signer.
+/// A pod that requests a certificate from the signer.
 fn asking(name: &str, signer: &str) -> Value {
     let certificate = json!({
         "signerName": signer, "keyType": "ECDSAP256", "userAnnotations": { "example.com/path": name },
@@ -81,7 +81,7 @@ fn wait_request(cluster: &Cluster, signer: &str, pod: &str) -> Result<Value> {
     })
 }
 
-/// Signs the request with an authority of the cluster's.
+/// Signs the request with an authority of the cluster.
 fn sign(node: &TestNode, cluster: &Cluster, request: &Value) -> Result<()> {
     use base64::Engine as _;
 

@@ -22,7 +22,7 @@ fn runtime() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// The pod of that UID as the Pods API has it.
+/// The pod of that UID as the Pods API returns it.
 fn handed_out(node: &TestNode, uid: &str) -> Result<Vec<u8>> {
     runtime()?.block_on(async {
         let mut client = PodsClient::new(containerd_client::connect(socket(node)).await?);
@@ -30,8 +30,8 @@ fn handed_out(node: &TestNode, uid: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Replaces the pod at the apiserver by what the node returns. It refuses every difference of the spec but few,
-/// and shows the status that it has read.
+/// Replaces the pod at the apiserver by what the node returns. The apiserver refuses nearly every difference of the
+/// spec, and shows the status that it has read.
 pub(super) fn the_pods_api_returns_what_the_apiserver_decodes(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
@@ -90,7 +90,7 @@ fn rich() -> Value {
     })
 }
 
-/// A Pod in protobuf as the text that protoc makes of it.
+/// The text that protoc makes of a Pod in protobuf.
 fn decoded(pod: &[u8]) -> Result<String> {
     let definitions = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/node-api/proto/core/v1");
     let mut protoc = Command::new("protoc");
@@ -132,7 +132,7 @@ pub(super) fn the_pods_api_lists_and_watches_pods(node: &mut TestNode) -> Result
             ensure!(text.contains(&name), "{text}");
             seen.push(event.r#type());
             match event.r#type() {
-                // Once alone: it runs, so the manifest goes.
+                // Once the pod runs, its manifest is removed.
                 EventType::Modified if text.contains("phase: \"Running\"") => drop(node.remove("late")),
                 EventType::Deleted => break,
                 _ => {}

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::create;
 
 const HOST: &str = "registry.test:5000";
-/// Of the tokens that the registry's credential provider takes.
+/// The audience of the tokens that the registry's credential provider accepts.
 const AUDIENCE: &str = "registry.test";
 
 pub(super) fn an_image_is_pulled_with_the_secret_of_the_service_account(node: &mut TestNode) -> Result<()> {
@@ -27,7 +27,7 @@ pub(super) fn an_image_is_pulled_with_the_secret_of_the_service_account(node: &m
     let image = ImageBuilder::new(&format!("{HOST}/closed:v1")).file("filler", vec![7; 1000], 0o644).build()?;
     registry.add(&image, "closed", "v1")?;
 
-    // The pod names no secret: its service account does.
+    // The pod names no secret, but its service account does.
     let (account, secret) = (format!("puller-{}", node.name()), format!("pull-{}", node.name()));
     let auths = json!({ "auths": { HOST: { "username": registry::USER, "password": registry::PASSWORD } } });
     let namespace = "/api/v1/namespaces/default";
@@ -103,7 +103,7 @@ pub(super) fn an_image_is_pulled_with_a_token_of_the_service_account(node: &mut 
     // Without the annotation the program is not run.
     node.wait_event("Failed to pull image")?;
     ensure!(!dir.join("request").exists(), "the program was asked");
-    // The apiserver gives a node no token of an audience that no volume of the pod names, without a role for it.
+    // Without a role for it, the apiserver gives a node no token for an audience that no volume of the pod names.
     let role = format!("audience-{}", node.name());
     let annotation = json!({ "metadata": { "annotations": { "registry.test/role": "reader" } } });
     cluster.patch(&format!("{accounts}/{account}"), &annotation)?;

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{create, object, wait_reported};
 
-/// A pod that was made after the backup keeps running, whether or not the node was there when the cluster went back,
-/// and whether or not the cluster has come further than before by then.
+/// A pod that was created after the backup keeps running, whether or not the node was connected when the cluster was
+/// restored, and whether or not the cluster's versions have passed those from before by then.
 pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
@@ -20,7 +20,7 @@ pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode
     create(node, &cluster, &simple("known", IDLE))?;
     let known = wait_reported(node, &cluster, "known")?;
     cluster.back_up()?;
-    // The lease that the backup has is older than the next renewal.
+    // The lease in the backup is older than the next renewal.
     let renewed = wait_renewed(node, &cluster, "")?;
     wait_renewed(node, &cluster, &renewed)?;
     create(node, &cluster, &simple("later", IDLE))?;
@@ -46,7 +46,7 @@ pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode
     wait_reported(node, &cluster, "known").map(drop)
 }
 
-/// Its certificates are those of the cluster before, its etcd is empty, and its versions have come further.
+/// The new cluster has the certificates of the old one, an empty etcd, and versions that are already higher.
 pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
@@ -62,7 +62,8 @@ pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()
     accept(node, &cluster, &before)
 }
 
-/// Its certificates are of an authority that the node does not know, until the operator gives it other credentials.
+/// The new cluster's certificates come from an authority that the node does not know, until the operator gives it other
+/// credentials.
 pub(super) fn a_cluster_with_another_authority_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
@@ -90,7 +91,8 @@ pub(super) fn a_cluster_with_another_authority_ends_nothing(node: &mut TestNode)
     accept(node, &cluster, &before)
 }
 
-/// The pod `web` runs on as it did `before`, until the operator takes the cluster as it is, which counts from then on.
+/// Checks that the pod `web` runs on as it did `before`, until the operator accepts the cluster, which counts from then
+/// on.
 fn accept(node: &TestNode, cluster: &Cluster, before: &Value) -> Result<()> {
     let now = node.wait_running("web")?;
     ensure!(container_id(&now, "main")? == container_id(before, "main")?, "it was restarted");

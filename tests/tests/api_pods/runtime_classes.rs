@@ -1,4 +1,5 @@
-//! RuntimeClasses: an API pod runs in the runtime that its class's handler is in the node's configuration.
+//! RuntimeClasses: a pod of the apiserver runs in the runtime that the node's configuration has for its class's
+//! handler.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,7 +15,7 @@ use super::{create, wait_reported};
 
 const CLASSES: &str = "/apis/node.k8s.io/v1/runtimeclasses";
 
-/// The handler is runc behind a script that writes down its calls.
+/// The handler is runc behind a script that records its calls.
 pub(super) fn a_runtime_class_is_a_handler_of_the_node(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
@@ -50,7 +51,7 @@ pub(super) fn a_runtime_class_is_a_handler_of_the_node(node: &mut TestNode) -> R
     of_class(node, "lost", "absent")?;
     node.wait_event("no runtime for \"absent\" is configured")?;
 
-    // The pod keeps its runtime when the class is gone. Once another pod runs, what there is of classes is known.
+    // The pod keeps its runtime when the class is gone. When another pod runs, the agent has heard of that.
     cluster.delete(&format!("{CLASSES}/{}", name("other")))?;
     let restarted = |node: &TestNode, before: &str, witness: &str| -> Result<String> {
         of_class(node, witness, "runc")?;

@@ -1,5 +1,5 @@
-//! Pods of the apiserver where the node's disk is short, or where they take too much of it: they fail, for their controllers to
-//! make others.
+//! Pods of the apiserver when the node's disk is short, or when they use too much of it: they fail, so that their
+//! controllers make others.
 
 use anyhow::{Result, ensure};
 use limpet_tests::TestNode;

@@ -26,7 +26,7 @@ pub(super) fn trust_bundles_are_files_that_follow_their_changes(node: &mut TestN
     };
     let of_signer = |name: &str| format!("test.example.com:{}:{name}", node.name());
     let live = json!({ "live": "yes" });
-    // Two bundles of the same certificate, and one that the selector does not match yet.
+    // There are two bundles of the same certificate, and one that the selector does not match yet.
     let bundles = [("live", &live, &authority), ("same", &live, &authority), ("next", &json!({}), &other)];
     for (name, labels, certificates) in bundles {
         let spec = json!({ "signerName": signer, "trustBundle": certificates });
@@ -56,7 +56,7 @@ pub(super) fn trust_bundles_are_files_that_follow_their_changes(node: &mut TestN
     };
     let counts = (count("named.pem")?, count("signer.pem")?, count("absent.pem")?);
     ensure!(counts == (2, 1, 0), "{counts:?}");
-    // A bundle that the selector matches from now on.
+    // The selector matches this bundle from now on.
     cluster.patch(&format!("{BUNDLES}/{}", of_signer("next")), &json!({ "metadata": { "labels": live } }))?;
     wait::until_true(wait::SOON, "both bundles", || count("signer.pem").is_ok_and(|count| count == 2))?;
     for name in ["live", "same"] {

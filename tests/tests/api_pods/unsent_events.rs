@@ -15,7 +15,7 @@ pub(super) fn events_of_a_time_without_an_apiserver_outlive_the_agent(node: &mut
     node.wait_running("web")?;
     node.agent.terminate()?;
     ensure!(kept.exists(), "no file");
-    // The container is adopted: it starts no second time, and no event is recorded of it.
+    // The container is adopted, so it does not start again, and no event about it is recorded.
     node.agent.start()?;
     node.wait_running("web")?;
     cluster.start()?;

@@ -7,14 +7,14 @@ use std::thread;
 
 use anyhow::Result;
 
-/// What is served, and what was asked for.
+/// The contents that are served, and the requests.
 #[derive(Debug, Default)]
 struct Shared {
     content: Vec<u8>,
     version: u32,
-    /// The next answer ends after so many bytes.
+    /// After how many bytes the next answer ends.
     cut: Option<usize>,
-    /// The ranges and validators of the requests, and the status of each answer.
+    /// The ranges and validators of the requests, each with the status of its answer.
     requests: Vec<String>,
 }
 
@@ -26,14 +26,14 @@ pub(crate) struct FileServer {
 }
 
 impl FileServer {
-    /// On a free port of loopback; nothing is there yet.
+    /// Starts the server on a free port of loopback, without a file.
     pub(crate) fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let (address, shared) = (listener.local_addr()?, Arc::<Mutex<Shared>>::default());
         let served = Arc::clone(&shared);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that is gone is no fault of the server.
+                // A client may be gone before the answer.
                 let _ = answer(stream, &served);
             }
         });
@@ -45,7 +45,7 @@ impl FileServer {
         format!("http://{}/plant.limpet", self.address)
     }
 
-    /// Serves another content; the next answer ends after `cut` bytes.
+    /// Changes the contents. The next answer ends after `cut` bytes.
     pub(crate) fn serve(&self, content: Vec<u8>, cut: Option<usize>) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         (shared.content, shared.cut) = (content, cut);

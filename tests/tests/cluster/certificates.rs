@@ -25,7 +25,7 @@ type Minutes = (i32, i32);
 const OLD: Minutes = (-60, 3);
 const NEW: Minutes = (-1, 600);
 
-/// The pending requests to that signer.
+/// The pending requests to the signer.
 fn pending(cluster: &Cluster, signer: &str) -> Result<Vec<Value>> {
     let is_pending =
         |request: &Value| request["status"]["conditions"].is_null() && request["spec"]["signerName"] == signer;
@@ -65,13 +65,13 @@ fn issue(node: &TestNode, cluster: &Cluster, request: &Value, (from, to): Minute
     cluster.patch(&format!("{path}/status"), &json!({ "status": { "certificate": certificate } }))
 }
 
-/// A time as openssl takes it.
+/// A time in the form that openssl accepts.
 fn time(minutes: i32) -> Result<String> {
     let when = format!("{minutes:+} minutes");
     Ok(process::checked(Command::new("date").args(["--utc", "--date", &when, "+%Y%m%d%H%M%SZ"]))?.trim().to_owned())
 }
 
-/// The current certificate, once it is another one.
+/// The current certificate, once it is another one than `before`.
 fn wait_current(pki: &Path, name: &str, before: Option<&str>) -> Result<String> {
     let look = || fs::read_to_string(pki.join(format!("{name}-current.pem"))).ok().filter(|now| Some(&**now) != before);
     wait::until(wait::SOON, &format!("a new {name}-current.pem"), look)
@@ -87,7 +87,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     ensure!(request["spec"]["username"] == "system:bootstrap:test", "{request}");
     ensure!(!kubeconfig.exists(), "a kubeconfig without a certificate");
 
-    // The restarted agent has sent its request already.
+    // The restarted agent has already sent its request.
     let size = node.agent.log_size();
     node.agent.terminate()?;
     node.agent.start()?;
@@ -126,7 +126,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     let health = process::checked(curl.arg(format!("https://{}:{}/healthz", address.address, port.number)))?;
     ensure!(health == "ok", "{health}");
 
-    // A restarted agent requests nothing: the certificates are there, and the kubeconfig is.
+    // A restarted agent requests nothing, because the certificates and the kubeconfig exist.
     node.agent.terminate()?;
     let size = node.agent.log_size();
     node.agent.start()?;
@@ -135,7 +135,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     })?;
     ensure!(pending(&cluster, CLIENT)?.is_empty() && pending(&cluster, SERVING)?.is_empty(), "asked once more");
 
-    // As after a power cut between the certificate and the kubeconfig that names it.
+    // This is the state after a power cut between the certificate and the kubeconfig that names it.
     node.agent.terminate()?;
     fs::remove_file(&kubeconfig)?;
     node.agent.start()?;

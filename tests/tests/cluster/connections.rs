@@ -10,12 +10,13 @@ use limpet_tests::manifest::{IDLE, simple};
 
 use super::{wait_no_mirror, wait_true};
 
-/// Each costs some requests, of which one of fifty ends a connection.
+/// How many pods start. Each costs some requests, of which one of fifty ends a connection.
 const PODS: usize = 20;
-/// So often no connection is ended by chance once in a thousand million times.
+/// In so many rounds, the probability that no connection is ended is one in a thousand million.
 const ROUNDS: usize = 10;
 
-/// With `--goaway-chance` one of fifty requests ends its HTTP/2 connection, politely: what is under way is answered.
+/// With `--goaway-chance` one of fifty requests ends its HTTP/2 connection gracefully: requests in progress are
+/// answered.
 pub(crate) fn a_server_that_closes_connections_is_never_lost(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::exclusive()?;
     cluster.stop()?;
@@ -33,7 +34,7 @@ pub(crate) fn a_server_that_closes_connections_is_never_lost(node: &mut TestNode
     cluster.start()
 }
 
-/// Pods start, have mirrors with their status, and are gone again.
+/// Starts pods, waits for mirrors with their status, and removes the pods.
 fn come_and_go(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let names: Vec<String> = (0..PODS).map(|number| format!("web-{number}")).collect();
     for name in &names {

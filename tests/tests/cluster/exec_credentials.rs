@@ -1,4 +1,4 @@
-//! A node whose kubeconfig names a program that prints its credentials, as clouds have it.
+//! A node whose kubeconfig names a program that prints its credentials, as in clouds.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -62,7 +62,7 @@ pub(super) fn a_node_has_its_credentials_of_a_program(node: &mut TestNode) -> Re
     cluster.admit(node, &[])?;
     let flag = node.agent.settings().flags.first().context("no flags")?.clone();
     let mut file: Value = serde_json::from_slice(&fs::read(flag.trim_start_matches("--kubeconfig="))?)?;
-    // Beside the kubeconfig, by a relative path.
+    // The program is beside the kubeconfig, which names it by a relative path.
     file["users"][0]["user"] = json!({ "exec": {
         "apiVersion": "client.authentication.k8s.io/v1", "command": "./login.sh", "args": ["get-token"],
         "env": [{ "name": "ANSWER", "value": "credential.json" }], "interactiveMode": "Never", "provideClusterInfo": true,
@@ -85,7 +85,7 @@ pub(super) fn a_node_has_its_credentials_of_a_program(node: &mut TestNode) -> Re
     wait_node(node, &cluster, "ready", ready)?;
     fs::remove_file(dir.join("slow"))?;
     let asked = runs(&dir);
-    // For a token that the cluster no longer accepts the program is run again.
+    // When the cluster no longer accepts the token, the program is run again.
     cluster.delete(&format!("{ACCOUNTS}/{}", node.name()))?;
     fs::remove_file(dir.join("credential.json"))?;
     offline("no login today")?;

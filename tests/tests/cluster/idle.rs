@@ -1,4 +1,4 @@
-//! What an idle node sends, and that its own reports hide no change of its Node.
+//! Which requests an idle node sends, and that its own reports hide no change of its Node by others.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use serde_json::json;
 
 use crate::{networked, wait_true};
 
-/// With a lease of 4 s: about as many seconds, longer than the interval of any retry.
+/// How many renewals are awaited. With a lease of 4 s they take about as many seconds, longer than the interval of any
+/// retry.
 const RENEWALS: usize = 12;
 
 pub(crate) fn an_idle_node_sends_renewals_alone(node: &mut TestNode) -> Result<()> {

@@ -1,5 +1,6 @@
-//! A node with the files and flags that an agent of k3s has for its kubelet: a directory of drop-ins in place of a configuration
-//! file, certificates of k3s' own, a directory of manifests, a cloud provider that is to initialize the node.
+//! A node with the files and flags that an agent of k3s has for its kubelet: a directory of drop-ins in place of a
+//! configuration file, certificates of k3s' own, a directory of manifests, and a cloud provider that has to initialize
+//! the node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -137,7 +138,7 @@ fn lay_out(node: &TestNode, cluster: &Cluster, port: &Port) -> Result<PathBuf> {
         .replace("RESOLVER", &settings.resolv_conf().display().to_string());
     let drop_ins = agent.join("etc/kubelet.conf.d");
     fs::write(drop_ins.join("00-k3s-defaults.conf"), defaults)?;
-    // What sets a node of tests apart from others on its machine.
+    // These settings separate the test's node from others on this machine.
     let drop_in = format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
          imageGCHighThresholdPercent: 100\n",

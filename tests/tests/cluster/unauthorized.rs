@@ -1,4 +1,5 @@
-//! A node that the apiserver does not know: that is a state with a name, its own pods run, and other credentials end it.
+//! A node that the apiserver does not know: `limpet status` names the cause, its own pods run, and other credentials
+//! end the state.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, condition, wait_node};
@@ -14,7 +15,7 @@ pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNo
     let flags = node.agent.settings().flags.clone();
     let path = flags.iter().find_map(|flag| flag.strip_prefix("--kubeconfig=")).context("no kubeconfig")?;
     let good = std::fs::read_to_string(path)?;
-    // Another name of the same server.
+    // This is another name of the same server.
     let server = format!("https://localhost:{}", cluster.port());
     let foreign = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "edge",
@@ -41,7 +42,7 @@ pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNo
     wait_node(node, &cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True")?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
     ensure!(shown()?.contains(&cluster.address()) && !shown()?.contains(&server), "{}", shown()?);
-    // What the time without a connection has left.
+    // The time without a connection is in the metrics.
     let metrics = node.agent.metrics()?;
     let away = metrics.lines().find_map(|line| line.strip_prefix("limpet_offline_seconds_total "));
     let away: f64 = away.context("no limpet_offline_seconds_total")?.parse()?;

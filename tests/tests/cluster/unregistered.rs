@@ -14,7 +14,7 @@ pub(crate) fn a_node_that_does_not_register_itself_waits_for_its_object(node: &m
     node.apply(&networked("web", json!({})))?;
     node.agent.start()?;
     let id = container_id(&node.wait_running("web")?, "main")?;
-    // It knows by now that there is none.
+    // The agent knows by now that there is no Node.
     wait::until_true(wait::SOON, "the connection", || {
         node.agent.metrics().is_ok_and(|metrics| connected(&metrics) == Some("1"))
     })?;
@@ -25,7 +25,7 @@ pub(crate) fn a_node_that_does_not_register_itself_waits_for_its_object(node: &m
             condition(shown, "Ready")["status"] == "True" && first.is_none_or(|first| uid(first) != uid(shown))
         })
     };
-    // Refused if the agent had made it.
+    // This would be refused if the agent had created the Node.
     cluster.create("/api/v1/nodes", &object)?;
     let first = ready(None)?;
     ensure!(first["metadata"]["labels"]["by"] == "operator", "{}", first["metadata"]);
@@ -34,7 +34,7 @@ pub(crate) fn a_node_that_does_not_register_itself_waits_for_its_object(node: &m
     let log = node.agent.log_size();
     cluster.delete(&node_path(node))?;
     wait::until_true(wait::SOON, "the deletion", || node.agent.log_from(log).contains("the Node object was deleted"))?;
-    // Refused if the agent has made it again by now.
+    // This would be refused if the agent had created the Node again.
     cluster.create("/api/v1/nodes", &object)?;
     let second = ready(Some(&first)).context("the operator's second one")?;
     ensure!(second["metadata"]["labels"]["by"] == "operator", "{}", second["metadata"]);

@@ -11,7 +11,7 @@ use limpet_tests::registry::Registry;
 use limpet_tests::specs::{self, SUITE_TIMEOUT, Specs};
 use limpet_tests::{TestNode, agent, tools};
 
-/// Those that need the node for themselves are run one at a time after the others.
+/// The labels of the specs. Those that need the node for themselves run one at a time after the others.
 const LABELS: &str = "Conformance && !Flaky";
 
 pub(crate) fn limpet_runs_the_cluster_specs(node: &mut TestNode) -> Result<()> {
@@ -32,7 +32,7 @@ fn run(report: &str, host: &mut Host<'_>) -> Result<()> {
     images::import(host.node)?;
     let images = specs::images(host.node.dir())?;
     host.node.import(&images.iter().collect::<Vec<_>>())?;
-    // What is to be pulled always comes from here.
+    // Images that are always pulled come from here.
     let registry = Registry::start_on_host_of(host.pid(), &host.node.dir().join("registry"))?;
     let certs_d = host.node.containerd.certs_d();
     specs::serve(&images, &registry, &certs_d)?;

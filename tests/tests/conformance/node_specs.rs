@@ -17,17 +17,17 @@ use limpet_tests::systemd_unit::{Request, SystemdUnit};
 use limpet_tests::{TestNode, agent, tools, wait};
 use serde_json::json;
 
-/// Which specs are run.
+/// The specs to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Selection {
-    /// Those that every node has to pass.
+    /// The specs that every node has to pass.
     Conformance,
-    /// Those of kubelet's CPU manager that two processors can run.
+    /// The specs of kubelet's CPU manager that two processors can run.
     CpuManager,
 }
 
 impl Selection {
-    /// Which of Kubernetes' labels they carry.
+    /// The filter of Kubernetes' labels that selects them.
     fn labels(self) -> &'static str {
         match self {
             Self::Conformance => "(NodeConformance || Conformance) && !Flaky",
@@ -35,7 +35,7 @@ impl Selection {
         }
     }
 
-    /// What the report of an agent is called.
+    /// The name of an agent's report.
     fn report(self, agent: &str) -> String {
         match self {
             Self::Conformance => agent.to_owned(),
@@ -43,14 +43,14 @@ impl Selection {
         }
     }
 
-    /// Where they look into cgroups, if they do.
+    /// The directory in which they read cgroups, if they do.
     fn cgroups(self) -> Option<&'static str> {
         let of_controller = "/sys/fs/cgroup/cpuset";
         let dir = if Path::new(of_controller).exists() { of_controller } else { "/sys/fs/cgroup" };
         (self == Self::CpuManager).then_some(dir)
     }
 
-    /// What one run of the suite has: one spec, or all.
+    /// The runs of the suite, each with one spec, or `None` for all.
     fn runs(self) -> Vec<Option<&'static str>> {
         match self {
             Self::Conformance => vec![None],
@@ -79,7 +79,7 @@ fn limpet_runs(node: &mut TestNode, selection: Selection) -> Result<()> {
     let bench = Bench::prepare(node)?;
     bench.cluster.admit(node, &[&format!("--node-ip={}", bench.address.address)])?;
     node.agent.reconfigure(|settings| {
-        // The address is given by the flag.
+        // A flag sets the address.
         settings.limpet.retain(|line| !line.starts_with("nodeIP"));
         settings.kubelet.extend(kubelet_lines());
     })?;
@@ -91,7 +91,7 @@ fn limpet_runs(node: &mut TestNode, selection: Selection) -> Result<()> {
         logs: settings.pod_logs(),
         root: settings.root(),
         plugins: settings.plugins(),
-        // containerd's own has no pod of limpet.
+        // containerd's own socket has no pod of limpet.
         cri: match selection {
             Selection::Conformance => node.containerd.socket(),
             Selection::CpuManager => settings.run().join("cri.sock"),
@@ -150,7 +150,7 @@ fn kubelet_runs(node: &mut TestNode, selection: Selection) -> Result<()> {
     ran
 }
 
-/// What the suite expects of the agent: kubelet's own ports, open to every caller.
+/// The settings that the suite expects: kubelet's own ports, open to every caller.
 fn kubelet_lines() -> Vec<String> {
     [
         r#"address: 0.0.0.0"#,
@@ -171,11 +171,11 @@ struct Bench {
     address: NodeAddress,
     token: String,
     _registry: Registry,
-    /// The node's.
+    /// The node's directory.
     dir: PathBuf,
 }
 
-/// Where the specs find what is an agent's.
+/// The names and paths of an agent that the specs need.
 struct Places {
     /// The name of its node.
     node: String,
@@ -184,16 +184,17 @@ struct Places {
     plugins: PathBuf,
     /// The socket by which it finds containers.
     cri: PathBuf,
-    /// The cgroup that is the root of its pods'.
+    /// The root of its pods' cgroups.
     cgroup: String,
-    /// Where the specs look into cgroups, if they do: they expect that root there.
+    /// The directory in which the specs read cgroups, if they do. They expect the root of the pods there.
     cgroups: Option<&'static str>,
 }
 
 impl Bench {
     fn prepare(node: &TestNode) -> Result<Self> {
-        // The suite creates pods before their namespace has its service account. A spec replaces the authority of the node's
-        // clients, so that the apiserver has no client certificate for nodes, as where Kubernetes runs the suite.
+        // The suite creates pods before their namespace has its service account. One spec replaces the authority of the
+        // node's clients, so the apiserver has no client certificate for nodes, as in Kubernetes' own runs of the
+        // suite.
         let without_certificate = ["--kubelet-client-certificate=", "--kubelet-client-key="];
         let mut cluster =
             Cluster::boot_with(&[&["--disable-admission-plugins=ServiceAccount"], &without_certificate[..]].concat())?;
@@ -262,7 +263,7 @@ impl Bench {
 }
 
 impl Places {
-    /// What runs the suite's program: it finds everything where kubelet has it.
+    /// The command that runs the suite's program, in an environment where it finds everything in kubelet's places.
     fn starter(&self, unit: &SystemdUnit) -> Result<Command> {
         let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
                       mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
