@@ -171,7 +171,7 @@ fn lose_pins(node: &TestNode, pod: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The same pod, with each of its containers in a new process of a new sandbox.
+/// Checks that it is the same pod, with each of its containers in a new process of a new sandbox.
 fn is_recreated(node: &TestNode, before: &Value) -> Result<()> {
     let after = node.wait_pod("web", "restarted whole", |pod| {
         ["main", "side"].iter().all(|name| {
@@ -263,7 +263,8 @@ fn an_end_whose_code_is_lost_is_reported_as_unknown(node: &mut TestNode) -> Resu
     Ok(())
 }
 
-/// As a containerd leaves it that is killed in the middle of `Tasks.Create`, and refuses a task of that id ever after.
+/// A containerd that is killed in the middle of `Tasks.Create` leaves such a directory, and then refuses every task of
+/// that id.
 fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let id = container_id(&node.wait_running("web")?, "main")?;
@@ -281,7 +282,7 @@ fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Res
     std::fs::remove_dir_all(bundle).context("the directory")
 }
 
-/// What a crash in the middle of a pod's removal leaves.
+/// The test makes what a crash in the middle of a pod's removal leaves.
 fn the_logs_of_an_orphan_go_before_its_last_trace(node: &mut TestNode) -> Result<()> {
     node.agent.kill();
     let (settings, uid) = (node.agent.settings(), "0123456789abcdef0123456789abcdef");

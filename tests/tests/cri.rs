@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A device, as the LimpetConfiguration names it.
+/// A device in the form of the LimpetConfiguration.
 const MODEM: &str = "devices: {example.com/modem: {paths: [/dev/kmsg], exclusive: true}}";
 
 fn socket(node: &TestNode) -> PathBuf {
@@ -37,7 +37,7 @@ fn command(node: &TestNode, args: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// What crictl prints.
+/// Runs crictl, and returns what it prints.
 fn crictl(node: &TestNode, args: &[&str]) -> Result<String> {
     process::checked(&mut command(node, args)?)
 }
@@ -70,7 +70,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     let conditions = info["status"]["conditions"].as_array().context("no conditions")?;
     ensure!(conditions.len() == 2 && conditions.iter().all(|condition| condition["status"] == true), "{info}");
 
-    // Pods and containers, with ids that can be shortened.
+    // Pods and containers have ids that can be shortened.
     let pods = document(node, &["pods", "--label", "app=web", "-o", "json"])?;
     let [sandbox] = &pods["items"].as_array().context("no items")?[..] else { anyhow::bail!("{pods}") };
     ensure!(sandbox["metadata"]["uid"] == web["metadata"]["uid"] && sandbox["state"] == "SANDBOX_READY", "{sandbox}");
@@ -88,7 +88,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     let (state, image) = (&status["status"]["state"], &status["status"]["image"]["image"]);
     ensure!(state == "CONTAINER_RUNNING" && status["info"]["pid"].is_u64(), "{status}");
 
-    // Images, under the names that containers have.
+    // Images have the names that containers refer to.
     let images = document(node, &["images", "-o", "json"])?;
     let all = images["images"].as_array().context("no images")?;
     let image_of_pod =
@@ -101,7 +101,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     let disk = document(node, &["imagefsinfo", "-o", "json"])?;
     ensure!(disk.to_string().contains("usedBytes"), "{disk}");
 
-    // Figures, the log, a command.
+    // The container's figures, its log, and a command in it.
     let stats = document(node, &["stats", "-o", "json", &main])?;
     let memory = &stats["stats"][0]["memory"]["workingSetBytes"]["value"];
     ensure!(memory.as_str().is_some_and(|bytes| bytes != "0"), "{stats}");
@@ -122,7 +122,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     let late = refusal(node, &["exec", "--sync", "--timeout", "1", &side, "/bin/sh", "-c", IDLE])?;
     ensure!(late.contains("killed after 1 s"), "{late}");
 
-    // Events, from the moment of the request.
+    // Events are sent from the moment of the request.
     let log = node.dir().join("events.log");
     let events = Daemon::start(&mut command(node, &["events"])?, &log)?;
     let mut count = 0;

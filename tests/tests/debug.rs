@@ -31,7 +31,7 @@ fn state<'a>(pod: &'a Value, name: &str) -> &'a Value {
 }
 
 fn a_pod_without_a_shell_is_looked_into_and_the_agent_runs_nothing_twice(node: &mut TestNode) -> Result<()> {
-    // A whiteout takes the shell out of busybox.
+    // A whiteout removes the shell from busybox.
     let bare = ImageBuilder::new("registry.example/bare:1").file("bin/.wh.sh", "", 0o644).build()?;
     let archive = node.dir().join("bare.tar");
     write_oci_archive(&[&bare], &archive)?;
@@ -98,7 +98,7 @@ fn what_is_added_ends_with_the_pod_and_an_image_that_is_nowhere_changes_nothing(
     ensure!(container_id(&both, "main")? == id && both["status"]["phase"] == "Running", "{both}");
     let ready = both["status"]["conditions"].as_array().context("no conditions")?;
     ensure!(ready.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True"), "{both}");
-    // A second of grace, then SIGKILL.
+    // The containers have a second of grace, and then get SIGKILL.
     node.remove("web")?;
     node.wait_gone("web")
 }
@@ -130,7 +130,7 @@ fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     let after = wait_at(&cluster, &path, "its end", |shown| state(shown, "look")["terminated"]["exitCode"] == 3)?;
     ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "{after}");
     ensure!(after["status"]["phase"] == "Running", "{after}");
-    // What the node alone has added is its own affair.
+    // The apiserver's pod does not have what only the node has added.
     node.agent.cli(&["debug", &name, "--image", image::V2, "-c", "own", "--", "/bin/sleep", "100000"])?.success()?;
     node.wait_pod("web", "the node's own", |pod| state(pod, "own")["running"].is_object())?;
     node.agent.kill();

@@ -1,4 +1,5 @@
-//! Edits of image and resources: what is edited runs, whatever its container is for and whether or not it had finished.
+//! Edits of image and resources: the edited version runs, whatever its container's role, and whether or not it had
+//! finished.
 
 use std::fs;
 use std::process::ExitCode;
@@ -56,7 +57,7 @@ fn wait_runs(node: &TestNode, expected: &str) -> Result<()> {
     wait::until_true(wait::SOON, &format!("{expected:?} to have run"), || runs(node) == expected)
 }
 
-/// What `limpet diff` says of the manifest.
+/// The output of `limpet diff` about the manifest.
 fn forecast(node: &TestNode, manifest: &Value) -> Result<String> {
     let file = node.dir().join("edited.yaml");
     fs::write(&file, manifest.to_string())?;
@@ -110,7 +111,7 @@ fn an_edit_of_an_init_container_makes_a_new_pod(node: &mut TestNode) -> Result<(
     ensure!(said.contains("recreates: the pod (init container prepare runs again only in a new pod)"), "{said}");
     node.apply(&edited)?;
     wait_runs(node, "prepare 1\nmain 1\nprepare 2\nmain 1\n")?;
-    // Its UID is the same, and whoever knows the old containers by their ids does not take the new ones for them.
+    // The pod keeps its UID. A client that knows the old containers by their ids does not take the new ones for them.
     let after = node.wait_running("job")?;
     ensure!(before["metadata"]["uid"] == after["metadata"]["uid"], "{}", after["metadata"]);
     ensure!(container_id(&before, "main")? != container_id(&after, "main")?, "{}", after["status"]);
@@ -120,7 +121,7 @@ fn an_edit_of_an_init_container_makes_a_new_pod(node: &mut TestNode) -> Result<(
 
 fn of_quick_edits_only_the_last_one_starts(node: &mut TestNode) -> Result<()> {
     let version = |name: &str| {
-        // Ends once all edits are there.
+        // The container ends once all edits have arrived.
         const SLOW: &str = "trap 'until [ -e /shared/go ]; do sleep 0.1; done; exit 0' TERM; sleep 100000 & wait";
         let mut manifest =
             job(node, json!({ "terminationGracePeriodSeconds": 60, "containers": [noted(name, SLOW)] }))?;
@@ -183,7 +184,7 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
         })?;
     }
     node.wait_event("ResizeCompleted")?;
-    // An agent that starts finds the container as it is to be.
+    // An agent that starts finds the container with the right limits.
     node.agent.kill();
     node.agent.start()?;
     node.apply(&pod("mark", json!({ "containers": [shell("main", IDLE)] })))?;
@@ -195,7 +196,7 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
     ensure!(main["allocatedResources"]["cpu"] == "10m", "{main}");
     let history = node.agent.cli(&["history", "web"])?.success()?;
     ensure!(history.contains("resized in place main") && !history.contains("restarted main"), "{history}");
-    // One that is started later has the new limits.
+    // A container that is started later has the new limits.
     rustix::process::kill_process(Pid::from_raw(i32::try_from(pid)?).context("no process")?, Signal::KILL)?;
     let next = node.wait_pod("web", "restarted", |pod| {
         container(pod, "main")["restartCount"] == 1 && container(pod, "main")["state"]["running"].is_object()
@@ -255,7 +256,7 @@ fn a_pods_own_cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Re
     })?;
     let after = node.wait_running("web")?;
     ensure!(main_process(node, &after)? == pid && after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
-    // What is taken away does not change in place.
+    // A limit that is removed does not change in place.
     let said = forecast(node, &shared(json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": "500m" } })))?;
     ensure!(!said.contains("in place"), "{said}");
     node.apply(&shared(json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": "500m" } })))?;
@@ -310,7 +311,7 @@ fn a_resize_that_does_not_fit_waits_for_room(node: &mut TestNode) -> Result<()> 
     let main = container(&deferred, "main");
     ensure!(main["allocatedResources"]["cpu"] == "400m" && main["resources"]["requests"]["cpu"] == "400m", "{main}");
     node.wait_event("Pod resize OutOfcpu: {")?;
-    // What else is edited is carried out, and an agent that starts finds the resize still waiting.
+    // Other edits take effect, and an agent that starts finds the resize still waiting.
     node.apply(&asks("web", V2, 900))?;
     node.wait_pod("web", "of another image", |pod| container_id(pod, "main").is_ok_and(|now| now != id))?;
     node.agent.kill();

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             .to_vec();
         }),
         case!(the_pod_with_the_most_files_goes_where_inodes_are_short).on(|node| {
-            // 16,384 on a disk of this size.
+            // A disk of this size has 16,384 inodes.
             node.root_size = Some(64 << 20);
             node.kubelet = lines("nodefs.inodesFree", "50%", "1s");
         }),
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             node.kubelet.push(format!("systemReserved: {{memory: {reserved}Ki}}"));
         }),
         case!(memory_is_measured_when_processes_wait_for_it).on(|node| {
-            // So much is left that memory is measured once a minute.
+            // So much is available that memory is measured once a minute.
             node.kubelet = lines("memory.available", "1Mi", "1s");
         }),
         case!(memory_is_measured_more_often_the_less_is_left),
@@ -61,10 +61,10 @@ fn lines(signal: &str, value: &str, transition: &str) -> Vec<String> {
     vec![format!("evictionHard: {{{signal}: {value}}}"), format!("evictionPressureTransitionPeriod: {transition}")]
 }
 
-/// What all pods may have, where the rest is reserved.
+/// The memory that all pods may use if the rest is reserved.
 const OF_ALL_PODS: u64 = 160 << 20;
 
-/// In KiB, as systemReserved takes it.
+/// The memory that is reserved for the node, in KiB, for systemReserved.
 fn memory_of_the_node() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
@@ -90,7 +90,7 @@ fn flags(node: &TestNode, names: &[&str]) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Not of a manifest of this node: it ends however little that helps.
+/// Applies a pod that is not of a manifest file, so that it ends however little that helps.
 fn push(node: &TestNode, manifest: &Value) -> Result<()> {
     let file = node.dir().join("pushed.yaml");
     fs::write(&file, serde_json::to_string(manifest)?)?;
@@ -119,7 +119,7 @@ fn the_pod_above_its_request_goes_and_comes_back(node: &mut TestNode) -> Result<
         node.wait_event(reason)?;
     }
 
-    // Under the pressure a pod of a manifest starts, as under kubelet, and a pushed one waits for its end.
+    // Under pressure a manifest's pod starts, as with kubelet, and an applied one waits for the end of the pressure.
     push(node, &simple("pushed", IDLE))?;
     node.wait_pod("pushed", "waits", |pod| {
         pod["status"]["phase"] == "Pending" && pod["status"]["message"] == "The node had condition: [DiskPressure]. "
@@ -151,7 +151,7 @@ fn more_is_reclaimed_than_the_threshold(node: &mut TestNode) -> Result<()> {
     node.wait_running("small")?;
     push(node, &writer("large", &dir, 44, 1))?;
     wait_evicted(node, "large")?;
-    // Without the larger one the threshold is not met, and not as much is left as is to be.
+    // Without the larger pod the threshold is not met, but less is available than the minimum reclaim requires.
     wait_evicted(node, "small")?;
     let still = node.wait_running("web")?;
     ensure!(container(&still, "main")["containerID"] == container(&web, "main")["containerID"]);
@@ -220,7 +220,7 @@ fn unused_images_go_before_pods(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Takes more than any other, and may not be ended.
+/// A critical pod, which uses more than any other and must not end.
 fn critical(script: &str) -> Value {
     with(simple("critical", script), json!({ "spec": { "priorityClassName": "system-cluster-critical" } }))
 }
@@ -231,7 +231,7 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     let before = node.wait_running("critical")?;
     push(node, &simple("hog", &hog(24)))?;
     node.wait_running("hog")?;
-    // Never so much is left: the node need not run out of it.
+    // So much is never available, so the node need not run short of it.
     restart_under_pressure(node, "memory.available", "99.9%")?;
     let evicted = wait_evicted(node, "hog")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
@@ -243,8 +243,8 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     Ok(())
 }
 
-/// Sets a threshold that is exceeded from then on. The pods have to run by now: a pod that is pushed under pressure does not
-/// start.
+/// Restarts the agent with a threshold that is always met. The pods have to run already, because a pod that is applied
+/// under pressure does not start.
 fn restart_under_pressure(node: &mut TestNode, signal: &str, threshold: &str) -> Result<()> {
     node.agent.kill();
     node.agent.reconfigure(|settings| settings.kubelet = lines(signal, threshold, "1s"))?;
@@ -258,7 +258,7 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     let calm = node.wait_running("calm")?;
     let (limit, _) = cgroup::limits_of_all_pods(node, &calm)?;
     ensure!(limit == OF_ALL_PODS.to_string(), "{limit}");
-    // 100 MiB have to be left.
+    // 100 MiB have to stay available.
     push(node, &simple("hog", &hog(60)))?;
     let evicted = wait_evicted(node, "hog")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
@@ -268,11 +268,11 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     wait::until_true(wait::SOON, metric, || node.agent.metrics().is_ok_and(|metrics| metrics.contains(metric)))?;
     let still = node.wait_running("calm")?;
     ensure!(container(&still, "main")["containerID"] == container(&calm, "main")["containerID"]);
-    // More than all may have, at once: the kernel reports it, before memory is measured again.
+    // The pod uses more than all may have at once. The kernel reports it before memory is measured again.
     let before = node.agent.log_size();
     let fill = format!("for dir in /dev/shm /a /b; do fallocate -l 58M $dir/hog; done; {IDLE}");
     let mut greedy = simple("greedy", &fill);
-    // Each is as large as what pods may request, 60 MiB.
+    // Each volume is as large as what pods may request, 60 MiB.
     greedy["spec"]["volumes"] =
         ["a", "b"].map(|name| json!({ "name": name, "emptyDir": { "medium": "Memory" } })).to_vec().into();
     greedy["spec"]["containers"][0]["volumeMounts"] =
@@ -299,7 +299,8 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
     node.wait_running("critical").map(drop)
 }
 
-/// Whether or not the kernel reports processes that wait for memory: it may fall below the threshold without that.
+/// This holds whether or not the kernel reports processes that wait for memory: memory may fall below the threshold
+/// without that.
 fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
@@ -317,14 +318,15 @@ fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result
         node.agent.start()?;
         wait::until(wait::SOON, "a measurement", || measured(&node.agent.log_from(before)))
     };
-    // Nearly all may be used, then no more than 300 MiB of what is left.
+    // First nearly all memory may be used, and then only 300 MiB of what is available.
     let (left, seldom) = pause_at(1 << 20)?;
     let (_, often) = pause_at(left.saturating_sub(300 << 20))?;
     ensure!(often == 10 && seldom > often, "{often} s, and {seldom} s with {left} bytes left");
     Ok(())
 }
 
-/// They wait at the limit of their own container, too: its page cache is smaller than the files they read again and again.
+/// Processes wait at the limit of their own container, too, because its page cache is smaller than the files that they
+/// read again and again.
 fn memory_is_measured_when_processes_wait_for_it(node: &mut TestNode) -> Result<()> {
     if fs::metadata("/proc/pressure/memory").is_err() {
         println!("this kernel does not report pressure");

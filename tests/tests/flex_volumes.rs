@@ -1,5 +1,5 @@
-//! Volumes of FlexVolume drivers: mounted for a pod by a program of the node's owner, unmounted with it. The driver is a
-//! script that bind-mounts a directory.
+//! Volumes of FlexVolume drivers: a program of the node's owner mounts them for a pod, and unmounts them with it. The
+//! driver is a script that bind-mounts a directory.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -27,13 +27,13 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The directory of drivers, with what the driver's script has beside itself.
+/// The directory of drivers, and the files beside the driver's script.
 struct Drivers {
     dir: PathBuf,
 }
 
 impl Drivers {
-    /// Restarts the agent with a directory of drivers that is empty.
+    /// Restarts the agent with an empty directory of drivers.
     fn prepare(node: &mut TestNode) -> Result<Self> {
         let dir = node.dir().join("drivers");
         fs::create_dir_all(dir.join("test~share"))?;
@@ -44,9 +44,9 @@ impl Drivers {
         Ok(Self { dir })
     }
 
-    /// Installs the driver `test/share`: it writes down its calls, mounts the directory `share`, and answers `init` so.
-    /// Files beside it change what it does: `busy`, it fails; `loud`, it prints what it was given; `fill`, it copies instead
-    /// of mounting. It does not unmount while a part of the volume is mounted elsewhere.
+    /// Installs the driver `test/share`: it records its calls, mounts the directory `share`, and answers `init` with
+    /// `answer`. Files beside it change what it does: with `busy` it fails, with `loud` it prints what it was given,
+    /// with `fill` it copies instead of mounting. It does not unmount while a part of the volume is mounted elsewhere.
     fn install(&self, answer: &Value) -> Result<()> {
         let script = format!(
             "#!/bin/sh\ncd {dir} || exit 1\necho \"$@\" >> calls\ncase $1 in\n\
@@ -60,7 +60,7 @@ impl Drivers {
              esac\necho '{{\"status\": \"Failure\", \"message\": \"not today\"}}'\nexit 1\n",
             dir = self.dir.display(),
         );
-        // Renamed into place: a program that is open for writing cannot be run.
+        // The script is renamed into place, because a program that is open for writing cannot be run.
         let (written, program) = (self.dir.join("new"), self.dir.join("test~share/share"));
         fs::write(&written, script)?;
         fs::set_permissions(&written, fs::Permissions::from_mode(0o755))?;
@@ -82,12 +82,12 @@ fn owned((call, arguments): (&str, &str)) -> (String, String) {
     (call.to_owned(), arguments.to_owned())
 }
 
-/// What a driver answers to `init` that mounts and does not attach.
+/// The answer to `init` of a driver that mounts and does not attach.
 fn mounts() -> Value {
     json!({ "status": "Success", "capabilities": { "attach": false } })
 }
 
-/// A pod of a container that has counted its starts in the volume before it sleeps.
+/// A pod whose container counts its starts in the volume before it sleeps.
 fn of_driver(name: &str, volume: Value) -> Value {
     let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
     let main = shell("main", &format!("echo run >> /data/runs; {IDLE}"));
@@ -124,7 +124,7 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     let shown = node.agent.cli(&["describe", &node.full_name("web")])?.success()?;
     ensure!(shown.contains("FlexVolume test/share"), "{shown}");
 
-    // The next agent finds it mounted; so does the container's next start, also without the Secret.
+    // The next agent finds it mounted, and so does the container's next start, even without the Secret.
     node.agent.kill();
     fs::remove_file(node.agent.settings().manifests().join("login.yaml"))?;
     node.agent.start()?;
@@ -138,7 +138,7 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     ensure!(*init == owned(("init", "")), "{init:?}");
     let (path, options) = mount.1.split_once(' ').context("no options")?;
     ensure!(mount.0 == "mount" && *unmount == owned(("unmount", path)), "{mount:?} {unmount:?}");
-    // What kubelet passes, by its `NewOptionsForDriver` and `SetUpAt`.
+    // These are the options that kubelet passes, by its `NewOptionsForDriver` and `SetUpAt`.
     let wanted = json!({
         "kubernetes.io/fsType": "cifs", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "data",
         "kubernetes.io/pod.name": node.full_name("web"), "kubernetes.io/pod.namespace": "default",
@@ -160,7 +160,7 @@ fn files_change_their_group_as_the_change_policy_says(node: &mut TestNode) -> Re
     let foreign = drivers.share().join("foreign");
     let group_of_foreign = || Ok::<_, std::io::Error>(foreign.metadata()?.gid());
     fs::write(&foreign, "")?;
-    // The directory itself differs: all in it is changed.
+    // For the first pod the group of the directory itself differs, so everything in it is changed.
     for (name, policy, root, expected) in
         [("first", "OnRootMismatch", 0, 4321), ("second", "OnRootMismatch", 4321, 99), ("third", "Always", 4321, 4321)]
     {
@@ -184,7 +184,7 @@ fn a_driver_that_is_missing_or_fails_holds_up_its_pod(node: &mut TestNode) -> Re
     node.wait_event("its driver attaches volumes (capability attach), which a controller of a cluster has to do")?;
     drivers.install(&json!({ "status": "Failure", "message": "no license" }))?;
     node.wait_event("init: status Failure: no license")?;
-    // What it was given is not shown.
+    // What the driver was given is not shown.
     drivers.install(&mounts())?;
     let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "login" }, "data": { "user": "YW5uYQ==" } });
     node.drop_text("login.yaml", &secret.to_string())?;
@@ -201,7 +201,7 @@ fn a_driver_that_is_missing_or_fails_holds_up_its_pod(node: &mut TestNode) -> Re
 
 fn a_directory_that_its_driver_fills_is_filled_once(node: &mut TestNode) -> Result<()> {
     let drivers = Drivers::prepare(node)?;
-    // As a driver prints it that is written in Go with kubelet's types.
+    // A driver that is written in Go with kubelet's types prints this.
     drivers.install(&json!({ "status": "Success", "Capabilities": { "attach": false } }))?;
     fs::write(drivers.dir.join("fill"), "")?;
     let mut web = of_driver("web", json!({}));
@@ -214,7 +214,7 @@ fn a_directory_that_its_driver_fills_is_filled_once(node: &mut TestNode) -> Resu
     node.agent.start()?;
     restart_container(node, &id)?;
     ensure!(node.exec("web", "main", &["cat", "/data/filled"])? == "run\n");
-    // One that fails to give it back is called until it has.
+    // A driver that fails to unmount is called until it succeeds.
     fs::write(drivers.dir.join("busy"), "")?;
     node.remove("web")?;
     node.wait_event("unmount test/share: unmount: status Failure: not today")?;
@@ -271,7 +271,7 @@ fn what_a_removed_pod_left_mounted_is_unmounted_later(node: &mut TestNode) -> Re
     let drivers = Drivers::prepare(node)?;
     drivers.install(&mounts())?;
     node.agent.kill();
-    // Of a pod that neither a source nor containerd knows.
+    // Neither a source nor containerd knows this pod.
     let pod = node.agent.settings().root().join("pods/0d2f3b51-6c0e-4f7a-9d0b-4c9d3f6a1e77");
     let path = pod.join("volumes/test~share/data");
     fs::create_dir_all(&path)?;
@@ -288,7 +288,7 @@ fn what_a_removed_pod_left_mounted_is_unmounted_later(node: &mut TestNode) -> Re
 fn a_pod_is_removed_once_its_driver_has_unmounted(node: &mut TestNode) -> Result<()> {
     let drivers = Drivers::prepare(node)?;
     drivers.install(&mounts())?;
-    // One whose volume was never mounted has nothing to unmount.
+    // A pod whose volume was never mounted has nothing to unmount.
     fs::write(drivers.dir.join("busy"), "")?;
     node.apply(&of_driver("never", json!({})))?;
     node.wait_event("mount: status Failure: not today")?;

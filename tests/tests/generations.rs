@@ -41,7 +41,7 @@ fn generations(node: &TestNode, source: &str) -> Result<Value> {
     all.into_iter().find(|generation| generation["source"] == source).with_context(|| format!("no {source} in {text}"))
 }
 
-/// `1 good, 2* trial`; the star is at the one that runs.
+/// The generations as text: `1 good, 2* trial`, with a star at the one that runs.
 fn outcomes(view: &Value) -> String {
     let all = view["generations"].as_array().into_iter().flatten();
     let text = |generation: &Value| {
@@ -128,7 +128,7 @@ fn a_crash_loop_is_undone_and_not_tried_again(node: &mut TestNode) -> Result<()>
     node.agent.kill();
     node.agent.start()?;
     node.wait_running("web")?;
-    // The same text again, and another file that changes nothing.
+    // The same text again changes nothing, and neither does another file.
     node.apply(&broken)?;
     ensure!(generations(node, "file")?["running"] == good, "the bad one is tried again");
     node.apply(&simple("web", &format!("{IDLE} # fixed")))?;
@@ -139,7 +139,7 @@ fn a_crash_loop_is_undone_and_not_tried_again(node: &mut TestNode) -> Result<()>
     Ok(())
 }
 
-/// The sibling reads a file that the ConfigMap is mounted as; the update edits the ConfigMap alone.
+/// The pod is ready by a file of the ConfigMap, and the update edits only the ConfigMap.
 fn what_is_never_ready_is_undone_with_its_config_map(node: &mut TestNode) -> Result<()> {
     let config = |word: &str| json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "word": word } });
     let probe = json!({ "exec": { "command": ["/bin/grep", "-q", "good", "/etc/settings/word"] }, "periodSeconds": 1 });
@@ -186,7 +186,7 @@ fn an_agent_that_is_killed_goes_on_where_it_was(node: &mut TestNode) -> Result<(
     let unready = json!({ "exec": { "command": ["/bin/false"] }, "periodSeconds": 1 });
     let container = with(shell("main", IDLE), json!({ "readinessProbe": unready }));
     node.apply(&pod("web", json!({ "containers": [container] })))?;
-    // Before it is on trial, in the trial, and after its end.
+    // The agent is killed before the trial, during it, and after its end.
     node.agent.kill();
     node.agent.start()?;
     wait_outcomes(node, "file", "1 good, 2* trial")?;

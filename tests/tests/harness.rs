@@ -1,4 +1,4 @@
-//! The harness itself, without the agent: what the other tests are based on works and leaves nothing behind.
+//! The harness itself, without the agent: it works, and leaves nothing behind.
 
 use std::fs;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ fn both_archive_formats_are_images(node: &mut TestNode) -> Result<()> {
 }
 
 fn tasks_outlive_containerd(node: &mut TestNode) -> Result<()> {
-    // runc knows containers of all containerds of a machine by their bare ids.
+    // runc knows the containers of all containerds of a machine by their ids alone.
     let id = format!("{}-lasting", node.name());
     let cgroup = format!("/{}/lasting", node.cgroup());
     node.containerd.ctr(&["run", "--detach", "--cgroup", &cgroup, V1, &id, "sleep", "1000"])?;
@@ -71,7 +71,7 @@ fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
     for expected in ["snapshot a-snapshot Active", "containers a-container", &mount, &log.display().to_string()] {
         ensure!(left.iter().any(|difference| difference == expected), "no {expected:?} in {left:?}");
     }
-    // Without containerd it cannot be shown that nothing is left.
+    // Without containerd the harness cannot show that nothing is left.
     node.containerd.kill();
     ensure!(node.leftovers().is_err(), "{:?}", node.leftovers());
     ensure!(node.wait_nothing_runs().is_err());
@@ -99,7 +99,7 @@ fn a_line_is_cut_once(node: &mut TestNode) -> Result<()> {
     proxy.cut_after([1 << 20]);
     registry::allow_plain_http(&node.containerd.certs_d(), "registry.test", proxy.address())?;
     let certs = node.containerd.certs_d().display().to_string();
-    // containerd may try again by itself; what counts is that the line broke and works afterwards.
+    // containerd may try again by itself. It only matters that the line broke and works afterwards.
     for _ in 0..2 {
         node.containerd.ctr(&["images", "pull", "--hosts-dir", &certs, &image.name]).ok();
     }

@@ -1,4 +1,4 @@
-//! Many nodes of one cluster: they join, run pods, and come back together after an outage of the apiserver's.
+//! Many nodes of one cluster: they join, run pods, and come back together after an outage of the apiserver.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -10,11 +10,11 @@ use limpet_tests::hollow::{HollowNodes, Requests, bound_pod, states};
 use limpet_tests::{TestNode, agent, case, suite, wait};
 
 const NODES: usize = 50;
-/// Pods of each node that run on.
+/// How many pods of each node keep running.
 const PODS: usize = 3;
-/// A node ends its last pod after so many seconds, which is during the outage unless the machine is very slow.
+/// After how many seconds a node ends its last pod, which is during the outage unless the machine is very slow.
 const DEADLINE: u64 = 20;
-/// All that happens, on a machine that may have other work.
+/// How long everything may take on a machine that may have other work.
 const A_WHILE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -72,7 +72,7 @@ fn wait_states(cluster: &Cluster, what: &str, accept: impl Fn(&BTreeMap<String, 
     wait::until_true(A_WHILE, &format!("pods that are {what}"), look).with_context(|| format!("{:?}", states(cluster)))
 }
 
-/// This moment as leases have it.
+/// The current time in the form of leases.
 fn now() -> Result<String> {
     let output = limpet_tests::process::output("date", &["--utc", "+%Y-%m-%dT%H:%M:%S.000000Z"])?;
     Ok(output.trim().to_owned())

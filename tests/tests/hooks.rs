@@ -1,4 +1,4 @@
-//! Hooks: `postStart` and `preStop` of every kind, what waits for them and what does not, and the stop signal of a spec.
+//! Hooks: `postStart` and `preStop` of every kind, what waits for them, and the stop signal of a spec.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -36,7 +36,7 @@ fn note(line: &str) -> String {
     format!("echo '{line}' >> /shared/diary")
 }
 
-/// Ends on SIGTERM, and notes it.
+/// A container that ends on SIGTERM, and notes it.
 fn idle(name: &str) -> String {
     format!(
         "trap \"{}; exit 0\" TERM; {}; sleep 100000 & wait",
@@ -50,7 +50,7 @@ fn exec(script: &str) -> Value {
     json!({ "exec": { "command": ["/bin/sh", "-c", script] } })
 }
 
-/// Waits until the file is there.
+/// The command that waits until the file exists.
 fn until(file: &str) -> String {
     format!("until test -e /shared/{file}; do sleep 0.1; done")
 }
@@ -87,7 +87,7 @@ fn wait_noted(node: &TestNode, line: &str, times: usize) -> Result<()> {
     wait::until_true(wait::SOON, &format!("{times} times {line:?} in the diary"), || count(node, line) >= times)
 }
 
-/// The place of a line that is there once.
+/// The index of a line that the diary has exactly once.
 fn place(node: &TestNode, line: &str) -> Result<usize> {
     ensure!(count(node, line) == 1, "{line:?} in {:?}", diary(node));
     Ok(diary(node).iter().position(|known| known == line).unwrap_or_default())
@@ -101,7 +101,7 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
     let serve = "mkdir -p /www/cgi-bin && \
         printf '#!/bin/sh\\necho \"$QUERY_STRING\" >> /shared/diary\\nprintf \"Content-Type: text/plain\\\\r\\\\n\\\\r\\\\nok\"\\n' > /www/cgi-bin/hook && \
         chmod 755 /www/cgi-bin/hook && exec httpd -f -p 8080 -h /www";
-    // Port 8080 is listened on.
+    // The hook waits until a process listens on port 8080.
     let listens = "until grep -q ':1F90 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done";
     let last = "until grep -qx pre-http /shared/diary && grep -qx 'TERM tcp' /shared/diary; do sleep 0.1; done";
     let get = |what: &str| json!({ "httpGet": { "port": "web", "path": format!("/cgi-bin/hook?{what}") } });
@@ -118,7 +118,8 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
         hooked("tcp", &idle("tcp"), json!({ "postStart": socket, "preStop": socket })),
         hooked("sleep", &idle("sleep"), json!({ "postStart": pause, "preStop": pause })),
     ];
-    // The server, the first process of its namespace, does not handle SIGTERM: it ends with the grace period.
+    // The server is the first process of its namespace and does not handle SIGTERM, so it ends at the end of the grace
+    // period.
     node.apply(&with(sharing(node, 20, &containers)?, json!({ "spec": { "hostNetwork": false } })))?;
     node.wait_running("web")?;
     ensure!(place(node, "post-http")? < place(node, "start tcp")?, "{:?}", diary(node));
@@ -132,7 +133,7 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there. It logs their
+/// Starts a server with its own certificate, which serves the documents `post` and `pre` below `dir` and logs their
 /// names.
 fn https_server(dir: &Path, port: u16) -> Result<Daemon> {
     let site = dir.join("site");
@@ -150,7 +151,7 @@ fn https_server(dir: &Path, port: u16) -> Result<Daemon> {
     Ok(server)
 }
 
-/// A server that does not speak TLS; the result receives the paths of its requests.
+/// Starts a server without TLS. The result receives the paths of its requests.
 fn http_server(port: u16) -> Result<Receiver<String>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     let (asked, paths) = channel();
@@ -161,7 +162,7 @@ fn http_server(port: u16) -> Result<Receiver<String>> {
             let line = String::from_utf8_lossy(&request[..length]).into_owned();
             let path = line.strip_prefix("GET ").and_then(|rest| rest.split(' ').next());
             let status = if path.is_some() { "200 OK" } else { "400 Bad Request" };
-            // A client that goes away in between is none of this server's business.
+            // A client may be gone before the answer.
             let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             path.into_iter().for_each(|path| drop(asked.send(path.to_owned())));
         }
@@ -245,7 +246,7 @@ fn a_pre_stop_that_hangs_ends_with_the_grace(node: &mut TestNode) -> Result<()> 
     node.remove("web")?;
     node.wait_gone("web")?;
     ensure!(diary(node) == ["start main", "TERM main"], "{:?}", diary(node));
-    // And one whose container ignores its signal as well: it continues until that is killed, as under kubelet.
+    // Here the container ignores its signal, too, so the hook continues until the container is killed, as with kubelet.
     let hooks =
         json!({ "preStop": exec(&format!("{}; {}; exec sleep 100000", until("term"), note("hook after TERM"))) });
     let ignores = "trap 'touch /shared/term' TERM; while :; do sleep 0.1; done";

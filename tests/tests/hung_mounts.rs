@@ -1,4 +1,4 @@
-//! A file system that does not answer holds up what needs it, and nothing else.
+//! A file system that does not answer delays only what needs it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -33,7 +33,8 @@ fn on_host_path(name: &str, path: &Path, kind: &str) -> Value {
     )
 }
 
-/// Starts a pod, edits another, and sees a third end: all that the agent does for pods that do not hang.
+/// Starts a pod, edits another, and waits for the end of a third: everything that the agent does for pods that do not
+/// hang.
 fn others_go_on(node: &TestNode, round: &str) -> Result<()> {
     let new = format!("new-{round}");
     node.apply(&simple(&new, IDLE))?;
@@ -85,7 +86,7 @@ fn a_host_path_that_hangs_holds_up_its_pod_alone(node: &mut TestNode) -> Result<
     wait_hung_calls(node, 1)?;
     let table = node.agent.cli(&["describe", &node.full_name("stuck")])?.success()?;
     ensure!(table.contains(&message), "{table}");
-    // Tried again, and still one thread waits.
+    // It is tried again, and still only one thread waits.
     others_go_on(node, "later")?;
     ensure!(hung_calls(node) == Some(1), "{:?}", hung_calls(node));
     mount.end();
@@ -125,13 +126,13 @@ fn a_manifest_that_hangs_holds_up_no_other(node: &mut TestNode) -> Result<()> {
 }
 
 fn starts_that_hang_leave_room_for_others(node: &mut TestNode) -> Result<()> {
-    // As many as there are starts side by side.
+    // As many pods hang as there may be concurrent starts.
     let stuck: Vec<_> =
         (0..std::thread::available_parallelism()?.get()).map(|number| format!("stuck-{number}")).collect();
     for name in &stuck {
         node.apply(&simple(name, IDLE))?;
     }
-    // The shim's logger opens the log, and `Tasks.Create` waits for it.
+    // The shim's logger opens the log, which hangs, and `Tasks.Create` waits for it.
     let (mut ids, mut mounts) = (Vec::new(), Vec::new());
     for name in &stuck {
         let pod = node.wait_running(name)?;
@@ -143,7 +144,7 @@ fn starts_that_hang_leave_room_for_others(node: &mut TestNode) -> Result<()> {
     wait::until_true(wait::SOON, "starts that hang", || hangs(&node.agent.log()))?;
     node.apply(&simple("free", IDLE))?;
     node.wait_running("free")?;
-    // None of them had failed, which would have made room as well.
+    // No start had failed, which would have made room as well.
     let log = node.agent.log();
     ensure!(
         !log.contains("the container did not start; ending its shim, which serves no other container"),

@@ -1,4 +1,4 @@
-//! Image garbage collection: which images go when their disk is full, and which stay.
+//! Image garbage collection: which images are removed when their disk is full, and which stay.
 
 use std::fs;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         }),
         case!(a_container_that_writes_makes_images_go).on(|node| {
             small_image_disk(node);
-            // A threshold that nothing meets.
+            // Nothing meets this threshold.
             node.kubelet.push("evictionHard: {imagefs.available: 1Mi}".to_owned());
         }),
         case!(images_are_listed_pulled_imported_pinned_and_removed_by_hand),
@@ -41,7 +41,8 @@ fn lines(high: u32, low: u32) -> Vec<String> {
     [&marks[..], &["imageMinimumGCAge: 1ms".to_owned()]].concat()
 }
 
-/// Room for four images of [`SIZE`] and not for five: each takes it twice, packed and unpacked.
+/// Gives the node a disk with room for four images of [`SIZE`] and not for five: each needs it twice, packed and
+/// unpacked.
 fn small_image_disk(node: &mut NodeOptions) {
     node.image_disk = Some(96 << 20);
     node.kubelet = lines(75, 72);
@@ -50,7 +51,7 @@ fn small_image_disk(node: &mut NodeOptions) {
 const SIZE: usize = 8 << 20;
 const HOST: &str = "registry.test:5000";
 
-/// Images of a size, which differ, in a registry that the node can reach.
+/// Images of the same size and different contents, in a registry that the node can reach.
 struct Images(Registry);
 
 impl Images {
@@ -68,7 +69,7 @@ impl Images {
         Ok(image)
     }
 
-    /// Runs a pod called as its image.
+    /// Runs a pod with the name of its image.
     fn run(&self, node: &TestNode, name: &str) -> Result<Value> {
         let image = self.add(name)?.name;
         node.apply(&pod(name, json!({ "containers": [with(shell("main", IDLE), json!({ "image": image }))] })))?;
@@ -96,7 +97,7 @@ fn wait_counted(node: &TestNode, sample: &str) -> Result<()> {
     wait::until_true(wait::SOON, sample, || node.agent.metrics().is_ok_and(|metrics| metrics.contains(sample)))
 }
 
-/// Waits until the end of the image's use is written down.
+/// Waits until the end of the image's use is recorded.
 fn wait_recorded(node: &TestNode, name: &str) -> Result<()> {
     let filter = format!("name=={HOST}/{name}:v1");
     wait::until_true(wait::SOON, &format!("the last use of image {name}"), || {
@@ -111,7 +112,7 @@ fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut Te
     for name in ["first", "second"] {
         images.run(node, name)?;
     }
-    // Used last, although it came first; a new agent knows it from what was written down.
+    // This image is used last, although it came first. A new agent knows that from the record.
     end(node, "second")?;
     wait_recorded(node, "second")?;
     end(node, "first")?;
@@ -119,7 +120,7 @@ fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut Te
     node.agent.kill();
     node.agent.start()?;
 
-    // Above the threshold: the unused demo image is removed first, and is too small.
+    // The disk is above the threshold. The unused demo image is removed first, and is too small.
     images.run(node, "third")?;
     images.run(node, "fourth")?;
     wait_gone(node, "second")?;
@@ -128,7 +129,7 @@ fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut Te
     ensure!(has(node, "first"), "more went than had to");
     wait_counted(node, "kubelet_image_garbage_collected_total{reason=\"space\"} 2")?;
 
-    // What is left is needed: the disk stays short, and every pod keeps running.
+    // All remaining images are needed, so the disk stays short, and every pod keeps running.
     images.run(node, "fifth")?;
     wait_gone(node, "first")?;
     fs::write(node.containerd.root().join("filler"), vec![1; 12 << 20])?;
@@ -149,7 +150,7 @@ fn an_image_that_finds_no_room_makes_room(node: &mut TestNode) -> Result<()> {
     images.run(node, "first")?;
     images.run(node, "second")?;
     end(node, "first")?;
-    // Less than its threshold is used once the download is given up, and still the image has no room.
+    // Once the download is given up, less than the threshold is used, and still the image has no room.
     images.run(node, "third")?;
     ensure!(!has(node, "first"), "it fits beside all others");
     ensure!(has(node, "second"));
@@ -204,12 +205,12 @@ fn images_are_listed_pulled_imported_pinned_and_removed_by_hand(node: &mut TestN
 }
 
 fn a_container_that_writes_makes_images_go(node: &mut TestNode) -> Result<()> {
-    // Only what eviction measures shows it.
+    // Only the measurements for eviction show the full disk.
     writes(node, json!({}))
 }
 
 fn a_container_with_a_limit_that_writes_makes_images_go(node: &mut TestNode) -> Result<()> {
-    // Only the pod's own measurements show it.
+    // Only the pod's own measurements show the full disk.
     writes(node, json!({ "resources": { "limits": { "ephemeral-storage": "1Gi" } } }))
 }
 
@@ -219,7 +220,7 @@ fn writes(node: &mut TestNode, more: Value) -> Result<()> {
     images.run(node, "kept")?;
     images.run(node, "first")?;
     end(node, "first")?;
-    // After this look nothing comes and nothing goes.
+    // After this check no image is added or removed.
     wait_recorded(node, "first")?;
     let writes = shell("main", &format!("dd if=/dev/zero of=/big bs=1M count=42 && {IDLE}"));
     node.apply(&pod("writer", json!({ "containers": [with(writes, more)] })))?;

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         case!(signatures_are_found_by_the_referrers_api).on(|node| node.agent = false),
         case!(containerds_image_verifiers_are_asked_before_a_pull).on(|node| node.agent = false),
     ];
-    // Part of `cargo xtask nightly` alone: cosign takes minutes to build.
+    // This case is only part of `cargo xtask nightly`, because cosign takes minutes to build.
     if tools::cosign().is_some() {
         cases.push(case!(what_cosign_has_signed_runs).on(|node| node.agent = false));
     }
@@ -41,7 +41,7 @@ fn start_registry(node: &TestNode) -> Result<Registry> {
     Ok(registry)
 }
 
-/// Starts the agent with rules: a signature for everything in the registry, else what `default` requires.
+/// Starts the agent with rules: images of the registry need a signature, and for all others `default` applies.
 fn start_agent(node: &mut TestNode, keys: &[&Path], default: &str) -> Result<()> {
     let keys: Vec<_> = keys.iter().map(|key| key.display().to_string()).collect();
     let policy = json!({
@@ -87,10 +87,10 @@ fn only_what_a_key_has_signed_runs(node: &mut TestNode) -> Result<()> {
     stranger.bundle(&foreign)?.refer(&registry, "foreign", &foreign)?;
     let tampered = pushed(&registry, "tampered")?;
     plant.payload(&signed, Some(&tampered))?.tag(&registry, "tampered", &tampered)?;
-    // The signature of one image under the tag of another one's.
+    // The signature of one image is stored under the tag for another one's.
     let replayed = pushed(&registry, "replayed")?;
     plant.payload(&signed, None)?.tag(&registry, "replayed", &replayed)?;
-    // A tag that was moved from a signed image to another one.
+    // The tag was moved from a signed image to another one.
     let before = pushed(&registry, "moved")?;
     plant.payload(&before, None)?.tag(&registry, "moved", &before)?;
     registry.add(&unsigned, "moved", "v1")?;
@@ -159,7 +159,7 @@ fn a_signature_is_kept_for_a_node_without_a_network(node: &mut TestNode) -> Resu
     let plant = Signer::new(node.dir(), "plant")?;
     let pulled = pushed(&registry, "pulled")?;
     plant.payload(&pulled, None)?.tag(&registry, "pulled", &pulled)?;
-    // It comes by an archive, and its signature from the registry.
+    // The image comes by an archive, and its signature from the registry.
     let carried = pushed(&registry, "carried")?;
     plant.bundle(&carried)?.refer(&registry, "carried", &carried)?;
     let unsigned = build("unsigned")?;
@@ -180,7 +180,7 @@ fn a_signature_is_kept_for_a_node_without_a_network(node: &mut TestNode) -> Resu
     node.wait_running("again")?;
     node.wait_running("carried-again")?;
 
-    // Another key in the same file: what the old one has signed is not accepted any more.
+    // The file then has another key, and what the old one has signed is no longer accepted.
     let next = Signer::new(node.dir(), "next")?;
     fs::copy(next.public(), plant.public())?;
     node.apply(&running("third", &pulled.name))?;
@@ -189,7 +189,7 @@ fn a_signature_is_kept_for_a_node_without_a_network(node: &mut TestNode) -> Resu
     Ok(())
 }
 
-/// The registry of the tests lacks the API: a host that has nothing else is asked first.
+/// The registry of the tests lacks the API, so a host is asked first that has nothing else.
 fn signatures_are_found_by_the_referrers_api(node: &mut TestNode) -> Result<()> {
     let registry = start_registry(node)?;
     let plant = Signer::new(node.dir(), "plant")?;
@@ -223,7 +223,7 @@ fn serve_list(path: String, list: Arc<String>) -> Result<SocketAddr> {
                 false => ("404 Not Found", ""),
             };
             let length = body.len();
-            // A client that goes away is none of this server's business.
+            // A client may be gone before the answer.
             let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
         }
     });

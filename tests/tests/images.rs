@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         case!(an_image_is_pulled_through_the_proxy_of_the_agents_environment),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
-        // Without the demo images: their lower layer is that of every image here.
+        // The node has no demo images, because their lower layer is that of every image here.
         case!(layers_of_one_image_are_pulled_side_by_side).on(|node| node.images = false),
         case!(a_pull_shows_how_far_it_is).on(|node| node.images = false),
         case!(layers_compressed_with_zstd_are_unpacked),
@@ -62,7 +62,7 @@ fn start_registry(node: &TestNode, closed: bool) -> Result<Registry> {
     Ok(registry)
 }
 
-/// The registry's name has no address: the proxy alone leads there.
+/// The registry's name has no address, so only the proxy leads there.
 fn an_image_is_pulled_through_the_proxy_of_the_agents_environment(node: &mut TestNode) -> Result<()> {
     let registry = Registry::start(&node.dir().join("registry"))?;
     let image = build("proxied", 1000)?;
@@ -143,7 +143,7 @@ fn a_pull_shows_how_far_it_is(node: &mut TestNode) -> Result<()> {
     watching.wait_for(&shown)?;
     watching.wait_for("1 of 2 layers")?;
 
-    // By hand: the same pull, on a terminal and without one.
+    // The same pull is made by hand, on a terminal and without one.
     let pull = || node.agent.cli_command(&["images", "pull", &image.name]);
     let mut command = pull()?;
     let mut on_terminal = Terminal::on_terminal(command.env("TERM", "xterm"), &node.dir().join("terminal"))?;
@@ -159,7 +159,7 @@ fn a_pull_shows_how_far_it_is(node: &mut TestNode) -> Result<()> {
     }
     ensure!(piped.shown().lines().all(|line| line.starts_with(&shown) || line == pulled), "{}", piped.shown());
     ensure!(piped.shown().lines().last() == Some(&pulled), "{}", piped.shown());
-    // Nothing is left of the line that was drawn again.
+    // The line that was redrawn has left nothing.
     let screen = on_terminal.screen(120, 10).contents();
     ensure!(screen.trim() == pulled, "{screen}");
     node.wait_running("web")?;
@@ -197,7 +197,7 @@ fn an_image_with_the_digest_of_another_name_is_not_pulled(node: &mut TestNode) -
         node.apply(&running(&image))?;
         node.wait_running("web")?;
     }
-    // There is no registry of either name any more.
+    // Neither name has a registry any more.
     for (name, host) in [("again", HOST), ("elsewhere", "elsewhere.test:5000")] {
         let reference = format!("{host}/other/name@{}", image.manifest.digest());
         let main = with(shell("main", IDLE), json!({ "image": reference, "imagePullPolicy": "IfNotPresent" }));
@@ -207,7 +207,7 @@ fn an_image_with_the_digest_of_another_name_is_not_pulled(node: &mut TestNode) -
     Ok(())
 }
 
-/// Why the pod's container waits, when it does.
+/// The reason and the message of the pod's waiting container.
 fn waits(pod: &Value) -> (String, String) {
     let waiting = &container(pod, "main")["state"]["waiting"];
     let text = |key: &str| waiting[key].as_str().unwrap_or_default().to_owned();
@@ -275,7 +275,7 @@ fn write_provider(node: &TestNode, answer: &Value) -> Result<PathBuf> {
     fs::write(dir.join("config.yaml"), config.to_string())?;
     let program = dir.join("test-provider");
     let script = format!("#!/bin/sh\ncat >>$CALLS\necho \" $1\" >>$CALLS\ncat <<'END'\n{answer}\nEND\n");
-    // Renamed into place: one that is open for writing cannot be run.
+    // The script is renamed into place, because a program that is open for writing cannot be run.
     fs::write(dir.join("new"), script)?;
     fs::set_permissions(dir.join("new"), fs::Permissions::from_mode(0o755))?;
     fs::rename(dir.join("new"), &program)?;
@@ -350,7 +350,7 @@ fn an_image_that_is_here_serves_while_its_registry_is_gone(node: &mut TestNode) 
     node.wait_running("first")?;
     drop(registry);
 
-    // As in kubelet, unless it is configured otherwise.
+    // This is kubelet's behaviour, unless another one is configured.
     node.apply(&always("second"))?;
     node.wait_pod("second", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
     node.agent.reconfigure(|settings| settings.limpet.push("localImageWhenUnreachable: true".to_owned()))?;
@@ -403,7 +403,7 @@ fn a_full_disk_is_reported_until_it_has_room(node: &mut TestNode) -> Result<()> 
     node.apply(&simple("before", IDLE))?;
     let before = node.wait_running("before")?;
     let filler = node.agent.settings().root().join("filler");
-    // Written until the disk is full, in small pieces at last so that no block is left.
+    // The file is written until the disk is full, in small pieces at the end so that no block is left.
     for block in [1 << 16, 1 << 12, 1] {
         let mut file = fs::OpenOptions::new().create(true).append(true).open(&filler)?;
         while std::io::Write::write_all(&mut file, &vec![0; block]).is_ok() {}
@@ -424,7 +424,7 @@ fn a_full_disk_is_reported_until_it_has_room(node: &mut TestNode) -> Result<()> 
     node.wait_running("web").map(drop)
 }
 
-/// Its mounts are binds, of containers as of image volumes.
+/// The mounts of this snapshotter are bind mounts, for containers and for image volumes.
 fn native_snapshots_serve_containers_and_image_volumes(node: &mut TestNode) -> Result<()> {
     let mounts = json!({ "volumeMounts": [{ "name": "tools", "mountPath": "/tools" }] });
     let volume = json!({ "name": "tools", "image": { "reference": image::V2, "pullPolicy": "IfNotPresent" } });

@@ -1,8 +1,8 @@
 //! `deploy/install.sh` on systems that have busybox's shell and nothing else: it installs, what it installs runs, and an
 //! uninstallation leaves nothing.
 //!
-//! Each system is a directory that is the root of its own mount, process and network namespaces. With busybox's init it is
-//! a real one; systemd and OpenRC are scripts that record how they are called.
+//! Each system is a directory that is the root of its own mount, process and network namespaces. busybox's init is
+//! real; systemd and OpenRC are scripts that record their calls.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -16,7 +16,7 @@ use limpet_tests::process::{self, Daemon};
 use limpet_tests::tools::ContainerdPrograms;
 use limpet_tests::{TestNode, agent, case, suite, tools, wait};
 
-/// Neither the node's containerd nor its agent is used: the systems have their own.
+/// The node's containerd and agent are not used, because the systems have their own.
 fn main() -> ExitCode {
     suite::run([
         case!(busyboxs_init_runs_what_is_installed_and_nothing_is_left)
@@ -27,9 +27,9 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Until init has started everything.
+/// How long init may take to start everything.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What is mounted or written by the system itself.
+/// Directories that the system itself mounts or writes.
 const NOT_COMPARED: [&str; 4] = ["dev", "package", "proc", "sys"];
 
 /// A system that has busybox and a package.
@@ -38,7 +38,7 @@ struct System {
 }
 
 impl System {
-    /// `has_runtime`: whether the package is an offline one.
+    /// Makes a system. `has_runtime`: its package is an offline one.
     fn new(root: PathBuf, has_runtime: bool) -> Result<Self> {
         let busybox = tools::busybox().context("no static busybox: cargo xtask setup fetches it")?;
         for directory in [
@@ -70,7 +70,7 @@ impl System {
         Ok(system)
     }
 
-    /// The files of an archive, as `cargo xtask release` packs them.
+    /// Adds the files of an archive, as `cargo xtask release` packs them.
     fn add_package(&self, has_runtime: bool) -> Result<()> {
         let deploy = agent::workspace_dir().join("deploy");
         let package = self.root.join("package");
@@ -97,14 +97,14 @@ impl System {
             fs::copy(&from, &to).with_context(|| from.display().to_string())?;
         }
         if has_runtime {
-            // These programs have the machine's own libraries: this one only has to be there.
+            // These programs use the machine's own libraries, so the directory only has to exist.
             fs::create_dir_all(package.join("runtime/lib"))?;
             fs::write(package.join("runtime/lib/ld.so"), "")?;
         }
         Ok(())
     }
 
-    /// What a dynamic executable is linked with, in the same places.
+    /// Adds the libraries of a dynamic executable in the same places.
     fn add_libraries(&self, program: &Path) -> Result<()> {
         let output = process::run(Command::new("ldd").arg(program), b"")?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -142,7 +142,7 @@ impl System {
         Ok(text)
     }
 
-    /// Every file and directory.
+    /// Every file and directory of the system.
     fn files(&self) -> Result<BTreeSet<PathBuf>> {
         let mut files = BTreeSet::new();
         let mut left = vec![self.root.clone()];
@@ -171,7 +171,7 @@ struct Booted<'a> {
 
 impl Booted<'_> {
     fn shell(&self, script: &str) -> Result<Output> {
-        // The child of unshare is the init.
+        // The init is the child of unshare.
         let parent = self.init.pid();
         let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))?;
         let init = children.split_whitespace().next().context("init has ended")?;
@@ -187,7 +187,7 @@ fn busyboxs_init_runs_what_is_installed_and_nothing_is_left(node: &mut TestNode)
     system.write("etc/inittab", "::sysinit:/etc/rc\n", 0o644)?;
     let before = system.files()?;
     let mut unshare = Command::new("unshare");
-    // The machine's cgroups, since another cgroup namespace would need one of its own in each hierarchy.
+    // The system has the machine's cgroups, because another cgroup namespace would need one in each hierarchy.
     let start = "mount --rbind /sys/fs/cgroup \"$0/sys/fs/cgroup\" && exec chroot \"$0\" /sbin/init";
     fs::create_dir_all(system.root.join("sys/fs/cgroup"))?;
     unshare.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", start]).arg(&system.root);
@@ -197,7 +197,7 @@ fn busyboxs_init_runs_what_is_installed_and_nothing_is_left(node: &mut TestNode)
 
     let installed = booted.shell("sh /package/install.sh --no-start")?;
     ensure!(installed.status.success(), "{installed:?}");
-    // Its cgroups are the node's, which are removed with it.
+    // Its cgroups are below the node's, which are removed with it.
     let root = format!("s|^cgroupDriver: cgroupfs$|&\\ncgroupRoot: /{}|", node.cgroup());
     let started = booted.shell(&format!("sed -i '{root}' /etc/limpet/config.yaml && kill -HUP 1"))?;
     ensure!(started.status.success(), "{started:?}");
@@ -273,7 +273,7 @@ fn configuration_is_kept_and_other_packages_are_respected(node: &mut TestNode) -
     let text = system.installed(&[])?;
     ensure!(text.contains("No init system was recognised") && text.contains("/opt/limpet/bin/start-limpet"), "{text}");
     ensure!(system.read("etc/limpet/config.yaml")? == "mine\n");
-    // A second time it is an upgrade.
+    // The second installation is an upgrade.
     system.installed(&[])?;
     system.installed(&["--uninstall", "--keep-state"])?;
     ensure!(system.read("etc/limpet/config.yaml")? == "mine\n" && !system.root.join("opt/limpet").exists());

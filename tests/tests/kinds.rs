@@ -1,4 +1,4 @@
-//! Workloads of the node's own: what their controllers make of them, with a real containerd.
+//! Workloads of the node's own sources: what their controllers make of them, with a real containerd.
 
 use std::fs;
 use std::process::ExitCode;
@@ -99,7 +99,7 @@ fn a_deployment_is_scaled_and_rolled_out(node: &mut TestNode) -> Result<()> {
     node.wait_nothing_runs()
 }
 
-/// An update that does not get ready, with kills of the agent in the middle.
+/// The update does not get ready, and the agent is killed meanwhile.
 fn a_rollout_outlives_the_agent_and_the_database(node: &mut TestNode) -> Result<()> {
     let strategy = json!({ "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
     let spec = json!({ "replicas": 2, "strategy": strategy });
@@ -184,7 +184,7 @@ fn phases(pods: &[Value]) -> Vec<&str> {
     phases
 }
 
-/// Each index runs once, also after a kill of the agent, without containers, and with another one's file.
+/// Each index runs once, even if the agent is killed, and if the Job's template is edited, which is refused.
 fn an_indexed_job_finishes_once(node: &mut TestNode) -> Result<()> {
     let results = node.dir().join("results");
     fs::create_dir_all(&results)?;
@@ -241,7 +241,7 @@ fn a_job_that_fails_says_why(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// `@every` has no minute to wait for.
+/// The schedule is `@every`, which need not wait for the next minute.
 fn a_cron_job_begins_jobs_by_its_schedule(node: &mut TestNode) -> Result<()> {
     let of_job = &job("echo done", json!({}))["spec"];
     let spec = json!({ "schedule": "@every 2s", "timeZone": "Europe/Berlin", "jobTemplate": { "spec": of_job } });
@@ -262,7 +262,7 @@ fn a_cron_job_begins_jobs_by_its_schedule(node: &mut TestNode) -> Result<()> {
     wait_pods(node, "no pods", <[Value]>::is_empty).map(drop)
 }
 
-/// Pods begin in order, are updated from the last one on, and no ordinal is there twice.
+/// Pods begin in order, are updated from the last one on, and no ordinal exists twice.
 fn a_stateful_set_keeps_its_ordinals(node: &mut TestNode) -> Result<()> {
     let script = "cat /proc/sys/kernel/hostname; trap 'exit 0' TERM; sleep 100000 & wait";
     let set = |image: &str, replicas: u32| {

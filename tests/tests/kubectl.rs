@@ -1,8 +1,8 @@
-//! kubectl and a node, through a real apiserver: every command of kubectl's that a node answers, by every protocol that
-//! apiservers have for nodes.
+//! kubectl and a node, through a real apiserver: every command of kubectl that a node answers, by every protocol that
+//! apiservers use with nodes.
 //!
-//! Each run has the machine's own kubectl. The long form has all that `cargo xtask kubectl` builds, 1.30 among them, and an
-//! apiserver that speaks SPDY to nodes whatever kubectl speaks.
+//! Each run uses the machine's own kubectl. The long form uses all that `cargo xtask kubectl` builds, including 1.30,
+//! and an apiserver that speaks SPDY to nodes whatever kubectl speaks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 /// How a stream comes from kubectl to the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// kubectl's WebSocket is passed on, as apiservers since 1.36 do for nodes that say that they speak it.
+    /// kubectl's WebSocket is passed on, as apiservers since 1.36 do for nodes that declare support.
     WebSocket,
     /// kubectl's SPDY is passed on, as before 1.31.
     Spdy,
@@ -78,14 +78,14 @@ fn every_command_that_a_node_answers(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The pods that all of them read.
+/// Makes the pods that every kubectl reads.
 fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     node.apply(&forwarded::server("web"))?;
     let terminal = json!({ "command": ["/bin/sh"], "stdin": true, "tty": true });
     node.apply(&pod("shell", json!({ "containers": [with(shell("main", ""), terminal)] })))?;
     let reads = with(shell("main", "while read line; do echo $line-read; done"), json!({ "stdin": true }));
     node.apply(&pod("reader", json!({ "containers": [reads] })))?;
-    // It ends once, and then says whatever it finds in a file.
+    // The container ends once, and then prints whatever it finds in a file.
     let talks = "[ -e /data/died ] || { touch /data/died; echo first life; exit 1; }; echo second life; \
                  while :; do if [ -e /data/say ]; then cat /data/say; rm /data/say; fi; usleep 20000; done";
     let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
@@ -123,7 +123,7 @@ impl Kubectl<'_> {
         process::checked(self.command().args(args))
     }
 
-    /// A file of this run's.
+    /// The path of a file of this run.
     fn file(&self, what: &str) -> PathBuf {
         self.node.dir().join(format!("{what}-{}", self.name))
     }
@@ -134,7 +134,7 @@ impl Kubectl<'_> {
         self.attach().context("attach")?;
         self.attach_without_a_terminal().context("attach without a terminal")?;
         self.port_forward().context("port-forward")?;
-        // The rest has no streams of its own, or the same ones.
+        // The other commands have no streams, or the same ones.
         if suite::is_long() || self.way == Way::WebSocket {
             self.logs().context("logs")?;
             self.proxy().context("proxy")?;
@@ -174,7 +174,7 @@ impl Kubectl<'_> {
         Ok(())
     }
 
-    /// kubectl at a terminal that has a size, which changes.
+    /// Runs kubectl at a terminal whose size changes.
     fn exec_at_a_terminal(&self) -> Result<()> {
         let mut exec = self.command();
         exec.args(["exec", "-it", &self.node.full_name("web"), "-c", "main", "--", "/bin/sh"]);
@@ -254,7 +254,7 @@ impl Kubectl<'_> {
         Ok(())
     }
 
-    /// What an editor writes is carried out in place; a deletion returns once the pod's containers have ended.
+    /// Edits with an editor take effect in place, and a deletion returns once the pod's containers have ended.
     fn edit_and_delete(&self) -> Result<()> {
         let (short, pods) = (format!("edited-{}", self.name), "/api/v1/namespaces/default/pods");
         let name = self.node.full_name(&short);
@@ -298,7 +298,7 @@ impl Kubectl<'_> {
         debug.args(["--profile=general", "--", "/bin/sh"]);
         let mut terminal = Terminal::on_terminal(&debug, &self.file("debug-node"))?;
         terminal.wait_for("try pressing enter")?;
-        // The node's own files, and its processes.
+        // A debug container on the node sees the node's files and processes.
         let kept = self.file("kept");
         std::fs::write(&kept, "42-of-the-node\n")?;
         terminal.write(&format!("cat /host{}; ls -d /proc/{}\r", kept.display(), std::process::id()))?;

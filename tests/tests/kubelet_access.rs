@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// What a client brings.
+/// The credential of a client.
 #[derive(Debug, Clone, Copy)]
 enum Credential<'a> {
     Nothing,
@@ -45,7 +45,7 @@ fn get(port: &Port, path: &str, credential: Credential<'_>) -> Result<(u16, Stri
     Ok((status.trim().parse()?, body.to_owned()))
 }
 
-/// Joins with kubelet's API, whose callers the apiserver decides about.
+/// Joins with kubelet's API, for whose callers the apiserver decides.
 fn join_with_api(node: &mut TestNode, cluster: &Cluster) -> Result<Port> {
     let port = Port::claim()?;
     node.agent.reconfigure(|settings| {
@@ -57,7 +57,7 @@ fn join_with_api(node: &mut TestNode, cluster: &Cluster) -> Result<Port> {
     Ok(port)
 }
 
-/// A token of a service account of `default`, which is made if it is not there.
+/// A token of a service account of `default`, which is created if it does not exist.
 fn token(cluster: &Cluster, account: &str, audience: Option<&str>) -> Result<String> {
     let accounts = "/api/v1/namespaces/default/serviceaccounts";
     if cluster.get(&format!("{accounts}/{account}"))?.is_none() {
@@ -121,7 +121,7 @@ fn the_apiserver_decides_about_certificates_and_tokens(node: &mut TestNode) -> R
     let user = "user=system:serviceaccount:default:scraper, verb=get, resource=nodes, subresource(s)=[pods proxy]";
     ensure!(said["message"] == format!("Forbidden ({user})"), "{body}");
 
-    // Without the apiserver: its answers of a moment ago, and no new user.
+    // Without the apiserver its recent answers hold, and no new user is admitted.
     let new = token(&cluster, "scraper", None)?;
     cluster.stop()?;
     let table = [
@@ -219,7 +219,7 @@ fn requests(node: &TestNode, port: &Port, name: &str, times: usize, options: &st
         }
     }
     let file = node.dir().join(format!("{name}.curl"));
-    // Nothing comes after the last one.
+    // No request follows the last one.
     std::fs::write(&file, text.trim_end_matches("next\n"))?;
     Ok(file)
 }
@@ -234,7 +234,7 @@ fn statuses(node: &TestNode, port: &Port, arguments: &[&str]) -> Result<Vec<(u16
     for path in paths(node) {
         command.args(["-o", "/dev/null"]).arg(format!("https://127.0.0.1:{}{path}", port.number));
     }
-    // What curl complains of in the end is that some connections were refused.
+    // At the end curl complains that some connections were refused.
     let output = process::run(&mut command, b"")?;
     let text = String::from_utf8(output.stdout)?;
     let line = |line: &str| -> Result<(u16, String)> {
@@ -249,7 +249,7 @@ fn statuses(node: &TestNode, port: &Port, arguments: &[&str]) -> Result<Vec<(u16
 const FLOOD_KIB: u64 = 8 << 10;
 /// 10 KiB of certificates; a handshake has at most 16.
 const MAX_CHAIN_PEM: usize = 14 << 10;
-/// Of one message, as TLS has it: never complete, however many records follow.
+/// The beginning of a TLS handshake message, which is never complete, however many records follow.
 const BEGUN_HANDSHAKE: [u8; 9] = [0x16, 3, 1, 0x3c, 0, 1, 0, 0xff, 0xfe];
 const RECORD: usize = 5 + 0x3c00;
 
@@ -274,7 +274,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
         "/O=system:masters/CN=admin",
     ]);
     process::checked(openssl.arg("-keyout").arg(&foreign).arg("-out").arg(foreign.with_extension("crt")))?;
-    // A long chain: nothing of it is to stay in memory.
+    // This is a long chain, of which nothing may stay in memory.
     let certificate = std::fs::read_to_string(foreign.with_extension("crt"))?;
     let chain = certificate.repeat(MAX_CHAIN_PEM / certificate.len());
     std::fs::write(&foreign, std::fs::read_to_string(&foreign)? + &chain)?;
@@ -321,9 +321,10 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
         ensure!(wrong.is_none(), "{who}: {wrong:?} instead of {allowed:?}");
     }
 
-    // All at once, but fewer than one address may open: silent connections, endless handshakes, half requests, floods of invalid tokens, and of long chains.
+    // These come all at once, but fewer than one address may open: silent connections, endless handshakes, half
+    // requests, floods of invalid tokens, and of long chains.
     let pid = node.agent.pid().context("no agent")?;
-    // They are loaded soon after a container runs, which takes 18 MiB for a moment.
+    // The BPF programs are loaded soon after a container runs, which takes 18 MiB for a moment.
     wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
     let before = Footprint::measure(pid).private;
     let silent: Vec<_> =
@@ -333,7 +334,8 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     let mut begun = Vec::new();
     for connection in 0..256 {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", port.number))?;
-        // An eighth stay below the limit and open; the others are closed, some before they have sent everything.
+        // An eighth of them stay below the limit and open; the others are closed, some before they have sent
+        // everything.
         let records = if connection % 8 == 0 { 1 } else { 4 };
         (0..records).try_for_each(|_| stream.write_all(&record)).ok();
         begun.push(stream);

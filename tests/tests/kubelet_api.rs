@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// An authority of client certificates, in a directory of its own.
+/// An authority of client certificates, with its own directory.
 struct Authority(PathBuf);
 
 impl Authority {
@@ -33,7 +33,7 @@ impl Authority {
         Ok(Self(dir))
     }
 
-    /// A key and a certificate of that subject, in one file.
+    /// Issues a key and a certificate for the subject, in one file.
     fn issue(&self, file: &str, subject: &str) -> Result<PathBuf> {
         let pair = self.0.join(file);
         let mut command = Command::new("openssl");
@@ -48,7 +48,7 @@ impl Authority {
     }
 }
 
-/// The status and the body of an answer; an error: there was none.
+/// The status and the body of an answer; an error if there was none.
 fn get(url: &str, pair: Option<&Path>) -> Result<(u16, String)> {
     let mut command = Command::new("curl");
     command.args(["-sS", "-k", "--max-time", "60", "-w", "\n%{http_code}", url]);
@@ -169,7 +169,7 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
     let summary =
         |query: &str| -> Result<Value> { Ok(serde_json::from_str(&page(&format!("/stats/summary{query}"))?)?) };
 
-    // One reading says nothing of the use in between; the counters are between those of the file before and after.
+    // A single reading gives no use of CPU. The counters are between those of the file before and after.
     let (before, first, after) = (spent(burn)?, summary("")?, spent(burn)?);
     let main = &of_pod(node, &first, "burn")["containers"][0];
     between(before, main["cpu"]["usageCoreNanoSeconds"].as_u64(), after)?;
@@ -197,7 +197,7 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
         "{first}"
     );
 
-    // metrics-server's page.
+    // The page that metrics-server reads.
     let (before, metrics, after) = (spent(burn)?, page("/metrics/resource")?, spent(burn)?);
     let seconds = series(&metrics, &format!("container_cpu_usage_seconds_total{}", labels(node, "burn")))?;
     between(before, Some((seconds * 1e9) as u64), after + 1_000)?;
@@ -206,7 +206,7 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
     let cadvisor = page("/metrics/cadvisor")?;
     ensure!(cadvisor.contains("container_network_receive_bytes_total{interface=\"eth0\""), "{cadvisor}");
 
-    // limpet top.
+    // The table of `limpet top`.
     let table = node.agent.cli(&["top"])?.success()?;
     let row = |pod: &str| {
         let name = node.full_name(pod);
@@ -220,7 +220,7 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
     let list: Value = serde_json::from_str(&node.agent.cli(&["top", "containers", "-o", "json"])?.success()?)?;
     ensure!(list["kind"] == "PodMetricsList" && list["items"].as_array().is_some_and(|pods| pods.len() == 2), "{list}");
 
-    // What is gone has no figures.
+    // A pod that is gone has no figures.
     node.remove("burn")?;
     node.wait_gone("burn")?;
     ensure!(
@@ -333,7 +333,7 @@ fn limpet_forwards_ports_of_a_pod_until_it_ends(node: &mut TestNode) -> Result<(
     let forwarded = Forwarded::start(&mut forward(&format!(":{}", forwarded::PORT))?, &log)?;
     forwarded.check(node, "web")?;
 
-    // A port without a listener: it is reported, and the others keep working.
+    // A port without a listener is reported, and the others keep working.
     let log = node.dir().join("port-forward-nobody.log");
     let nobody = Port::claim()?;
     let unserved = Daemon::start(&mut forward(&format!("{}:81", nobody.number))?, &log)?;

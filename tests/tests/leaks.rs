@@ -1,4 +1,5 @@
-//! Many pods come and go, and some stay for long: nothing is left behind, and the agent and its loggers do not grow.
+//! Many pods are created and deleted, and some stay for long: nothing is left behind, and the agent and its loggers do
+//! not grow.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,11 +14,12 @@ use limpet_tests::node::container;
 use limpet_tests::{TestNode, agent, case, suite, wait};
 use serde_json::{Value, json};
 
-/// What the agent's memory may vary by, in KiB. The ring of the last 1,000 events fills (half a MiB), and the allocator
-/// keeps pages it has had: up to 2 MiB after many pods at once, and then no more. 6 KiB a pod exceed it among 500.
+/// By how much the agent's memory may vary, in KiB. The ring of the last 1,000 events fills (half a MiB), and the
+/// allocator keeps pages that it has used: up to 2 MiB after many pods at once, and then no more. A leak of 6 KiB per
+/// pod exceeds it with 500 pods.
 const AGENT_ALLOWANCE: u64 = 3072;
 
-/// The same of one logger, which allocates nothing for a line.
+/// By how much a logger's memory may vary; it allocates nothing for a line.
 const LOGGER_ALLOWANCE: u64 = 48;
 
 fn main() -> ExitCode {
@@ -30,7 +32,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The agent once it is idle: threads that wait for blocking work end after some seconds, and their stacks with them.
+/// The agent once it is idle. Threads that wait for blocking work end after some seconds, and their stacks with them.
 fn idle_agent(node: &TestNode) -> Result<Footprint> {
     let pid = node.agent.pid().context("the agent does not run")?;
     wait::until(wait::SOON, "the agent's idleness", || Some(Footprint::measure(pid)).filter(|agent| agent.threads == 1))
@@ -53,14 +55,14 @@ fn nothing_is_left_behind(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// How the pods of a wave are made.
+/// The kinds of pods of a wave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Everything a pod may have, and an edit that restarts one container.
+    /// It uses everything that a pod may have, and an edit restarts one container.
     ImageEdited,
-    /// The same, and an edit that makes a new pod.
+    /// It uses the same, and an edit makes a new pod.
     Recreated,
-    /// Its image is nowhere.
+    /// Its image does not exist.
     NoImage,
     /// Its program is not in the image.
     NoProgram,
@@ -160,7 +162,7 @@ fn with_main(name: &str, main: Value) -> Value {
     pod(name, json!({ "hostNetwork": false, "containers": [with(shell("main", IDLE), main)] }))
 }
 
-/// A pod that needs of everything, and the objects it refers to.
+/// A pod that uses everything, and the objects to which it refers.
 fn rich(name: &str, main: Value) -> Value {
     let mounts = json!({
         "volumeMounts": [
@@ -203,7 +205,7 @@ fn soak_times() -> (Duration, Duration) {
 }
 
 fn what_runs_for_long_does_not_grow(node: &mut TestNode) -> Result<()> {
-    // A megabyte in some seconds: its log is rotated all the time.
+    // It writes a megabyte in some seconds, so its log is rotated all the time.
     let chatter = "while :; do yes 'a line of a log that goes on for ever' | head -n 500; usleep 50000; done";
     node.apply(&simple("chatty", chatter))?;
     node.wait_bpf_programs()?;
@@ -225,7 +227,8 @@ fn what_runs_for_long_does_not_grow(node: &mut TestNode) -> Result<()> {
     after.is_no_larger_than(&before)
 }
 
-/// An edit that restarts a container, one that makes a new pod which fails once, one of a ConfigMap, and questions.
+/// One round: an edit that restarts a container, one that makes a new pod which fails once, one of a ConfigMap, and
+/// requests.
 fn soak_round(node: &TestNode, round: usize) -> Result<()> {
     let flipped = [V1, V2][round % 2];
     apply(&node.agent, &with_main_on_host("flip", json!({ "image": flipped })))?;
@@ -310,7 +313,7 @@ impl Size {
         grown("the agent's memory (KiB)", self.agent.private, before.agent.private, AGENT_ALLOWANCE)?;
         grown("the memory of a logger (KiB)", self.logger_private, before.logger_private, LOGGER_ALLOWANCE)?;
         grown("a logger's descriptors", self.logger_descriptors, before.logger_descriptors, 0)?;
-        // What a question or a restart holds for a moment.
+        // A request or a restart holds a few of them for a moment.
         grown("the agent's descriptors", self.agent.descriptors, before.agent.descriptors, 4)
     }
 }

@@ -128,7 +128,7 @@ fn an_edit_of_labels_touches_no_container(node: &mut TestNode) -> Result<()> {
     let log = node.agent.log();
     let line = log.lines().find(|line| line.contains("SyncLoop UPDATE")).context("no SyncLoop UPDATE")?;
     ensure!(line.contains("labels") && !line.contains("container"), "{line}");
-    // What an update restarts is restarted before the next edit of the same pod is acted on.
+    // The restarts of an update are done before the next edit of the same pod takes effect.
     manifest["metadata"]["annotations"] = json!({ "note": "a" });
     node.apply(&manifest)?;
     node.wait_pod("web", "annotated", |pod| pod["metadata"]["annotations"]["note"] == "a")?;

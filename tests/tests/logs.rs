@@ -55,7 +55,7 @@ fn a_flood_is_kept_whole(node: &mut TestNode) -> Result<()> {
     const LINES: u32 = 1_000_000;
     node.apply(&once("web", &flood(LINES)))?;
     let web = node.wait_pod("web", "started", |pod| pod["status"]["phase"] != "Pending")?;
-    // The agent's death is nothing to the logger.
+    // The logger survives the agent.
     node.agent.kill();
     node.agent.start()?;
     let file = log_dir(node, &web)?.join("0.log");
@@ -162,7 +162,7 @@ fn a_logger_that_is_killed_is_replaced(node: &mut TestNode) -> Result<()> {
     wait_for_more()?;
     let seen = seen();
     let missing = seen.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
-    // The logger may have read one line and not yet written it each time.
+    // Each time the logger may have read a line that it has not written yet.
     ensure!(missing <= 2 && seen.is_sorted(), "{missing} gaps in {} lines", seen.len());
     let restarts = container(&node.wait_running("web")?, "main")["restartCount"].clone();
     ensure!(restarts == 0, "restarted {restarts} times");
@@ -185,7 +185,7 @@ fn a_logger_that_was_killed_while_no_agent_ran_is_replaced(node: &mut TestNode) 
     Ok(())
 }
 
-/// A logger as a shim starts it for the container `id`, whose pipes are never closed.
+/// Starts a logger as a shim does for the container `id`, whose pipes are never closed.
 fn logger(node: &TestNode, id: &str, number: u32) -> Result<Child> {
     let (pipe, ready) = (node.dir().join(format!("pipe-{number}")), node.dir().join(format!("ready-{number}")));
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)?;

@@ -62,7 +62,7 @@ fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> 
     node.agent.start()?;
     wait_noted(node)?;
     node.ensure_unchanged("web", &before)?;
-    // The last good version is what counts, not what happens to run: it is started where nothing runs.
+    // The last good version counts, and not what happens to run: it is started if nothing runs.
     node.agent.kill();
     for task in node.containerd.tasks()? {
         limpet_tests::process::signal_pid(task.pid, rustix::process::Signal::KILL);
@@ -84,7 +84,7 @@ fn a_field_limpet_does_not_act_on_is_refused(node: &mut TestNode) -> Result<()> 
     Ok(())
 }
 
-/// What `limpet describe` says of the pod.
+/// The output of `limpet describe` about the pod.
 fn described(node: &TestNode, name: &str) -> Result<String> {
     node.agent.cli(&["describe", &node.full_name(name)])?.success()
 }
@@ -213,7 +213,7 @@ fn what_diff_says_is_what_happens(node: &mut TestNode) -> Result<()> {
     refused_and_offline(node, &staged)
 }
 
-/// A pod of the document: what becomes of it, its restarts, what is kept.
+/// What the document says of a pod: what happens to it, its restarts, and what is kept.
 fn change(pod: &Value) -> String {
     let text = |field: &str| pod[field].as_str().unwrap_or_default().to_owned();
     format!("{} {} {} {}", text("name"), text("change"), pod["restarts"], pod["keeps"])
@@ -267,7 +267,7 @@ fn a_pod_beyond_the_security_standard_of_its_source_is_refused(node: &mut TestNo
     node.agent.start()?;
     wait_noted(node)?;
     node.ensure_unchanged("web", &before)?;
-    // Another source has a level of its own: what a file may have, a pushed pod may not.
+    // Another source has another level: what a file may have, a pushed pod may not.
     let mut pushed = with(simple("pushed", IDLE), json!({ "spec": { "hostNetwork": false } }));
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], pushed.to_string().as_bytes())?;
     ensure!(
@@ -280,7 +280,7 @@ fn a_pod_beyond_the_security_standard_of_its_source_is_refused(node: &mut TestNo
     });
     node.agent.cli_with_input(&["apply", "-f", "-"], pushed.to_string().as_bytes())?.success()?;
     node.wait_running("pushed")?;
-    // A source that is not named has none.
+    // A source that is not named has no level.
     node.agent.kill();
     node.agent.reconfigure(|settings| settings.limpet = vec!["podSecurity: {file: baseline}".to_owned()])?;
     node.agent.start()?;

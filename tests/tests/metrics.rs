@@ -1,4 +1,5 @@
-//! A real Prometheus reads a node as `deploy/prometheus.yml` has it, and the dashboard of `deploy/grafana-dashboard.json` has data.
+//! A real Prometheus reads a node as configured in `deploy/prometheus.yml`, and the dashboard of
+//! `deploy/grafana-dashboard.json` has data.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +46,7 @@ const WITHOUT_DATA: [&str; 7] = [
     "\"pull_image\"",
 ];
 
-/// What only the kernel of a node with cgroup v2, or a container with a limit, has.
+/// Metrics that only the kernel of a node with cgroup v2, or a container with a limit, has.
 const PERHAPS: [&str; 2] = ["container_oom_events_total", "container_cpu_cfs_throttled_seconds_total"];
 
 fn every_panel_of_the_dashboard_queries_existing_metrics(node: &mut TestNode) -> Result<()> {

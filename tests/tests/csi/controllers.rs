@@ -23,7 +23,7 @@ pub(crate) fn a_clusters_own_controller_attaches_and_detaches(node: &mut TestNod
     create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
     let attachment = format!("{ATTACHMENTS}/csi-{}", sha256(&format!("data{name}{}", node.name())));
     wait_at(&cluster, &attachment, "made by the controller", |_| true)?;
-    // As the driver's external-attacher does.
+    // The test is the driver's external-attacher.
     cluster.patch(&format!("{attachment}/status"), &json!({ "status": { "attached": true } }))?;
     wait_reported(node, &cluster, "web")?;
     delete(node, &cluster, "web")?;
@@ -62,7 +62,7 @@ pub(crate) fn a_clusters_own_controllers_keep_the_volume_of_a_stateful_set(node:
     let sets = "/apis/apps/v1/namespaces/default/statefulsets";
     cluster.create(sets, &set)?;
     let pod = format!("{PODS}/{}-0", node.name());
-    // A UID of the pod, once it is ready.
+    // The UID of the pod once it is ready, and is not `not`.
     let ready = |not: Option<&str>| {
         let shown =
             cluster.get(&pod).ok().flatten().filter(|pod| cluster::condition(pod, "Ready")["status"] == "True")?;
@@ -86,7 +86,7 @@ pub(crate) fn a_clusters_own_controllers_keep_the_volume_of_a_stateful_set(node:
     cluster.run_kubectl(&["delete", &format!("statefulset/{}", node.name())]).map(drop)
 }
 
-/// A class of this node's own, and a volume of it.
+/// Creates a class for this node only, and a volume of it.
 fn provide(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": node.name() },
@@ -109,7 +109,7 @@ fn attachments(node: &TestNode, cluster: &Cluster) -> Result<Vec<Value>> {
     Ok(all.into_iter().filter(|attachment| attachment["spec"]["nodeName"] == node.name()).collect())
 }
 
-/// Attaches what is to be, as the driver's external-attacher does.
+/// Attaches what has to be attached, in place of the driver's external-attacher.
 fn attach(node: &TestNode, cluster: &Cluster) -> Result<()> {
     for attachment in attachments(node, cluster)?.iter().filter(|attachment| attachment["status"]["attached"] != true) {
         let name = attachment["metadata"]["name"].as_str().context("no name")?;

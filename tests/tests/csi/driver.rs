@@ -1,5 +1,5 @@
-//! A CSI driver: gRPC servers of the service `Node` and of the registration, as a vendor's driver and its registrar are. Its volumes are
-//! directories that it bind-mounts.
+//! A CSI driver: gRPC servers of the service `Node` and of the registration, like a vendor's driver and its registrar.
+//! Its volumes are directories that it bind-mounts.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,26 +27,26 @@ const DEVICE: &str = "device";
 /// How a driver behaves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Behaviour {
-    /// It stages volumes.
+    /// Whether it stages volumes.
     pub stages: bool,
-    /// It reports how much of a volume is used.
+    /// Whether it reports how much of a volume is used.
     pub measures: bool,
-    /// It expands volumes.
+    /// Whether it expands volumes.
     pub expands: bool,
-    /// It takes the pod's group.
+    /// Whether it applies the pod's group itself.
     pub mount_group: bool,
-    /// It does not answer to `NodePublishVolume` of this volume.
+    /// The volume for which it does not answer `NodePublishVolume`.
     pub hangs_at: Option<String>,
-    /// Which call of `NodePublishVolume` fails, from 1.
+    /// The number of the call of `NodePublishVolume` that fails, from 1.
     pub publish_fails: usize,
-    /// How many calls of `NodeUnstageVolume` fail first.
+    /// How many of the first calls of `NodeUnstageVolume` fail.
     pub unstage_fails: usize,
 }
 
 /// A call, as a line: its name, the volume, and what else matters.
 type Calls = Arc<Mutex<Vec<String>>>;
 
-/// A running driver. Dropped, it goes and takes its sockets with it, as one that is stopped does; its volumes stay.
+/// A running driver. When it is dropped it ends and removes its sockets, like one that is stopped; its volumes stay.
 pub(crate) struct Driver {
     thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     calls: Calls,
@@ -55,7 +55,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// A driver of that name which registers at the node's agent.
+    /// Starts a driver of that name, which registers at the node's agent.
     pub(crate) fn start(node: &TestNode, name: &str, behaviour: Behaviour) -> Result<Self> {
         let data = node.dir().join("volumes").join(name);
         fs::create_dir_all(&data)?;
@@ -88,21 +88,21 @@ impl Driver {
         Ok(Self { thread: Some((end, thread)), calls, data, sockets: [registration, socket] })
     }
 
-    /// Makes a volume; its directory.
+    /// Makes a volume. Returns its directory.
     pub(crate) fn volume(&self, handle: &str) -> Result<PathBuf> {
         let path = self.data.join(handle);
         fs::create_dir_all(&path)?;
         Ok(path)
     }
 
-    /// Makes a volume that is a block device of one MiB; its file.
+    /// Makes a volume that is a block device of one MiB. Returns its file.
     pub(crate) fn disk(&self, handle: &str) -> Result<PathBuf> {
         let path = self.data.join(handle);
         fs::File::create(&path)?.set_len(1 << 20)?;
         Ok(path)
     }
 
-    /// The calls so far whose line begins so.
+    /// The calls so far whose line begins with `begin`.
     pub(crate) fn calls(&self, begin: &str) -> Vec<String> {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.iter().filter(|call| call.starts_with(begin)).cloned().collect()

@@ -1,4 +1,4 @@
-//! What drivers may do beside mounting: tokens, block devices, expansion, figures, volumes of a pod's own.
+//! What drivers may do besides mounting: tokens, block devices, expansion, figures, volumes of a single pod.
 
 use std::fs;
 use std::process::Command;
@@ -18,8 +18,8 @@ use crate::{
     CLAIMS, SECRETS, claim, claimed, create, delete, describe, mounted, name, restart, sha256, staged, wait_reported,
 };
 
-/// Tokens of the pod's service account, by `tokenRequests`, and volumes that are published again while their pod runs, by
-/// `requiresRepublish`.
+/// The driver gets tokens of the pod's service account, by `tokenRequests`, and publishes volumes again while their pod
+/// runs, by `requiresRepublish`.
 pub(crate) fn a_driver_gets_tokens_and_publishes_again(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;
@@ -42,11 +42,12 @@ pub(crate) fn a_driver_gets_tokens_and_publishes_again(node: &mut TestNode) -> R
     ensure!(claims["kubernetes.io"]["pod"]["uid"] == web["metadata"]["uid"], "{claims}");
     ensure!(given["vault"]["expirationTimestamp"].is_string() && given[""]["token"].is_string(), "{given}");
 
-    // The next agent publishes again, with the tokens that are valid still.
+    // The next agent publishes again, with the tokens that are still valid.
     restart(node)?;
     wait::until_true(wait::SOON, "the second call", || published().len() == 2)?;
     ensure!(tokens(&published()[1], "context=", " secrets=")? == given, "{:?}", published());
-    // After kubelet's minute once more. It fails, which the pod does not feel, and is tried again.
+    // It publishes again after a minute, as kubelet does. That call fails, which the pod does not notice, and is
+    // repeated.
     wait::until_true(3 * wait::SOON, "the third call", || published().len() == 3)?;
     node.wait_event("the vault is sealed")?;
     wait::until_true(wait::SOON, "the fourth call", || published().len() == 4)?;
@@ -65,7 +66,7 @@ fn tokens(call: &str, begin: &str, end: &str) -> Result<Value> {
     Ok(serde_json::from_str(text.with_context(|| format!("no tokens: {call}"))?.0)?)
 }
 
-/// `volumeMode: Block`, on kubelet's paths.
+/// With `volumeMode: Block` the device is on kubelet's paths.
 pub(crate) fn a_block_volume_is_a_device_of_the_container(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;
@@ -97,7 +98,7 @@ pub(crate) fn a_block_volume_is_a_device_of_the_container(node: &mut TestNode) -
     let left = ["publish", "staging"].map(|directory| devices.join(directory).join(&claim).exists());
     ensure!(left == [false, false] && !devices.join(&claim).exists() && mounted(node)?.is_empty(), "{left:?}");
     ensure!(fs::read(&disk)?.starts_with(b"first\n"), "what the pod has written is not there");
-    // A successor reads it.
+    // The next pod reads it.
     create(node, &cluster, "next", &volume, json!({ "containers": containers }))?;
     wait_reported(node, &cluster, "next")?;
     ensure!(node.exec("next", "main", &["head", "-c", "6", "/dev/data"])? == "first\n");
@@ -121,7 +122,7 @@ pub(crate) fn a_volume_is_expanded_while_its_pod_runs(node: &mut TestNode) -> Re
     create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
     let web = wait_reported(node, &cluster, "web")?;
     let uid = web["metadata"]["uid"].as_str().context("no UID")?;
-    // As a resizer does.
+    // The test does what a resizer does.
     let (claim_at, volume_at) = (format!("{CLAIMS}/{claim}"), format!("/api/v1/persistentvolumes/{claim}"));
     cluster.patch(&volume_at, &json!({ "spec": { "capacity": { "storage": "2Mi" } } }))?;
     let conditions = json!([{ "type": "FileSystemResizePending", "status": "True" }]);
@@ -147,7 +148,7 @@ pub(crate) fn a_volume_is_expanded_while_its_pod_runs(node: &mut TestNode) -> Re
     delete(node, &cluster, "web")
 }
 
-/// What a driver reports of a volume is in the summary and for Prometheus, by its claim.
+/// What a driver reports about a volume is in the summary and in the metrics, by its claim.
 pub(crate) fn a_volume_is_measured_by_its_driver(node: &mut TestNode) -> Result<()> {
     let (cluster, port) = (cluster::shared()?, Port::claim()?);
     let keys = ["address: 127.0.0.1".to_owned(), format!("readOnlyPort: {}", port.number)];

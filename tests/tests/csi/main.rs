@@ -1,6 +1,6 @@
-//! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What
-//! controllers and an external-attacher would do, the cases do; with `LIMPET_TEST_LONG=1` a cluster's own attach/detach
-//! controller has a case.
+//! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. The cases
+//! do what controllers and an external-attacher would do; with `LIMPET_TEST_LONG=1` a case has a cluster's own
+//! attach/detach controller.
 
 mod controllers;
 mod driver;
@@ -60,12 +60,12 @@ fn main() -> ExitCode {
     code
 }
 
-/// A driver's name, of this node alone.
+/// The name of a driver that only this node has.
 fn name(node: &TestNode) -> String {
     format!("{}.csi.test", node.name())
 }
 
-/// Makes the CSIDriver object, and what every pod needs.
+/// Creates the CSIDriver object, and what every pod needs.
 fn describe(node: &TestNode, cluster: &Cluster, spec: &Value) -> Result<()> {
     let account = "/api/v1/namespaces/default/serviceaccounts";
     if cluster.get(&format!("{account}/default"))?.is_none() {
@@ -78,8 +78,8 @@ fn describe(node: &TestNode, cluster: &Cluster, spec: &Value) -> Result<()> {
     cluster.create(DRIVERS, &document)
 }
 
-/// A claim that is bound to a volume of the driver, as a cluster's controllers leave it; `change` is of the volume's
-/// spec.
+/// Creates a claim that is bound to a volume of the driver, as a cluster's controllers leave it; `change` is merged
+/// into the volume's spec.
 fn claim(node: &TestNode, cluster: &Cluster, handle: &str, change: Value) -> Result<String> {
     let name = format!("{handle}-{}", node.name());
     let spec = json!({
@@ -102,7 +102,7 @@ fn claim(node: &TestNode, cluster: &Cluster, handle: &str, change: Value) -> Res
     Ok(name)
 }
 
-/// A pod with these volumes, each mounted under its name, as a scheduler has bound it.
+/// Creates a pod with these volumes, each mounted under its name, bound as by a scheduler.
 fn create(node: &TestNode, cluster: &Cluster, name: &str, volumes: &[(&str, Value)], change: Value) -> Result<()> {
     let mounts: Vec<Value> =
         volumes.iter().map(|(name, _)| json!({ "name": name, "mountPath": format!("/{name}") })).collect();
@@ -139,7 +139,7 @@ fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     })
 }
 
-/// The mount points of the node that are of drivers.
+/// The mount points of drivers on the node.
 fn mounted(node: &TestNode) -> Result<Vec<String>> {
     let dir = node.dir().to_string_lossy().into_owned();
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -158,7 +158,7 @@ fn staged(node: &TestNode, handle: &str) -> PathBuf {
     staged.join(name(node)).join(sha256(handle))
 }
 
-/// Has the agent run again.
+/// Restarts the agent.
 fn restart(node: &mut TestNode) -> Result<()> {
     node.agent.kill();
     node.agent.start()
@@ -180,7 +180,7 @@ fn a_driver_is_reported_to_the_cluster(node: &mut TestNode) -> Result<()> {
     ensure!(shown["metadata"]["ownerReferences"][0]["uid"] == node_object["metadata"]["uid"], "{shown}");
     ensure!(node_object["metadata"]["labels"][&topology] == node.name(), "{node_object}");
     wait::until_true(wait::SOON, "the notification", || driver.calls("registered true ").len() == 1)?;
-    // A restart of the agent takes nothing back; a socket that goes does.
+    // A restart of the agent removes nothing from the object; the end of the socket does.
     let version = shown["metadata"]["resourceVersion"].clone();
     restart(node)?;
     wait::until_true(wait::SOON, "the next registration", || driver.calls("registered true ").len() == 2)?;
@@ -221,7 +221,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     let unique = format!("kubernetes.io/csi/{name}^data");
     wait_node(node, &cluster, "the volume in use", |shown| shown["status"]["volumesInUse"] == json!([unique]))?;
     ensure!(driver.calls("stage").is_empty(), "staged before it is attached: {:?}", driver.calls(""));
-    // As the attach/detach controller and the driver's external-attacher do.
+    // The test does what the attach/detach controller and the driver's external-attacher do.
     let attachment = format!("csi-{}", sha256(&format!("data{name}{}", node.name())));
     let source = json!({ "attacher": name, "nodeName": node.name(), "source": { "persistentVolumeName": claim } });
     cluster.create(
@@ -255,11 +255,11 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     ensure!(written["volumeHandle"] == "data" && written["attachmentID"] == attachment.as_str(), "{written}");
     let log = node.agent.log();
     ensure!(!log.contains("hunter2") && !log.contains("hunter3"), "a Secret is in the log");
-    // The group owns what is there, and what is written.
+    // The group owns existing files, and new ones.
     node.exec("web", "main", &["/bin/sh", "-c", "echo first > /data/file"])?;
     ensure!(node.exec("web", "main", &["stat", "-c", "%g", "/data/file", "/data/old"])? == "2000\n2000\n");
 
-    // A second pod needs no second stage, and a restart of the agent no call at all.
+    // A second pod needs no second staging, and a restart of the agent no call at all.
     let reader = json!({ "persistentVolumeClaim": { "claimName": claim, "readOnly": true } });
     create(node, &cluster, "reader", &[("data", reader)], json!({}))?;
     wait_reported(node, &cluster, "reader")?;
@@ -274,10 +274,10 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     ensure!(driver.calls("stage").len() == 1 && driver.calls("publish").len() == 2, "{:?}", driver.calls(""));
     wait_node(node, &cluster, "the volume in use", |shown| shown["status"]["volumesInUse"] == json!([unique]))?;
 
-    // The last user's end unstages; then a controller may detach.
+    // The end of the last user unstages the volume, and then a controller may detach it.
     delete(node, &cluster, "web")?;
     ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").is_empty(), "{:?}", driver.calls(""));
-    // The volume's root has the group already: by that policy nothing below it is checked.
+    // The volume's root already has the group, so with that policy nothing below it is checked.
     chown(data.join("old"), None, Some(7))?;
     let context = json!({ "fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch" });
     create(node, &cluster, "next", &[("data", claimed(&claim))], json!({ "securityContext": context }))?;
@@ -298,7 +298,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     Ok(())
 }
 
-/// Staged and published volumes are mounted again by what the agent knew last, as after a reboot.
+/// Staged and published volumes are mounted again by what the agent last knew, as after a reboot.
 fn a_volume_outlives_a_restart_without_an_apiserver(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::exclusive()?;
     join(node, &cluster, &[])?;
@@ -341,7 +341,7 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
     node.wait_event(&format!("CSI driver {name} is not registered on this node: no socket of it in"))?;
     let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
-    // Its volume is not there yet, either.
+    // Its volume does not exist yet, either.
     node.wait_event("NodeStageVolume: rpc error: code = NotFound desc = no volume data")?;
     driver.volume("data")?;
     wait_reported(node, &cluster, "web")?;
@@ -350,7 +350,7 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     cluster.delete(&path(node, "web"))?;
     node.wait_event("UnmountVolume.TearDown failed")?;
     ensure!(!mounted(node)?.is_empty(), "the volume was taken away without its driver");
-    // The next agent knows of it as well: the pod stays for as long as its volume is there, though nothing else of it is.
+    // The next agent knows of it, too: the pod stays as long as its volume exists, even if nothing else of it does.
     let mark = node.mark()?;
     restart(node)?;
     node.wait_log_since(&mark, &["unmounting a volume failed; retried later"])?;
@@ -363,7 +363,7 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A driver that does not unstage a volume is called again, although the pod is gone by then.
+/// A driver that did not unstage a volume is called again, although the pod is gone by then.
 fn a_volume_that_stays_staged_is_unstaged_later(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;
@@ -398,7 +398,7 @@ fn a_driver_that_hangs_delays_its_own_pod_alone(node: &mut TestNode) -> Result<(
     wait_reported(node, &cluster, "data")?;
     delete(node, &cluster, "data")?;
     cluster.delete(&path(node, "stuck"))?;
-    // Its connection ends, and the call with it.
+    // The driver's connection ends, and the call with it.
     drop(driver);
     let driver = Driver::start(node, &name(node), Behaviour::default())?;
     wait_deleted(node, &cluster, "stuck")?;

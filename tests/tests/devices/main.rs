@@ -40,7 +40,7 @@ fn socket(node: &TestNode, name: &str) -> PathBuf {
     node.agent.settings().plugins().join("device-plugins").join(name)
 }
 
-/// A plugin that has registered.
+/// Starts a plugin, and registers it.
 fn start(node: &TestNode, ids: &[&str], behaviour: Behaviour) -> Result<Plugin> {
     wait::until_true(wait::SOON, "kubelet.sock", || socket(node, "kubelet.sock").exists())?;
     let plugin = Plugin::start(socket(node, "card.sock"), ids, behaviour)?;
@@ -78,7 +78,7 @@ fn resources(node: &TestNode) -> Result<(Vec<(String, String)>, usize)> {
     })
 }
 
-/// Two devices, three pods; then restarts of a container, of the agent and of the plugin.
+/// There are two devices and three pods; then a container, the agent and the plugin are restarted.
 fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
     node.apply(&asking("one", 1))?;
     let early = waits(node, "one", "UnexpectedAdmissionError")?;
@@ -99,8 +99,8 @@ fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
     let wanted = [("one", "b"), ("two", "a")].map(|(pod, id)| (node.full_name(pod), id.to_owned()));
     ensure!(given == wanted && allocatable == 2, "{given:?} of {allocatable}");
 
-    // A container that starts again has the same device, and so it does after a restart of the agent.
-    // It may be ended with its container.
+    // A container that starts again has the same device, also after a restart of the agent. The command may end with
+    // its container.
     drop(node.exec("two", "main", &["/bin/sh", "-c", "kill -TERM 1"]));
     node.wait_pod("two", "restarted", |pod| {
         let main = &pod["status"]["containerStatuses"][0];
@@ -114,7 +114,7 @@ fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
     drop(plugin);
     waits(node, "three", "OutOfexample.com/card")?;
     let plugin = start(node, &["a", "b"], Behaviour::default())?;
-    // It may be ended with its container.
+    // The command may end with its container.
     drop(node.exec("two", "main", &["/bin/sh", "-c", "kill -TERM 1"]));
     node.wait_pod("two", "restarted", |pod| {
         let main = &pod["status"]["containerStatuses"][0];
@@ -188,7 +188,7 @@ fn a_plugin_that_hangs_delays_its_own_pods_alone(node: &mut TestNode) -> Result<
     }
     let stuck = node.pod("stuck").context("the pod is not shown")?;
     ensure!(stuck["status"]["phase"] == "Pending", "{stuck}");
-    // Its call fails with the plugin, and not after its deadline.
+    // The call fails when the plugin ends, and not only at its deadline.
     drop(plugin);
     node.remove("stuck")?;
     node.wait_gone("stuck")
@@ -216,7 +216,7 @@ fn a_cdi_device_is_injected(node: &mut TestNode) -> Result<()> {
     ensure!(inside("cat /vendor/release")? == fs::read_to_string("/etc/os-release")?, "no mount");
     ensure!(fs::read_to_string(node.dir().join("hook"))? == "ran\n", "the hook did not run");
 
-    // A resource of the node's own table has it without a plugin.
+    // A resource in the node's own table of devices needs no plugin.
     let limits = json!({ "resources": { "limits": { "example.com/gpu": 1 } } });
     node.apply(&pod("gpu", json!({ "containers": [with(shell("main", IDLE), limits)] })))?;
     node.wait_running("gpu")?;

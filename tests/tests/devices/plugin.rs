@@ -1,4 +1,4 @@
-//! A device plugin: a gRPC server of the device plugin API on a socket of its own, as a vendor's program is.
+//! A device plugin: a gRPC server of the device plugin API on its own socket, like a vendor's program.
 
 use std::collections::HashMap;
 use std::fs;
@@ -26,20 +26,20 @@ pub(crate) const CARD: &str = "example.com/card";
 /// How it answers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Behaviour {
-    /// `Allocate` never answers.
+    /// Whether `Allocate` never answers.
     pub hangs: bool,
-    /// It names CDI devices, and nothing else.
+    /// Whether it only names CDI devices.
     pub cdi: bool,
-    /// The id that it would rather give.
+    /// The id that it prefers.
     pub prefers: Option<String>,
     /// `PreStartContainer` writes here which devices a container is started with.
     pub started: Option<PathBuf>,
 }
 
-/// A running plugin. Dropped, it dies and leaves its socket, as one that is killed does.
+/// A running plugin. When it is dropped it ends and leaves its socket, like one that is killed.
 pub(crate) struct Plugin {
     handle: Handle,
-    /// Its thread, and what ends it.
+    /// Its thread, and the sender that ends it.
     thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     devices: watch::Sender<Vec<Device>>,
     pub socket: PathBuf,
@@ -57,7 +57,7 @@ fn devices(ids: &[&str]) -> Vec<Device> {
 }
 
 impl Plugin {
-    /// A plugin with these devices, which listens and has not registered.
+    /// Starts a plugin with these devices, which listens and has not registered.
     pub(crate) fn start(socket: PathBuf, ids: &[&str], behaviour: Behaviour) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel::<()>());
@@ -68,7 +68,7 @@ impl Plugin {
         Ok(Self { handle, thread: Some((end, thread)), devices, socket })
     }
 
-    /// Lists other devices.
+    /// Changes the list of devices.
     pub(crate) fn list(&self, ids: &[&str]) {
         self.devices.send_replace(devices(ids));
     }
@@ -91,7 +91,8 @@ impl Plugin {
         })
     }
 
-    /// Waits for requests at `socket`, as a plugin of the type `kind`. Their notifications are received.
+    /// Registers as a plugin of the type `kind`: waits for the agent's requests at `socket`, and accepts its
+    /// notifications.
     pub(crate) fn wait_for_request(
         &self,
         socket: &Path,

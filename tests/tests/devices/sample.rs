@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 
 use super::{socket, waits};
 
-/// Its resource, and its two devices.
+/// The plugin's resource.
 const RESOURCE: &str = "example.com/resource";
 const DEVICES: [&str; 2] = ["Dev-1", "Dev-2"];
-/// What builds the programs.
+/// How the programs are built.
 const BUILD: &str = "run: cargo xtask nightly device-plugin";
 
-/// The running plugin. It makes files for its devices on this machine, which go with it.
+/// The running plugin. It makes files for its devices on this machine, which are removed with it.
 struct Sample(Daemon);
 
 impl Sample {
-    /// Starts it with the node's directory of plugins where it looks for kubelet's.
+    /// Starts the plugin, with the node's directory of plugins in the place of kubelet's.
     fn start(node: &TestNode) -> Result<Self> {
         let program = tools::kubernetes("sample-device-plugin").context("no sample-device-plugin").context(BUILD)?;
-        // In a mount namespace of its own.
+        // The plugin runs in its own mount namespace.
         let script = "mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet && mount --bind \"$1\" /var/lib/kubelet && exec \"$2\"";
         let mut command = Command::new("unshare");
         command.args(["--mount", "--", "/bin/sh", "-c", script, "sh"]);
@@ -49,7 +49,7 @@ fn asking(name: &str, count: u32) -> Value {
     pod(name, json!({ "containers": [with(shell("main", IDLE), asks)] }))
 }
 
-/// What kubelet's client reads: the devices of each pod, and how many there are for pods.
+/// The result of kubelet's client: the devices of each pod, and how many there are for pods.
 fn resources(node: &TestNode) -> Result<(Vec<(String, String)>, usize)> {
     let program = tools::kubernetes("pod-resources").context("no pod-resources").context(BUILD)?;
     let socket = node.agent.settings().root().join("pod-resources/kubelet.sock");

@@ -1,4 +1,4 @@
-//! containerd refuses, or is silent, at each of the agent's calls: many pods at once, each with a fault of its own.
+//! containerd refuses each of the agent's calls, or does not answer it: many pods at once, each with its own fault.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::proxy::{Armed, Call};
 use crate::rig::{Rig, request_timeout};
 use crate::subject::{Kind, PHASES, Phase, Subject};
 
-/// What the agent waits for an answer: long enough for the start of many containers, short enough for a test.
+/// How long the agent waits for an answer: long enough for the start of many containers, short enough for a test.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Pods at once.
+/// How many pods go through their phases at once.
 const CONCURRENT_PODS: usize = 12;
 
 pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()> {
@@ -59,7 +59,7 @@ pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()
     Ok(())
 }
 
-/// It protects what the container's snapshot takes on the disk, as long as it is there.
+/// The lease keeps the container's snapshot on the disk as long as it exists.
 pub(crate) fn a_lease_whose_deletion_fails_goes_after_a_reconnection(node: &mut TestNode) -> Result<()> {
     let mut rig = Rig::new(node, Some(request_timeout(TIMEOUT)))?;
     let mut subject = Subject::new(rig.node, "leased", Kind::Lasting, 100)?;
@@ -98,8 +98,8 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
     planned
 }
 
-/// What containerd can say to a call. What is there already, or is gone already, it says after it has been done: as
-/// it does to a call whose first answer was lost.
+/// The answers of containerd to a call. That something exists already, or is gone already, it answers after the call
+/// has been done, as it does to a call whose first answer was lost.
 fn harms(method: &str) -> Vec<(Harm, Moment)> {
     use Code::{
         Aborted, AlreadyExists, Cancelled, DeadlineExceeded, FailedPrecondition, Internal, NotFound, ResourceExhausted,

@@ -8,12 +8,13 @@ use anyhow::{Context as _, Result, bail};
 use crate::proxy::Call;
 use crate::subject::Phase;
 
-/// The one fault that is to be tried, as a failure has printed it.
+/// The variable with the only fault to try, as a failure has printed it.
 pub(crate) const FAULT_VARIABLE: &str = "LIMPET_TEST_FAULT";
-/// Which of a long run's rounds are to be tried, `60..` or `60..120`: it can be gone on with, or be done in parts.
+/// The variable with the rounds of a long run to try, `60..` or `60..120`, so that it can be continued, or done in
+/// parts.
 const ROUNDS_VARIABLE: &str = "LIMPET_TEST_ROUNDS";
 
-/// gRPC's codes, those that containerd gives.
+/// The codes of gRPC that containerd uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Code {
     Cancelled,
@@ -51,7 +52,7 @@ impl Code {
     }
 }
 
-/// Before containerd (a plugin, runc) has seen the call, or after it has done it.
+/// Whether something happens before containerd (a plugin, runc) has seen the call, or after it has done it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     Before,
@@ -67,29 +68,30 @@ impl fmt::Display for Moment {
 /// What happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
-    /// SIGKILL to the agent.
+    /// The agent gets SIGKILL.
     KillAgent,
     /// The agent's connection ends; both sides live on.
     Cut,
     /// The answer does not come before the agent gives up.
     Delay,
-    /// A status in place of the answer.
+    /// The answer is replaced by a status.
     Answer(Code),
-    /// SIGKILL to containerd.
+    /// containerd gets SIGKILL.
     KillContainerd,
-    /// SIGKILL to the pod's shim.
+    /// The pod's shim gets SIGKILL.
     KillShim,
-    /// SIGKILL to the loggers of the pod's containers.
+    /// The loggers of the pod's containers get SIGKILL.
     KillLogger,
-    /// SIGKILL to runc at its work.
+    /// runc gets SIGKILL while it works.
     KillRunc,
-    /// SIGSTOP to the pod's shim.
+    /// The pod's shim gets SIGSTOP.
     StopShim,
     /// The CNI plugin fails.
     Fail,
     /// The CNI plugin does not end.
     Hang,
-    /// The agent is killed, and the plugin it has called comes to its work when the next agent has called it already.
+    /// The agent is killed, and the plugin that it has called does its work only when the next agent has called it
+    /// already.
     Late,
 }
 
@@ -117,7 +119,7 @@ impl fmt::Display for Harm {
 }
 
 impl Harm {
-    /// Whether containers of the pod may end of it, and so run more often than planned.
+    /// Whether containers of the pod may end because of it, and so run more often than planned.
     ///
     /// A containerd that is killed while it starts a task may leave the process running and the task `CREATED`: then
     /// it cannot be observed that it has run.
@@ -136,15 +138,15 @@ impl Harm {
 pub(crate) struct Target {
     pub(crate) method: String,
     pub(crate) number: usize,
-    /// The pod's name; `None`: one of those that are not counted for themselves.
+    /// The pod's name; `None` for the requests that are not counted by pod.
     pub(crate) about: Option<String>,
 }
 
-/// Stands for the requests of all methods.
+/// The method that stands for the requests of all methods.
 pub(crate) const ANY: &str = "any";
 
 impl Target {
-    /// Whether it is `call`, which was the `total`-th of all.
+    /// Whether `call`, which was the `total`-th of all, is the target.
     pub(crate) fn is(&self, call: &Call, total: usize) -> bool {
         if self.method == ANY {
             return self.number == total;
@@ -187,7 +189,7 @@ impl std::str::FromStr for Fault {
     }
 }
 
-/// The rounds to be tried: all, unless some are selected.
+/// The rounds to try: all, unless some are selected.
 pub(crate) fn rounds() -> Result<Range<usize>> {
     let Ok(text) = std::env::var(ROUNDS_VARIABLE) else { return Ok(0..usize::MAX) };
     let number = |text: &str, default| if text.is_empty() { Ok(default) } else { text.parse::<usize>() };
@@ -195,7 +197,7 @@ pub(crate) fn rounds() -> Result<Range<usize>> {
     Ok(number(from, 0).with_context(|| text.clone())?..number(to, usize::MAX).with_context(|| text.clone())?)
 }
 
-/// Whether only some of the faults are to be tried.
+/// Whether only some of the faults are tried.
 pub(crate) fn is_a_selection() -> Result<bool> {
     Ok(asked_for()?.is_some() || std::env::var_os(ROUNDS_VARIABLE).is_some())
 }

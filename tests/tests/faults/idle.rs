@@ -1,4 +1,4 @@
-//! An idle agent does not call containerd, and reads only once what it may have missed.
+//! An idle agent does not call containerd, and after an interruption reads only once what it may have missed.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use limpet_tests::{TestNode, suite, wait};
 use crate::proxy::Call;
 use crate::rig::Rig;
 
-/// How long it is observed. The agent wakes for nothing that would not show within the shorter one, but for what it does
-/// once in minutes.
+/// How long the agent is observed. Whatever wakes it shows within the shorter time, except for what it does every few
+/// minutes.
 fn window() -> Duration {
     Duration::from_secs(if suite::is_long() { 600 } else { 20 })
 }
@@ -17,7 +17,7 @@ fn window() -> Duration {
 pub(crate) fn an_idle_agent_makes_no_calls(node: &mut TestNode) -> Result<()> {
     let mut rig = Rig::new(node, None)?;
     stays_silent(&mut rig)?;
-    // The stream of events breaks with its containerd: what is there is read once, and then it is silent again.
+    // The stream of events breaks when containerd ends. The agent then reads the state once, and is silent again.
     rig.reset()?;
     rig.start_containerd()?;
     let subscribed = || rig.proxy.calls().iter().any(|call| call.method == "Events.Subscribe");
@@ -32,7 +32,7 @@ pub(crate) fn an_idle_agent_makes_no_calls(node: &mut TestNode) -> Result<()> {
 }
 
 fn stays_silent(rig: &mut Rig<'_>) -> Result<()> {
-    // What the start has left to be done may come late on a busy machine, once.
+    // The last calls of the start may come late on a busy machine, once.
     wait::until_true(wait::SOON, "calm", || {
         let before = rig.proxy.calls().len();
         std::thread::sleep(Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! Everything that is there of pods, wherever it can be: compared with what the pods that the agent shows should have.
+//! Everything that exists of pods anywhere on the node, compared with what the pods that the agent shows should have.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ type Names = BTreeSet<String>;
 #[derive(Debug, Default)]
 struct Due {
     uids: Names,
-    /// Of those, the ones that have a sandbox.
+    /// The UIDs of those pods that should have a sandbox.
     sandboxes: Names,
-    /// Of those, the ones with a network of their own.
+    /// The UIDs of those pods that should have their own network.
     networks: Names,
     running: Names,
-    /// Records of containers: the newest of each, and the one that ended last.
+    /// The containers that have a record: the newest instance of each, and the last that ended.
     newest: Names,
     previous: Names,
 }
@@ -64,7 +64,7 @@ impl Due {
                 self.running.insert(id.clone());
             }
             if attempt > 0 {
-                // While it waits for its next start, its last state is that of the newest.
+                // While a container waits for its next start, its last state is that of the newest instance.
                 let last = id_in(&container["lastState"]["terminated"]["containerID"]).filter(|last| *last != id);
                 self.previous.extend(last.map_or_else(|| another(node, &uid, name, &id), |last| Ok(Some(last)))?);
             }
@@ -79,14 +79,14 @@ fn id_in(text: &Value) -> Option<String> {
     text.as_str()?.strip_prefix("containerd://").map(str::to_owned)
 }
 
-/// A container with that name of the pod, other than `id`, that containerd has.
+/// The id of another container than `id` with that name and pod in containerd.
 fn another(node: &TestNode, uid: &str, name: &str, id: &str) -> Result<Option<String>> {
     let filter = format!(r#"labels."io.kubernetes.pod.uid"=={uid},labels."io.kubernetes.container.name"=={name}"#);
     let ids = node.containerd.ctr(&["containers", "ls", "-q", &filter])?;
     Ok(ids.lines().find(|other| *other != id).map(str::to_owned))
 }
 
-/// What is there and should not be, or is not and should be; empty when all is well.
+/// What exists and should not, or does not exist and should; empty if all is well.
 pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>> {
     let due = Due::collect(node, pods)?;
     let mut differences = Vec::new();
@@ -110,7 +110,8 @@ pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>
     Ok(differences)
 }
 
-/// A snapshot that nothing holds is containerd's to collect: it is triggered before one counts as left behind.
+/// The active snapshots. containerd collects those that nothing holds, which is triggered before one counts as left
+/// over.
 fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
     let look = || -> Result<Names> {
         let active = node.containerd.snapshots()?.into_iter().filter(|snapshot| snapshot.kind == "Active");
@@ -124,7 +125,7 @@ fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
     look()
 }
 
-/// Pins, network records, addresses, links, cgroups, volumes, logs.
+/// Compares pins, network records, addresses, links, cgroups, volumes and logs.
 fn on_disk(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
     let settings = node.agent.settings();
     compare("sandboxes", &names(&settings.run().join("sandboxes")), &due.sandboxes, differences);
@@ -152,8 +153,9 @@ fn on_disk(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
     }
 }
 
-/// A shim for each pod that runs and for no other, one logger a container. Two shims may share a pod: one whose start was
-/// broken off takes the socket of its successor away when it ends, and the next start makes another one.
+/// Compares processes: each running pod has a shim and no other has, and each container has a logger. Two shims may
+/// share a pod: one whose start was interrupted removes its successor's socket when it ends, and the next start makes
+/// another one.
 fn processes(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
     let pods: Names = due.running.iter().map(|id| id[32..].to_owned()).collect();
     let there = shims(&node.containerd.socket()).into_iter().map(|(_, id)| id[32..].to_owned()).collect();
@@ -167,7 +169,7 @@ fn processes(node: &TestNode, due: &Due, differences: &mut Vec<String>) {
     }
 }
 
-/// The shims of the node's pods, each with the id it was started for.
+/// The shims of the node's pods, each with the id for which it was started.
 pub(crate) fn shims(socket: &Path) -> Vec<(u32, String)> {
     let all = mentioning(&socket.display().to_string()).into_iter().filter(|pid| is_named(*pid, "containerd-shim"));
     all.filter_map(|pid| {
@@ -223,7 +225,7 @@ fn compare(what: &str, there: &Names, due: &Names, differences: &mut Vec<String>
     differences.extend(due.difference(there).map(|name| format!("{what}: {name} is missing")));
 }
 
-/// How often each container has noted that it ran, in the order of the first time.
+/// The runs that containers have noted, in the order in which they first did.
 pub(crate) fn runs(file: &Path) -> Result<Vec<String>> {
     match fs::read_to_string(file) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),

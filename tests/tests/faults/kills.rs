@@ -21,8 +21,9 @@ pub(crate) fn kills_of_the_agent_at_every_step(node: &mut TestNode) -> Result<()
     Ok(())
 }
 
-/// Has a pod live through all its phases: once undisturbed to learn the calls, then with one fault a phase until there
-/// are none left. A fault whose request does not come is tried once more, and then the test fails: it has shown nothing.
+/// Takes a pod through all its phases: once undisturbed to learn the calls, then with one fault per phase until none
+/// are left. A fault whose request does not come is tried once more, and then the test fails, because it has shown
+/// nothing.
 pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, &[Call]) -> Vec<Fault>) -> Result<()> {
     let (asked_for, rounds) = (fault::asked_for()?, fault::rounds()?);
     let mut left: BTreeMap<Phase, Vec<Fault>> = BTreeMap::new();
@@ -67,10 +68,11 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
     Ok(())
 }
 
-/// Every call before and after it is done; ordinarily one moment of every third method.
+/// Every call, before and after it is done; in an ordinary run one moment of every third method.
 fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
     let mut planned = Vec::new();
-    // The proof of a subscription is published again until it comes: how often is not the same in the next round.
+    // The event that proves a subscription is published again until it arrives, so its number differs from round to
+    // round.
     let repeated = |call: &Call| call.method == "Events.Publish" && call.number > 1;
     for (place, call) in calls.iter().filter(|call| !repeated(call)).enumerate() {
         let fault = |harm, moment| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };

@@ -1,8 +1,8 @@
-//! Harm at every step: whatever is killed, cut, delayed or refused, afterwards runs what is desired, once, and nothing
+//! Harm at every step: whatever is killed, cut, delayed or refused, afterwards what is desired runs once, and nothing
 //! else is left.
 //!
 //! The ordinary run tries a selection. `LIMPET_TEST_LONG=1` tries everything, and `LIMPET_TEST_FAULT=…`, which a
-//! failure prints, one fault alone.
+//! failure prints, only one fault.
 
 mod errors;
 mod fault;

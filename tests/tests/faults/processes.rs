@@ -1,5 +1,5 @@
-//! What the agent relies on is killed at each of its requests: containerd, the pod's shim, its loggers, runc. And a
-//! shim that is stopped holds up its own pod only.
+//! What the agent relies on is killed at each of its requests: containerd, the pod's shim, its loggers, runc. A stopped
+//! shim delays only its own pod.
 
 use std::process::Command;
 
@@ -31,18 +31,18 @@ pub(crate) fn processes_killed_at_every_step(node: &mut TestNode) -> Result<()> 
     Ok(())
 }
 
-/// Whether a pod has that process: limpet's shim writes the logs itself.
+/// Whether a pod has the process that is harmed: limpet's shim writes the logs itself.
 fn is_there(harm: &Harm) -> bool {
     *harm != Harm::KillLogger || !agent::has_limpets_shim()
 }
 
-/// Each process at each call; ordinarily one of them at some.
+/// Each process at each call; in an ordinary run one of them at some calls.
 fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
     let mut planned = Vec::new();
     for (place, call) in calls.iter().filter(|call| call.method != "Events.Publish").enumerate() {
         let fault = |harm, moment| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };
         let harms: &[Harm] = match call.method.as_str() {
-            // The plugin's wrapper knows of the agent only.
+            // The plugin's wrapper can only harm the agent.
             method if method.starts_with("cni.") => &[Harm::Fail],
             "Tasks.Create" | "Tasks.Start" | "Tasks.Delete" => {
                 &[Harm::KillRunc, Harm::KillContainerd, Harm::KillShim, Harm::KillLogger]
@@ -97,7 +97,7 @@ pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> R
     rig.settle(&[&stopped, &other], None)
 }
 
-/// Its process ends while the shim is stopped: containerd says nothing, and the kernel does.
+/// A process ends while its shim is stopped, so that only the kernel reports it, and not containerd.
 pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) -> Result<()> {
     let mut rig = Rig::new(node, None)?;
     let mut silent = Subject::new(rig.node, "silent", Kind::Lasting, 1)?;

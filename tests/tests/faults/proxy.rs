@@ -1,7 +1,7 @@
-//! A proxy on containerd's socket that sees every request of the agent's and can do harm at any of them.
+//! A proxy on containerd's socket that sees every request of the agent and can do harm at any of them.
 //!
-//! It passes HTTP/2 on request by request, streams included, and connects to containerd once per connection of the
-//! agent's, so that either side sees the other go as it would without a proxy.
+//! It passes on HTTP/2 request by request, including streams, with one connection to containerd for each of the
+//! agent's, so that either side notices the other's end as it would without a proxy.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,19 +22,19 @@ use crate::fault::{Harm, Moment, Target};
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// Something to do to a process at the time of the request that is hit; it gets the agent's process id.
+/// What is done to a process when the request comes. It gets the agent's process id.
 pub(crate) type Blow = Arc<dyn Fn(u32) + Send + Sync>;
 
-/// What is to happen once.
+/// Something that happens once.
 #[derive(Clone)]
 pub(crate) struct Armed {
-    /// At which request.
+    /// The request at which it happens.
     pub(crate) target: Target,
-    /// Before containerd sees it, or after containerd has answered.
+    /// Whether it happens before containerd sees the request, or after containerd has answered.
     pub(crate) moment: Moment,
     /// What happens.
     pub(crate) harm: Harm,
-    /// Hits the process that `harm` is about.
+    /// Harms the process that `harm` is about.
     pub(crate) blow: Blow,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Armed {
 pub(crate) struct Call {
     /// `Tasks.Create`.
     pub(crate) method: String,
-    /// How many of that method were seen before it, plus one.
+    /// Its number among those of its method, from one.
     pub(crate) number: usize,
-    /// The pod that it is about, of those that are counted for themselves.
+    /// The pod that it is about, if its requests are counted by pod.
     pub(crate) about: Option<String>,
 }
 
-/// A pod, and what its containers' ids end with.
+/// A pod, and the ends of its containers' ids.
 pub(crate) type Named = (String, Vec<String>);
 
 #[derive(Default)]
@@ -95,18 +95,18 @@ impl Proxy {
         Ok(Self { socket: socket.to_owned(), shared, _stop: stop.drop_guard() })
     }
 
-    /// Where the agent is to connect.
+    /// The socket to which the agent connects.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Counts from one again, with nothing armed. The requests that name one of `pods` in their body are counted for
-    /// themselves, all others together.
+    /// Begins to count anew, with nothing armed. The requests that name one of `pods` in their body are counted by pod,
+    /// all others together.
     pub(crate) fn reset_counts(&self, pods: Vec<Named>) {
         *self.shared.state() = State { pods, ..State::default() };
     }
 
-    /// Arms harm; each happens once.
+    /// Arms harm, of which each happens once.
     pub(crate) fn arm(&self, armed: impl IntoIterator<Item = Armed>) {
         self.shared.state().armed.extend(armed);
     }
@@ -116,12 +116,12 @@ impl Proxy {
         self.shared.state().calls.clone()
     }
 
-    /// The requests that harm is still armed for: they have not come.
+    /// The requests for which harm is still armed, because they have not come.
     pub(crate) fn still_armed(&self) -> Vec<Target> {
         self.shared.state().armed.iter().map(|armed| armed.target.clone()).collect()
     }
 
-    /// What has happened of the armed, in words.
+    /// The harm that has happened, in words.
     pub(crate) fn struck(&self) -> Vec<String> {
         self.shared.state().struck.clone()
     }
@@ -150,7 +150,7 @@ impl Shared {
     }
 }
 
-/// Serves one connection of the agent's by one of its own to containerd; the end of either is the end of the other.
+/// Serves one connection of the agent by one to containerd. The end of either ends the other.
 async fn connection(shared: Arc<Shared>, downstream: UnixStream) {
     let Ok(upstream) = UnixStream::connect(&shared.upstream).await else { return };
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(upstream));
@@ -171,13 +171,13 @@ async fn connection(shared: Arc<Shared>, downstream: UnixStream) {
     tokio::select! { _ = serving => {}, () = cut.cancelled() => {} }
 }
 
-/// The connection that a request came by.
+/// The connection on which a request came.
 struct Link {
     agent: u32,
     cut: CancellationToken,
 }
 
-/// One request and its answer, or what is to happen instead.
+/// Passes on one request and its answer, or does what is armed instead.
 async fn pass_on(
     shared: &Shared,
     mut requests: SendRequest<Body>,
@@ -187,7 +187,7 @@ async fn pass_on(
     let method = short_name(request.uri().path());
     let (parts, body) = request.into_parts();
     let (body, bytes) = match method.as_str() {
-        // A stream in both directions: its end is not waited for.
+        // This is a stream in both directions, so its end is not awaited.
         "Content.Write" => (body.boxed(), Bytes::new()),
         _ => {
             let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -206,7 +206,7 @@ async fn pass_on(
     };
     match armed.as_ref().filter(|armed| armed.moment == Moment::After) {
         Some(armed) => {
-            // The whole answer is there before anything happens, but for the one that never ends.
+            // The whole answer has arrived before anything happens, except for the one that never ends.
             let answer =
                 if method == "Events.Subscribe" { answer.map(BodyExt::boxed) } else { whole(answer, link).await };
             strike(armed, link).await.unwrap_or(answer)
@@ -226,12 +226,12 @@ async fn whole(answer: Response<Incoming>, link: &Link) -> Response<Body> {
     }
 }
 
-/// Does the harm. Returns what is answered in place of containerd's answer.
+/// Does the harm. Returns the answer in place of containerd's.
 async fn strike(armed: &Armed, link: &Link) -> Option<Response<Body>> {
     let (blow, agent) = (Arc::clone(&armed.blow), link.agent);
     tokio::task::spawn_blocking(move || blow(agent)).await.ok();
     match &armed.harm {
-        // The agent is dead, or gives up by itself: this request is dropped then.
+        // The agent is dead, or gives up by itself; this request is then dropped.
         Harm::KillAgent | Harm::Delay => std::future::pending().await,
         Harm::Cut => {
             link.cut.cancel();

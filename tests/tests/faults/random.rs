@@ -1,5 +1,5 @@
-//! Three writers edit manifests while agent, containerd and shims are killed at random: at the end runs what the
-//! manifests say, once.
+//! Three writers edit manifests while agent, containerd and shims are killed at random. In the end what the manifests
+//! say runs, once.
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use limpet_tests::{TestNode, suite, wait};
@@ -9,12 +9,12 @@ use crate::proxy::Armed;
 use crate::rig::{Rig, deadline};
 use crate::subject::{Kind, Phase, Subject};
 
-/// Repeats a run.
+/// The variable with the seed of a run that is repeated.
 const SEED_VARIABLE: &str = "LIMPET_TEST_SEED";
 const WRITERS: u32 = 3;
 const PODS_EACH: u32 = 2;
 
-/// SplitMix64: small, and the same everywhere.
+/// A generator of random numbers, SplitMix64, which is small and the same on every machine.
 struct Dice(u64);
 
 impl Dice {
@@ -62,7 +62,7 @@ fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
             }
             writing.into_iter().try_for_each(|writer| writer.join().map_err(|_| anyhow!("a writer panicked"))?)
         })?;
-        // The next round does not wait for this one to be over, only for its kill or, at times, for rest.
+        // The next round does not wait for the end of this one, but only for its kill, and at times for rest.
         let struck = wait::until_true(std::time::Duration::from_secs(2), "the kill", || !rig.struck().is_empty());
         rig.injected += rig.struck().len();
         match harm {
@@ -85,7 +85,7 @@ fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// One writer's next edit of one of its pods.
+/// Performs a writer's next edit of one of its pods.
 fn edit_one(node: &TestNode, pod: &mut Subject, edit: u64) -> Result<()> {
     match (pod.is_there(), edit) {
         (false, _) => pod.begin(node, Phase::Start),

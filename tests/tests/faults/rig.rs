@@ -18,7 +18,7 @@ use crate::proxy::{Armed, Blow, Call, Proxy};
 use crate::subject::{Kind, Phase, Subject, judge};
 use crate::wrapper::Wrapper;
 
-/// For rounds in which a shim that does not answer may be left: short enough for a test.
+/// The deadline for rounds that may leave a shim that does not answer: short enough for a test.
 pub(crate) fn deadline() -> String {
     request_timeout(Duration::from_secs(20))
 }
@@ -28,7 +28,7 @@ pub(crate) fn request_timeout(limit: Duration) -> String {
     format!("runtimeRequestTimeout: {}s", wait::patient(limit).as_secs())
 }
 
-/// How long after a request its runc comes, if it needs one.
+/// How long after a request its runc starts, if it needs one.
 const RUNC_COMES: Duration = Duration::from_secs(1);
 
 /// The node, and the pods that no fault is about.
@@ -43,15 +43,16 @@ pub(crate) struct Rig<'a> {
     pub(crate) injected: usize,
     /// How many processes each harm has signalled.
     signalled: Signalled,
-    /// How often counting has begun: what has not found its process by then looks no longer, or two faults would meet.
+    /// The number of times that counting has begun. What has not found its process by the next time stops looking, or
+    /// two faults would meet.
     round: Arc<AtomicUsize>,
 }
 
-/// A process's harm by its name, and how often it has found its process.
+/// How often each harm of processes, by its name, has found its process.
 type Signalled = Arc<Mutex<BTreeMap<String, usize>>>;
 
 impl<'a> Rig<'a> {
-    /// Puts proxy and wrapper in place on a node whose agent does not run, and starts it with the bystanders.
+    /// Sets up proxy and wrapper on a node whose agent does not run, and starts it with the bystanders.
     pub(crate) fn new(node: &'a mut TestNode, kubelet: Option<String>) -> Result<Self> {
         let proxy = Proxy::start(&node.dir().join("proxy.sock"), &node.containerd.socket())?;
         let wrapper = Wrapper::write(&node.dir().join("wrapper"))?;
@@ -86,20 +87,20 @@ impl<'a> Rig<'a> {
         self.node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("the bystander has no task")
     }
 
-    /// Starts the agent again, whatever became of the one before.
+    /// Starts the agent again, whether or not the one before still runs.
     pub(crate) fn start_agent(&mut self) -> Result<()> {
         self.node.agent.kill();
         self.node.agent.start()
     }
 
-    /// Starts containerd again, whatever became of the one before.
+    /// Starts containerd again, whether or not the one before still runs.
     pub(crate) fn start_containerd(&mut self) -> Result<()> {
         self.node.containerd.kill();
         self.node.containerd.start()
     }
 
-    /// One phase of a pod's life, with a fault in it or none, until everything is as it should be. Returns the calls
-    /// of the agent, and whether the fault was reached.
+    /// Takes a pod through one phase, with a fault in it or none, until everything is as it should be. Returns the
+    /// calls of the agent, and whether the fault was reached.
     pub(crate) fn round(
         &mut self,
         subject: &mut Subject,
@@ -136,7 +137,7 @@ impl<'a> Rig<'a> {
         Ok((self.calls(), !struck.is_empty()))
     }
 
-    /// Disarms what is armed and counts from one again.
+    /// Disarms everything, and begins to count anew.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.round.fetch_add(1, Ordering::Relaxed);
         self.proxy.reset_counts(Vec::new());
@@ -153,7 +154,7 @@ impl<'a> Rig<'a> {
         calls
     }
 
-    /// Waits until `subjects` and the bystanders are as they should be, nothing else is there, and no bystander was
+    /// Waits until `subjects` and the bystanders are as they should be, nothing else exists, and no bystander was
     /// touched. What the fault has killed is started again meanwhile.
     pub(crate) fn settle(&mut self, subjects: &[&Subject], fault: Option<&Fault>) -> Result<()> {
         let mut recovered = false;
@@ -167,7 +168,8 @@ impl<'a> Rig<'a> {
             }
             last = match self.look(subjects) {
                 Ok(mut differences) => {
-                    // One that was killed before the agent followed it may come back with the next run of its container.
+                    // A logger that was killed before the agent followed it may come back with the next run of its
+                    // container.
                     let killed = fault.is_some_and(|fault| fault.harm == Harm::KillLogger);
                     differences.retain(|difference| !killed || !difference.starts_with("loggers:"));
                     differences.join("\n")
@@ -187,7 +189,7 @@ impl<'a> Rig<'a> {
 
     /// Kills the containers whose loggers were killed.
     fn end_processes_without_a_logger(&self) -> Result<()> {
-        // Its containers have none to begin with.
+        // With limpet's shim containers have no loggers.
         if limpet_tests::agent::has_limpets_shim() {
             return Ok(());
         }
@@ -213,7 +215,7 @@ impl<'a> Rig<'a> {
             Harm::KillContainerd => self.start_containerd(),
             Harm::Late => {
                 self.start_agent()?;
-                // The new agent has called the plugin before the old agent's comes to its work.
+                // The new agent calls the plugin before that of the old agent does its work.
                 let called = || self.wrapper.calls().len() > fault.number;
                 wait::until_true(wait::SOON, "the new agent's call", called)?;
                 self.wrapper.go_on()?;
@@ -225,7 +227,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// What hits the process that `harm` is about.
+    /// The function that harms the process that `harm` is about.
     pub(crate) fn blow(&self, harm: Harm, subject: &Subject) -> Blow {
         let containerd = self.node.containerd.pid();
         let (digits, socket, dir) = (subject.digits(), self.node.containerd.socket(), self.node.dir().to_owned());
@@ -255,8 +257,8 @@ impl<'a> Rig<'a> {
         signalled.get(&harm.to_string()).copied().unwrap_or(0)
     }
 
-    /// Has each of `subjects` go through `phase`, every one with its own fault or none. Returns the calls of the agent,
-    /// and the faults that were not reached.
+    /// Takes each of `subjects` through `phase`, each with its own fault or none. Returns the calls of the agent, and
+    /// the faults that were not reached.
     pub(crate) fn rounds(
         &mut self,
         subjects: &mut [Subject],
@@ -302,14 +304,14 @@ impl<'a> Rig<'a> {
         Ok(())
     }
 
-    /// Everything that was struck since counting began.
+    /// The harm that has happened since counting began.
     pub(crate) fn struck(&self) -> Vec<String> {
         [self.proxy.struck(), self.wrapper.struck()].concat()
     }
 }
 
-/// Kills the first runc that works for one of the pod's containers, as soon as it is there: the request that is passed
-/// on now starts it. Within `round`.
+/// Kills the first runc that works for one of the pod's containers as soon as it starts, which the request that is
+/// passed on now causes. Ends with `round`.
 fn kill_runc(digits: Vec<String>, signalled: Signalled, round: Arc<AtomicUsize>) {
     let this = round.load(Ordering::Relaxed);
     std::thread::spawn(move || {
@@ -318,7 +320,7 @@ fn kill_runc(digits: Vec<String>, signalled: Signalled, round: Arc<AtomicUsize>)
             let pid = all.find(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end))));
             if round.load(Ordering::Relaxed) == this { pid.map(Some) } else { Some(None) }
         };
-        // None may come: not every request needs one.
+        // There may be none, because not every request needs one.
         if let Ok(Some(pid)) = wait::until(RUNC_COMES, "a runc", seen) {
             signal_pid(pid, Signal::KILL);
             count(&signalled, Harm::KillRunc, 1);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::inventory;
 
-/// The steps of a pod's life, in their order. `restart` is the agent's own: it changes nothing about the pod.
+/// The steps of a pod's life, in order. `restart` is the agent's: it changes nothing about the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Start,
@@ -23,7 +23,6 @@ pub(crate) enum Phase {
     Delete,
 }
 
-/// All of them.
 pub(crate) const PHASES: [Phase; 6] =
     [Phase::Start, Phase::Image, Phase::Crash, Phase::Recreate, Phase::Restart, Phase::Delete];
 
@@ -44,12 +43,12 @@ impl Phase {
     }
 }
 
-/// What a pod is to be.
+/// What kind of pod it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// An init container and two that continue, in a network of its own.
+    /// It has an init container and two that continue, in its own network.
     Lasting,
-    /// An init container and one that ends, never run again.
+    /// It has an init container and one that ends and never runs again.
     Once,
 }
 
@@ -59,7 +58,8 @@ pub(crate) struct Subject {
     pub(crate) name: String,
     kind: Kind,
     number: u32,
-    /// Makes its UIDs the node's own: runc's state is the machine's, and knows containers by ids made of them.
+    /// Makes its UIDs differ from other nodes', because runc's state belongs to the machine, and knows containers by
+    /// ids made of them.
     node_part: String,
     shared: PathBuf,
     /// Counts the edits that recreate the pod.
@@ -67,18 +67,18 @@ pub(crate) struct Subject {
     second_image: bool,
     there: bool,
     begun: bool,
-    /// The instance that was killed last: it is not the one that is to run.
+    /// The instance that was last killed, which another one has to replace.
     crashed: Option<String>,
-    /// Every run there must have been, in any order.
+    /// The runs that must have happened, in any order.
     expected: Vec<String>,
-    /// Whether the agent is known to have taken in what the manifest says.
+    /// Whether the agent is known to have accepted the manifest.
     pub(crate) accepted: bool,
-    /// Whether restarts may come on top: a process that a container needs was killed.
+    /// Whether there may be more restarts, because a process that a container needs was killed.
     pub(crate) lenient: bool,
 }
 
 impl Subject {
-    /// A pod that is not there yet. Its UID is written in its manifest and follows from `number`.
+    /// A pod that does not exist yet. Its UID is written in its manifest and follows from `number`.
     pub(crate) fn new(node: &TestNode, name: &str, kind: Kind, number: u32) -> Result<Self> {
         let shared = node.dir().join("shared").join(name);
         fs::create_dir_all(&shared)?;
@@ -99,7 +99,8 @@ impl Subject {
         })
     }
 
-    /// What its containers' ids end with: of all it has been, and what it is after the next edit that recreates it.
+    /// The ends of its containers' ids: of all its incarnations so far, and of the one after the next edit that
+    /// recreates it.
     pub(crate) fn digits(&self) -> Vec<String> {
         (0..=self.generation + 1).map(|generation| inventory::pod_digits(&self.uid(generation))).collect()
     }
@@ -138,7 +139,7 @@ impl Subject {
         self.expected.extend(names.iter().map(|name| format!("{}-{name}", self.generation)));
     }
 
-    /// The phases this kind of pod goes through.
+    /// Whether this kind of pod goes through the phase.
     pub(crate) fn goes_through(&self, phase: Phase) -> bool {
         self.kind == Kind::Lasting || !matches!(phase, Phase::Image | Phase::Crash)
     }
@@ -146,7 +147,7 @@ impl Subject {
     /// Begins a phase: changes the manifest, or kills the process.
     pub(crate) fn begin(&mut self, node: &TestNode, phase: Phase) -> Result<()> {
         if self.lenient {
-            // What was begun before may never have come to run.
+            // What an earlier phase began may never have run.
             self.expected.clear();
         }
         self.accepted = false;
@@ -157,7 +158,7 @@ impl Subject {
                     self.expected.clear();
                     fs::write(self.shared.join("runs"), "")?;
                 }
-                // A pod that comes back after its deletion is another one, even when its absence was not observed.
+                // A pod that comes back after its deletion is another one, even if its absence was not observed.
                 self.generation += u32::from(self.begun);
                 (self.there, self.begun) = (true, true);
                 let names = if self.kind == Kind::Lasting { &["init", "main", "side"][..] } else { &["init", "main"] };
@@ -186,12 +187,12 @@ impl Subject {
         }
     }
 
-    /// Whether its manifest is there.
+    /// Whether its manifest exists.
     pub(crate) fn is_there(&self) -> bool {
         self.there
     }
 
-    /// Writes a manifest that is none: what runs continues.
+    /// Writes a broken manifest, after which what runs continues.
     pub(crate) fn break_manifest(&self, node: &TestNode) -> Result<()> {
         node.drop_text(&format!("{}.yaml", self.name), "apiVersion: v1\nkind: Pod\nmetadata: [")
     }
@@ -250,7 +251,7 @@ impl Subject {
         Ok(())
     }
 
-    /// From here on only what follows is judged: what was hit may have run more often than planned.
+    /// Judges only what follows from here on, because what was hit may have run more often than planned.
     pub(crate) fn forgive(&mut self) -> Result<()> {
         if self.lenient {
             self.expected = inventory::runs(&self.shared.join("runs"))?;

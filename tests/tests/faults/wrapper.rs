@@ -1,7 +1,7 @@
-//! Stands in front of a CNI plugin: calls the real one, and does harm before or after where the plan has it.
+//! A script in front of a CNI plugin: it calls the real one, and does harm before or after as planned.
 //!
-//! A shell script, controlled by files in a directory: `plan` holds the call that is hit and what happens; it notes
-//! each call in `calls` and the hit in `struck`. The agent is the parent of the plugin that it calls.
+//! Files in a directory control it: `plan` has the call that is hit and what happens. It notes each call in `calls` and
+//! the hit in `struck`. The agent is the parent of the plugin that it calls.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use limpet_tests::tools;
 
-/// A call is known by its command: `cni.ADD`.
+/// The script. It names a call by its command: `cni.ADD`.
 const SCRIPT: &str = r#"#!/bin/sh
 real=REAL dir=DIR
 verb=cni.$CNI_COMMAND
@@ -46,7 +46,7 @@ esac
 exec "$real"
 "#;
 
-/// Waits until the agent that called it has been replaced, and then does what that one wanted.
+/// A script that waits until the agent that called it has been replaced, and then does what that one wanted.
 const LATE: &str = r#"#!/bin/sh
 while [ ! -e "$2/go-on" ]; do sleep 0.05; done
 "$1"
@@ -75,17 +75,17 @@ impl Wrapper {
         executable(path, &text)
     }
 
-    /// Holds the wrapped plugin; the others are found in the directory after it.
+    /// The directory with the wrapped plugin; the others are found in the next directory.
     pub(crate) fn plugin_dir(&self) -> PathBuf {
         self.dir.join("cni-bin")
     }
 
-    /// What a plugin's command line holds that waits for its agent to be replaced.
+    /// A part of the command line of a plugin that waits until its agent is replaced.
     pub(crate) fn late(&self) -> String {
         self.dir.join("late").display().to_string()
     }
 
-    /// Counts from one again, with nothing planned.
+    /// Begins to count anew, with nothing planned.
     pub(crate) fn forget(&self) -> Result<()> {
         for name in ["plan", "struck", "go-on"] {
             fs::remove_file(self.dir.join(name)).ok();
@@ -100,7 +100,7 @@ impl Wrapper {
         fs::rename(partial, self.dir.join("plan")).context("plan harm")
     }
 
-    /// Lets a plugin continue that waited for its agent to be replaced.
+    /// Lets a plugin continue that has waited until its agent was replaced.
     pub(crate) fn go_on(&self) -> Result<()> {
         fs::write(self.dir.join("go-on"), "").context("let a plugin go on")
     }
@@ -111,7 +111,7 @@ impl Wrapper {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What has happened.
+    /// The harm that has happened.
     pub(crate) fn struck(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.join("struck")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! Who may use an image that is here: the pods with what it was pulled with, and all pods where that is so configured.
+//! Who may use a present image: the pods with the credentials of its pull, or all pods if it is so configured.
 
 use anyhow::{Result, ensure};
 use limpet_tests::TestNode;
@@ -40,7 +40,7 @@ pub(super) fn an_image_pulled_with_a_secret_is_for_the_pods_that_have_it(node: &
     node.apply(&user("holder", &image, "IfNotPresent", Some("pull")))?;
     node.wait_running("holder")?;
 
-    // To a pod without credentials it looks as if the image were not here.
+    // To a pod without credentials the image seems to be missing.
     node.apply(&user("other", &image, "IfNotPresent", None))?;
     node.apply(&user("never", &image, "Never", None))?;
     let refused = |node: &TestNode| -> Result<()> {
@@ -55,7 +55,8 @@ pub(super) fn an_image_pulled_with_a_secret_is_for_the_pods_that_have_it(node: &
     let described = node.agent.cli(&["describe", &node.full_name("other")])?.success()?;
     ensure!(described.contains("pull access denied"), "{described}");
 
-    // Without the registry: the same Secret, another one with the same password, the same one with a new password.
+    // Without the registry, these pods may use it: with the same Secret, with another one of the same password, and
+    // with the same one of a new password.
     drop(registry);
     node.remove("holder")?;
     node.wait_gone("holder")?;
@@ -91,21 +92,21 @@ pub(super) fn what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded(node:
     registry.add(&image, "closed", "v1")?;
     let proxy = Proxy::start(registry.address())?;
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, proxy.address())?;
-    // Its lower layer is here already, as that of the demo images.
+    // Its lower layer is already present, because it is that of the demo images.
     proxy.hold(&request(&image, 1));
     node.apply(&secret("pull", registry::PASSWORD))?;
     node.apply(&user("holder", &image, "IfNotPresent", Some("pull")))?;
     proxy.wait_request(&request(&image, 1))?;
     node.agent.kill();
     node.remove("holder")?;
-    // As if the pull had come to its end unseen.
+    // The import makes what a pull leaves whose end the agent did not see.
     node.import(&[&image, &preloaded])?;
     node.agent.start()?;
     node.apply(&user("preloaded", &preloaded, "Never", None))?;
     node.wait_running("preloaded")?;
     node.apply(&user("other", &image, "Never", None))?;
     node.wait_pod("other", "refused", |pod| waits(pod).0 == "ErrImageNeverPull")?;
-    // The registry vouches for the one with the password, and nothing is downloaded.
+    // The registry accepts the pod with the password, and nothing is downloaded.
     proxy.release();
     node.apply(&user("again", &image, "IfNotPresent", Some("pull")))?;
     node.wait_running("again")?;

@@ -1,5 +1,5 @@
-//! Modules for WebAssembly: which manifest of an index a pod gets, by its runtime class. A script in place of their runtime
-//! says that it was called; what it runs is a shell, for no runtime of modules is here.
+//! Modules for WebAssembly: which manifest of an index a pod gets, by its runtime class. No runtime of modules is
+//! available here: a script in its place records its calls, and runs a shell.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +22,7 @@ fn of_image(name: &str, repository: &str, class: Option<&str>) -> Value {
     pod(name, json!({ "runtimeClassName": class, "containers": [main] }))
 }
 
-/// The file that tells which of the two images it is.
+/// The contents of the file that tells the two images apart.
 fn kind(node: &TestNode, pod: &str) -> Result<String> {
     node.exec(pod, "main", &["/bin/sh", "-c", "cat /kind"])
 }
@@ -49,7 +49,8 @@ pub(super) fn a_module_is_for_pods_whose_runtime_class_says_so(node: &mut TestNo
     node.agent.reconfigure(|settings| settings.limpet.push(class))?;
     node.agent.start()?;
 
-    // Both of one index, side by side; the second pull must not take from the first pod what it has.
+    // Both manifests of one index are used at the same time, and the second pull must not remove what the first pod
+    // has.
     node.apply(&of_image("program", "both", None))?;
     node.wait_running("program")?;
     node.apply(&of_image("module", "both", Some("wasm")))?;
@@ -69,7 +70,7 @@ pub(super) fn a_module_is_for_pods_whose_runtime_class_says_so(node: &mut TestNo
         node.wait_running(repository)?;
         ensure!(kind(node, repository)? == "module", "{repository}");
     }
-    // What a preloaded node has is found by name alone, whatever it is for.
+    // Images of a preloaded node are found by name, whatever platform they are for.
     node.agent.cli(&["images", "pull", &format!("{HOST}/alone:1")])?.success()?;
     Ok(())
 }

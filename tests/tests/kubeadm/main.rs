@@ -1,6 +1,6 @@
-//! kubeadm, as it is, sets up a cluster whose nodes run limpet in kubelet's place: with kubeadm's files and flags limpet runs
-//! the control plane from the manifest directory, joins it, and runs what kubeadm adds to it. A second node joins by a token.
-//! Another cluster has its network from static pods.
+//! kubeadm, unchanged, sets up a cluster whose nodes run limpet in kubelet's place: with kubeadm's files and flags
+//! limpet runs the control plane from the manifest directory, joins it, and runs what kubeadm adds to it. A second node
+//! joins by a token. Another cluster gets its network from static pods.
 
 mod static_network;
 
@@ -35,7 +35,7 @@ fn a_cluster_is_set_up_joined_and_comes_back(node: &mut TestNode) -> Result<()> 
     }
 
     first.kubeadm(&["init", "--config"], &initial(&first))?;
-    // kubeadm was done once the apiserver answered; what it added runs, too.
+    // kubeadm has finished once the apiserver answered. What it has added runs, too.
     wait_mirrors(&first)?;
     for what in ["daemonset/kube-proxy", "deployment/coredns"] {
         let rolled_out = first.kubectl(&["-n", "kube-system", "rollout", "status", what, "--timeout=120s"]);
@@ -58,7 +58,7 @@ fn a_cluster_is_set_up_joined_and_comes_back(node: &mut TestNode) -> Result<()> 
     reach(&first, "again")
 }
 
-/// A Deployment on that node, and its Service. Each of its pods answers with its name.
+/// A Deployment on the node, and its Service. Each of its pods answers with its name.
 fn web(node: &str) -> [Value; 2] {
     let labels = json!({ "app": "web" });
     let deployment = json!({
@@ -87,7 +87,7 @@ fn web(node: &str) -> [Value; 2] {
     [deployment, service]
 }
 
-/// A Deployment on the second node behind a Service, and a pod on the first that requests it by its name.
+/// Runs a Deployment on the second node behind a Service, and a pod on the first that requests it by its name.
 fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
     let of_first = json!({ "hostNetwork": false, "nodeName": first.node.name() });
     let client = with(simple("client", IDLE), json!({ "spec": of_first }));
@@ -100,9 +100,9 @@ fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
     reach(first, "by its name")
 }
 
-/// The pod on the first node requests the Service by its name, by way of CoreDNS and kube-proxy.
+/// Has the pod on the first node request the Service by its name, through CoreDNS and kube-proxy.
 fn reach(host: &Host<'_>, when: &str) -> Result<()> {
-    // A static busybox cannot do it all at once: its wget needs the C library's resolver.
+    // A static busybox cannot do this in one step, because its wget needs the C library's resolver.
     let script = "address=$(nslookup web.default.svc.cluster.local | sed -n 's/^Address: *//p' | tail -n 1)
         printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $address 80 | tail -n 1";
     let ask = ["exec", "client", "--", "sh", "-c", script];

@@ -25,13 +25,13 @@ pub(crate) fn kube_proxy_and_a_network_daemon_are_static_pods(node: &mut TestNod
     images::import_control_plane(host.node)?;
     images::import(host.node)?;
     host.node.import(&[&daemon_image(&host)?])?;
-    // The network that the other case finds is not there yet.
+    // This node does not have the network that the other case finds.
     host.shell("for dir in /etc/cni/net.d /opt/cni/bin; do mount -t tmpfs tmpfs $dir; done")?;
     host.give_address()?;
     host.kubeadm(&["init", "--skip-phases=addon", "--config"], &initial(&host))?;
     wait_mirrors(&host)?;
 
-    // What is on the host's network runs; the others wait, and say for what.
+    // Pods on the host's network run; the others wait, and report for what.
     for object in web(host.node.name()) {
         host.apply(&object)?;
     }
@@ -57,14 +57,14 @@ pub(crate) fn kube_proxy_and_a_network_daemon_are_static_pods(node: &mut TestNod
         let name = format!("kube-proxy-{}", host.node.name());
         format!("{:?}\n{:?}", host.kubectl(&ask), host.kubectl(&["-n", "kube-system", "logs", &name, "--tail=20"]))
     })?;
-    // The daemon and the proxy were not restarted by what they changed.
+    // What the daemon and the proxy changed did not restart them.
     let counts = "jsonpath={.items[*].status.containerStatuses[*].restartCount}";
     let counts = host.kubectl(&["-n", "kube-system", "get", "pods", "-l", "part=network", "-o", counts])?;
     ensure!(counts == "0 0", "restarts of kube-proxy and the daemon: {counts}");
     Ok(())
 }
 
-/// Puts a manifest where kubeadm puts the control plane's.
+/// Writes a manifest to the directory of the control plane's manifests.
 fn put(host: &Host<'_>, pod: &Value) -> Result<()> {
     let name = pod["metadata"]["name"].as_str().context("no name")?;
     let file = host.node.dir().join(format!("{name}.json"));
@@ -73,7 +73,7 @@ fn put(host: &Host<'_>, pod: &Value) -> Result<()> {
     host.shell(&format!("cp {} {target}.partial && mv {target}.partial {target}", file.display())).map(drop)
 }
 
-/// A pod of the node's network, as its authors write them.
+/// A pod for the node's network, as authors of such networks write it.
 fn of_network(name: &str, spec: Value) -> Value {
     let metadata = json!({ "metadata": { "namespace": "kube-system", "labels": { "part": "network" } } });
     let privileged = json!({ "hostNetwork": true, "priorityClassName": "system-node-critical" });

@@ -103,7 +103,7 @@ fn status(head: &str) -> Result<u16> {
     Ok(word.parse()?)
 }
 
-/// What is not as expected: all of it, so that one run shows everything.
+/// All differences from the expectations, so that one run shows everything.
 #[derive(Default)]
 struct Findings(String);
 
@@ -123,14 +123,14 @@ impl Findings {
     }
 }
 
-/// One container that has written and ended, one that runs.
+/// A pod with a container that has written and ended, and one that runs.
 fn the_pod() -> Value {
     let writes = "echo out1; sleep 0.2; echo err1 >&2; sleep 0.2; echo out2";
     let spec = json!({ "restartPolicy": "Never", "containers": [shell("baz", writes), shell("runs", IDLE)] });
     pod("table", spec)
 }
 
-/// The pod once both containers are as they are to be: its name and its UID.
+/// Waits until both containers are in these states. Returns the pod's name and UID.
 fn wait_ready(contender: &dyn Contender) -> Result<(String, String)> {
     contender::apply(contender, &the_pod())?;
     let pod = wait::until(wait::SOON, "the pod of the table", || {
@@ -186,7 +186,7 @@ fn kubelet_answers_as_its_tests_expect(node: &mut TestNode) -> Result<()> {
     let mut kubelet = Kubelet::prepare(&program, node)?;
     let server = Server { url: format!("https://127.0.0.1:{}", kubelet.port()), certificate: None };
     let mut findings = Findings::default();
-    // Their test of it turns it on.
+    // kubelet's test of this feature turns it on.
     kubelet.reconfigure(|it| it["featureGates"] = json!({ "PodLogsQuerySplitStreams": true }))?;
     kubelet.spawn()?;
     wait_answers(&server)?;

@@ -13,7 +13,7 @@ pub(crate) const ALL_OFF: &[(&str, bool)] = &[
     ("enableDebugFlagsHandler", true),
 ];
 
-/// A test of kubelet's, a request of its, and the status and a part of the body that it expects.
+/// The name of a test of kubelet, one of its requests, and the status and a part of the body that it expects.
 pub(crate) type Row<'a> = (&'a str, &'a str, &'a str, u16, &'a str);
 
 /// Kubelet's tests whose server has all handlers. In a path `POD` and `UID` are those of the pod.
@@ -92,11 +92,11 @@ pub(crate) const BUCKETS: [(&str, &str); 24] = [
     ("/healthzjunk", "other"),
 ];
 
-/// What is off without handlers for debugging.
+/// The paths that are off without handlers for debugging.
 pub(crate) const DEBUGGING: [&str; 8] =
     ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/", "/logs/"];
 
-/// Methods, and what they are called in a SubjectAccessReview.
+/// Methods, and their verbs in a SubjectAccessReview.
 pub(crate) const METHODS: [(&str, &str); 5] =
     [("POST", "create"), ("GET", "get"), ("PUT", "update"), ("PATCH", "patch"), ("DELETE", "delete")];
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::PODS;
 
-/// How long the two may need to agree: longer than any pause between attempts.
+/// How long node and cluster may need to agree: longer than any pause between attempts.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The container ids of some pods, with how often each was restarted.
@@ -19,7 +19,7 @@ const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) struct Running(BTreeMap<String, Vec<(String, Value, Value)>>);
 
 impl Running {
-    /// Of the pods that the node's tests call so.
+    /// Observes the containers of the pods with these names in the manifests.
     pub(crate) fn observe(node: &TestNode, pods: &[&str]) -> Result<Self> {
         let of_pod = |name: &&str| {
             let pod = node.wait_running(name)?;
@@ -32,7 +32,7 @@ impl Running {
         Ok(Self(pods.iter().map(of_pod).collect::<Result<_>>()?))
     }
 
-    /// Fails when one of their containers is another one.
+    /// Fails if one of the containers is another one, or was restarted.
     pub(crate) fn check(&self, node: &TestNode) -> Result<()> {
         let names: Vec<&str> = self.0.keys().map(String::as_str).collect();
         let now = Self::observe(node, &names)?;
@@ -41,8 +41,8 @@ impl Running {
     }
 }
 
-/// Waits until the cluster's view is the node's: it is ready, its lease is renewed, its pods and their statuses are the
-/// same, and nothing is unsent. `pods`: how many there are to be.
+/// Waits until the cluster's view is the node's: it is ready, its lease is renewed, its `pods` pods and their statuses
+/// are the same, and nothing is unsent.
 pub(crate) fn wait_agreement(node: &TestNode, cluster: &Cluster, pods: usize) -> Result<()> {
     wait::until_none(AGREEMENT_TIMEOUT, "a difference between the cluster and the node", || {
         let mut differing = differences(node, cluster)?;

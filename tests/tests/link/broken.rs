@@ -15,18 +15,18 @@ use super::line::Line;
 use super::relay::Way;
 use super::{create, join, path, wait_offline};
 
-/// How long it may take until a connection that is dead is noticed and another one has brought what was missed.
+/// How long it may take until a dead connection is noticed and another one has delivered what was missed.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often connections are reset.
 const RESET_COUNT: usize = 40;
 
-/// A pod that another value of the variable makes another one.
+/// A pod of which another value of the variable makes another pod.
 fn edited(name: &str, value: &str) -> Value {
     let env = json!({ "env": [{ "name": "MODE", "value": value }] });
     with(simple(name, IDLE), json!({ "spec": { "containers": [with(shell("main", IDLE), env)] } }))
 }
 
-/// Applies the pod and waits until this version runs; how long that took.
+/// Applies the pod and waits until this version runs. Returns how long that took.
 fn run_version(node: &TestNode, name: &str, value: &str) -> Result<Duration> {
     let start = Instant::now();
     node.apply(&edited(name, value))?;
@@ -38,7 +38,7 @@ fn run_version(node: &TestNode, name: &str, value: &str) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// A static pod and one of the apiserver's, both shown as they run.
+/// Starts a static pod and one of the apiserver, and waits until both are shown as they run.
 fn bystanders(node: &TestNode, cluster: &Cluster) -> Result<Running> {
     node.apply(&simple("kept", IDLE))?;
     create(node, cluster, &simple("bound", IDLE))?;
@@ -64,7 +64,7 @@ pub(crate) fn a_line_that_swallows_packets_delays_nothing_on_the_node(node: &mut
     wait_agreement(node, &cluster, 3)?;
 
     line.cut();
-    // Before the agent knows, and after it does.
+    // The first version runs before the agent notices the outage, the second after that.
     let mut took = vec![run_version(node, "own", "1")?, run_version(node, "own", "2")?];
     cluster.delete(&path(node, "deleted"))?;
     create(node, &cluster, &simple("missed", IDLE))?;
@@ -149,7 +149,7 @@ fn connections(line: &Line, cluster: &Cluster) -> Result<Vec<String>> {
     Ok(said.lines().filter_map(port).collect())
 }
 
-/// As behind a firewall that forgets one connection: its packets vanish, and all others pass.
+/// This happens behind a firewall that forgets one connection: its packets vanish, and all others pass.
 pub(crate) fn a_single_connection_that_is_dead_is_noticed(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = join(node)?;
     let running = bystanders(node, &cluster)?;
@@ -179,7 +179,7 @@ pub(crate) fn connections_that_are_reset_are_reopened(node: &mut TestNode) -> Re
         match round % 4 {
             0 => create(node, &cluster, &simple(&name, IDLE))?,
             1 => run_version(node, "own", &round.to_string()).map(drop)?,
-            // Until the agent has found it out.
+            // The fault lasts until the agent has noticed it.
             2 => wait_offline(node, "unreachable")?,
             _ => cluster.delete(&path(node, &format!("round-{}", round - 3)))?,
         }
@@ -208,7 +208,7 @@ pub(crate) fn a_server_that_accepts_and_never_answers_holds_up_nothing(node: &mu
     let paused = Paused(&cluster);
     let mut took = vec![run_version(node, "own", "1")?];
     wait_offline(node, "unreachable")?;
-    // The kernel of the server accepts for it.
+    // The server's kernel still accepts connections for it.
     let address = format!("/dev/tcp/{}/{}", line.server(), cluster.port());
     line.at_node(&["bash", "-c", &format!("exec 3<>{address}")])?;
     node.agent.kill();

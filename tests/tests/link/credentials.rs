@@ -41,7 +41,7 @@ pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node
     wait_offline(node, "certificate expired")?;
     running.check(node)?;
 
-    // An operator replaces it; the new one is read at the next attempt.
+    // An operator replaces the certificate, and the new one is read at the next attempt.
     write_credentials(node, &cluster, &line)?;
     node.wait_running("missed")?;
     wait_agreement(node, &cluster, 4)?;
@@ -60,7 +60,8 @@ fn renewed(node: &TestNode, cluster: &Cluster) -> Result<String> {
     Ok(lease["spec"]["renewTime"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Hours pass while the node is away: by its clock its tokens have expired. Then the clock turns out to have been wrong.
+/// Hours pass while the node is away, and by its clock its tokens have expired. Then the clock turns out to have been
+/// wrong.
 pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = join(node)?;
     node.apply(&simple("kept", IDLE))?;
@@ -83,7 +84,7 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
     wait_agreement(node, &cluster, 4)?;
     wait::until_true(wait::SOON, "another token", || token(node, "bound").is_ok_and(|now| now != first))?;
     let ahead = renewed(node, &cluster)?;
-    // The renewal goes to the disk with it.
+    // The renewal is written to the disk together with the pod.
     create(node, &cluster, &simple("later", IDLE))?;
     node.wait_running("later")?;
     wait_agreement(node, &cluster, 5)?;
@@ -105,8 +106,8 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
     running.check(node)
 }
 
-/// By the clock of a board without a battery no certificate is valid yet, neither the node's nor the server's: pods
-/// run, the agent shows why there is no connection, and it has one once the clock is right.
+/// By the clock of a board without a battery no certificate is valid yet, neither the node's nor the server's. Pods
+/// run, the agent shows why there is no connection, and it connects once the clock is right.
 pub(crate) fn a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right(node: &mut TestNode) -> Result<()> {
     let (cluster, _line) = lay(node)?;
     node.agent.set_clock("@1970-01-02 00:00:00")?;

@@ -14,13 +14,13 @@ use super::relay::Way;
 use super::{create, join, path};
 
 const FLAP_COUNT: u32 = 1_000;
-/// How long the line is as it is, in milliseconds.
+/// How long the line stays in one state, in milliseconds.
 const HOLDS: std::ops::Range<u64> = 50..200;
-/// The pods come and go in turns of so many flaps.
+/// After how many flaps pods are created or deleted.
 const FLAPS_PER_TURN: u32 = 10;
 const SEED: u64 = 1_000;
 
-/// How the line is away: silently, in one direction, or so that the node's kernel sees it.
+/// Interrupts the line: silently, in one direction, or so that the node's kernel notices.
 fn take_away(line: &Line, rng: &mut fastrand::Rng) -> Result<()> {
     let (open, shut) = (Way::default(), Way { swallows: true, ..Way::default() });
     match rng.u32(0..4) {
@@ -37,7 +37,7 @@ fn bring_back(line: &Line) -> Result<()> {
     line.plug(true)
 }
 
-/// What the pods of these turns are: how many of each side there are to be.
+/// The pods that these turns have made: bound by the apiserver, and local to the node.
 #[derive(Debug, Default)]
 struct Turns {
     number: u32,
@@ -88,7 +88,7 @@ pub(crate) fn a_thousand_flaps_lose_nothing(node: &mut TestNode) -> Result<()> {
     let agent = node.agent.pid();
     for flap in 0..FLAP_COUNT {
         take_away(&line, &mut rng)?;
-        // The fault itself is one that lasts.
+        // The fault itself is a matter of time, so there is no event to wait for.
         std::thread::sleep(Duration::from_millis(rng.u64(HOLDS)));
         bring_back(&line)?;
         std::thread::sleep(Duration::from_millis(rng.u64(HOLDS)));

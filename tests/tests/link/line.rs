@@ -1,9 +1,9 @@
-//! The line between a node and its apiserver: the agent runs in a network namespace of its own, from which nothing but
-//! this line leads out.
+//! The line between a node and its apiserver. The agent runs in its own network namespace, from which only this line
+//! leads out.
 //!
 //!     node: uplink ── line: node | relay | server ── the machine's own: lineN
 //!
-//! The middle is a namespace of its own, too. Both end with the processes that hold them, and the devices with them.
+//! The middle is a namespace, too. Both end with the processes that hold them, and the devices with them.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::Command;
@@ -19,10 +19,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::relay::{self, Relay, Way};
 
-/// The two directions.
+/// The seed of the losses.
 const SEED: u64 = 64;
 
-/// A line that is laid. Dropping it takes it away.
+/// A line. Dropping it removes it.
 #[derive(Debug)]
 pub(crate) struct Line {
     to_server: Relay,
@@ -33,7 +33,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Lays one; the node's agent uses it from its next start on.
+    /// Lays a line, which the node's agent uses from its next start on.
     pub(crate) fn lay(node: &mut TestNode) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let outer = format!("line{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst));
@@ -49,7 +49,7 @@ impl Line {
             inside(&middle, &["ip", "link", "set", name, "up"])?;
         }
         let address = |last: u8| format!("{}{last}/24", subnet.prefix());
-        // The relay takes frames as they are on a wire: none that a device would cut up.
+        // The relay handles frames as they are on a wire, so no frame may be so large that a device would cut it up.
         let set: [&[&str]; 3] = [
             &["ip", "link", "set", &outer, "gso_max_segs", "1"],
             &["ip", "address", "add", &address(1), "dev", &outer],
@@ -81,30 +81,30 @@ impl Line {
         format!("{}2", self.subnet.prefix())
     }
 
-    /// How frames fare from now on: to the server, and to the node.
+    /// Sets what happens to frames from now on: to the server, and to the node.
     pub(crate) fn set(&self, to_server: Way, to_node: Way) {
         self.to_server.set(to_server);
         self.to_node.set(to_node);
     }
 
-    /// It swallows everything; the ends do not notice.
+    /// Has the line swallow everything, which the ends do not notice.
     pub(crate) fn cut(&self) {
         let swallows = Way { swallows: true, ..Way::default() };
         self.set(swallows, swallows);
     }
 
-    /// It is as new.
+    /// Has the line pass everything again.
     pub(crate) fn heal(&self) {
         self.set(Way::default(), Way::default());
     }
 
-    /// So many bytes a second, that time there and back, and so many lost of a hundred.
+    /// Limits the line: its rate in bytes per second, the time there and back, and the percentage of losses.
     pub(crate) fn narrow(&self, rate: u64, there_and_back: Duration, loss: u32) {
         let way = Way { swallows: false, delay: there_and_back / 2, loss, rate: Some(rate) };
         self.set(way, way);
     }
 
-    /// Whether the node's device has a carrier, which the node's kernel reports.
+    /// Sets whether the node's device has a carrier, which the node's kernel reports.
     pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
         inside(&self.middle, &["ip", "link", "set", "node", if is_in { "up" } else { "down" }]).map(drop)
     }
@@ -115,10 +115,10 @@ impl Line {
     }
 }
 
-/// A network namespace, held by a process of its own.
+/// Makes a network namespace, which a process holds.
 fn namespace(node: &TestNode) -> Result<Daemon> {
     let mut command = Command::new("unshare");
-    // The node's directory in its environment lets a later run find it where this one was killed.
+    // By the node's directory in its environment a later run finds the process if this one is killed.
     command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
     let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
     let here = std::fs::read_link("/proc/self/ns/net")?;

@@ -2,7 +2,7 @@
 //! does, the pods keep running; and afterwards the cluster's view is the node's, nothing was restarted, and nothing was
 //! lost.
 //!
-//! Everything is real but the line itself: its frames go through a queue of the test's ([`relay`]).
+//! Everything is real except the line itself: its frames go through a queue of the test ([`relay`]).
 
 mod agreement;
 mod broken;
@@ -33,9 +33,8 @@ use self::flaps::a_thousand_flaps_lose_nothing;
 use self::line::Line;
 use self::narrow::{a_list_that_takes_longer_than_any_deadline_arrives, a_node_joins_and_works_over_64_kbit_s};
 
-/// Where the pods of these tests are.
 const PODS: &str = "/api/v1/namespaces/default/pods";
-/// kubelet's API, in the node's own network.
+/// The port of kubelet's API, in the node's own network.
 const NODE_PORT: u16 = 10_250;
 
 fn main() -> ExitCode {
@@ -57,7 +56,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// The cluster, reachable from everywhere, and a line to it for a node that has not joined.
+/// Opens the cluster to every address, and lays a line to it for a node that has not joined.
 fn lay(node: &mut TestNode) -> Result<(Exclusive, Line)> {
     let cluster = cluster::exclusive_with(&["--bind-address=0.0.0.0"])?;
     with_account(&cluster)?;
@@ -66,7 +65,7 @@ fn lay(node: &mut TestNode) -> Result<(Exclusive, Line)> {
     Ok((cluster, line))
 }
 
-/// Has the agent join by the line at its next start.
+/// Prepares the agent to join by the line at its next start.
 fn admit(node: &mut TestNode, cluster: &Cluster, line: &Line) -> Result<()> {
     cluster.admit(node, &[&format!("--node-ip={}", line.node())])?;
     write_credentials(node, cluster, line)?;
@@ -102,7 +101,7 @@ fn wait_ready(node: &TestNode, cluster: &Cluster) -> Result<()> {
     wait_node(node, cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
 }
 
-/// Makes what the controllers of a cluster would: the namespace's service account and the authority's certificate.
+/// Creates what the controllers of a cluster would: the namespace's service account and the authority's certificate.
 fn with_account(cluster: &Cluster) -> Result<()> {
     let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
     let authority = std::fs::read_to_string(cluster.authority())?;
@@ -118,12 +117,12 @@ fn with_account(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Where the apiserver has the pod that the node's tests call so.
+/// The path of the pod with this name in its manifest.
 fn path(node: &TestNode, pod: &str) -> String {
     format!("{PODS}/{}", node.full_name(pod))
 }
 
-/// The apiserver binds the pod to the node, under a name by which the node's tests find it.
+/// Creates the pod, bound to the node, under a name by which the node's tests find it.
 fn create(node: &TestNode, cluster: &Cluster, pod: &Value) -> Result<()> {
     let name = node.full_name(pod["metadata"]["name"].as_str().unwrap_or_default());
     let bound = json!({ "metadata": { "name": name }, "spec": { "nodeName": node.name() } });

@@ -15,7 +15,7 @@ use super::{create, join, lay, path};
 const BYTES_PER_SECOND: u64 = 64_000 / 8;
 const THERE_AND_BACK: Duration = Duration::from_millis(600);
 const LOSS_PERCENT: u32 = 5;
-/// What the machine's own requests take over such a line, at the worst.
+/// How long requests may take over such a line.
 const A_WHILE: Duration = Duration::from_secs(300);
 
 fn narrow(line: &Line) {

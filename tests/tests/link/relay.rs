@@ -1,4 +1,5 @@
-//! One direction of a line: takes Ethernet frames from one device and puts them on another, late, few, or not at all.
+//! One direction of a line: it takes Ethernet frames from one device and puts them on another, late, few, or not at
+//! all.
 //!
 //! The kernels that the tests know have no `netem`, so a queue of this process's does what it would: a rate with a buffer
 //! before it, a delay behind it, and losses.
@@ -17,23 +18,23 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
-/// How long a reader waits for a frame until it looks whether it is to end.
+/// How long a reader waits for a frame before it checks whether it has to end.
 const READ_TIMEOUT_MS: i64 = 100;
 /// The longest frame that a device without segmentation offload sends, with room.
 const MAX_FRAME: usize = 1 << 16;
-/// What waits before a rate: more is lost, as in the buffer of a modem.
+/// How many bytes may wait for a limited rate. More is lost, as in the buffer of a modem.
 const QUEUE_BYTES: u64 = 48 << 10;
 
-/// What becomes of the frames that go one way.
+/// What happens to the frames of one direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Way {
-    /// None arrives.
+    /// Whether no frame arrives.
     pub(crate) swallows: bool,
-    /// How much later each arrives.
+    /// By how much each frame is delayed.
     pub(crate) delay: Duration,
     /// How many of a hundred are lost.
     pub(crate) loss: u32,
-    /// How many bytes pass in a second; `None`: as many as come.
+    /// How many bytes pass in a second; `None` for no limit.
     pub(crate) rate: Option<u64>,
 }
 
@@ -58,7 +59,7 @@ impl Relay {
         Self { way, stop, threads: vec![reader, writer] }
     }
 
-    /// From now on frames fare like that.
+    /// Sets what happens to frames from now on.
     pub(crate) fn set(&self, way: Way) {
         *self.way.lock().unwrap_or_else(PoisonError::into_inner) = way;
     }
@@ -73,7 +74,7 @@ impl Drop for Relay {
     }
 }
 
-/// A socket of all frames of a device of this thread's network namespace.
+/// A socket for all frames of a device in this thread's network namespace.
 pub(crate) fn open(device: &str) -> Result<OwnedFd> {
     let (family, protocol) = (AddressFamily::Packet, SockProtocol::EthAll);
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).context("a packet socket")?;
@@ -94,7 +95,7 @@ fn read(
 ) {
     let (mut buffer, mut free) = (vec![0; MAX_FRAME], Instant::now());
     while !stop.load(Ordering::SeqCst) {
-        // A device that is down, or no frame: both are waited for.
+        // The device is down, or there is no frame; both pass.
         let Ok(length) = recv(from.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
         let way = *way.lock().unwrap_or_else(PoisonError::into_inner);
         if way.swallows || rng.u32(0..100) < way.loss {
@@ -120,7 +121,7 @@ fn read(
 fn write(to: &OwnedFd, frames: &Receiver<(Instant, Vec<u8>)>) {
     while let Ok((due, frame)) = frames.recv() {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        // A device that is down loses it.
+        // A device that is down loses the frame.
         send(to.as_raw_fd(), &frame, MsgFlags::empty()).ok();
     }
 }
