@@ -128,7 +128,7 @@ fn the_page_of_families_equals_the_tables() {
     let written = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(
         written == text,
-        "docs/metrics.md is not what the tables say: LIMPET_UPDATE_DOCS=1 cargo test -p limpet families"
+        "docs/metrics.md is not what the tables say: LIMPET_UPDATE_DOCS=1 cargo test -p limpet-server families"
     );
 }
 
