@@ -51,7 +51,7 @@ fn deployment(node: &TestNode, script: &str, replicas: u32) -> Value {
     })
 }
 
-/// Waits until so many replicas of the node's Deployment are there and ready.
+/// Waits until the node's Deployment has this number of ready replicas.
 fn wait_replicas(node: &TestNode, cluster: &Cluster, count: u32) -> Result<()> {
     let path = format!("{DEPLOYMENTS}/{}", node.name());
     let status = || Ok::<_, anyhow::Error>(cluster.get(&path)?.context("no Deployment")?["status"].clone());
@@ -102,7 +102,7 @@ fn figures(list: &Value, pod: &str) -> Option<(f64, f64)> {
 fn kubectl_top_agrees_with_limpet_top(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
-    // One burns a fifth of a CPU, the other holds 40 MiB and sleeps.
+    // The first pod uses a fifth of a CPU, the second holds 40 MiB and sleeps.
     let limit = json!({ "resources": { "limits": { "cpu": "200m" } } });
     node.apply(&pod("burns", json!({ "containers": [with(shell("main", "while :; do :; done"), limit)] })))?;
     let holds = "dd if=/dev/zero of=/dev/shm/held bs=1M count=40; sleep 100000 & wait";
@@ -132,7 +132,7 @@ fn kubectl_top_agrees_with_limpet_top(node: &mut TestNode) -> Result<()> {
     ensure!(top.lines().any(|line| line.starts_with(&holds) && line.contains("main")), "{top}");
     let top = cluster.run_kubectl(&["top", "nodes"])?;
     let line = top.lines().find(|line| line.starts_with(node.name())).with_context(|| top.clone())?;
-    // NAME, CPU, CPU %, memory, memory %: all of them known.
+    // The columns are NAME, CPU, CPU %, memory and memory %, and all of them are known.
     ensure!(line.split_whitespace().count() == 5 && !line.contains("unknown"), "{top}");
     println!("{top}");
     let path = format!("{METRICS}/nodes/{}", node.name());

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A pod of one container with an address of its own.
+/// A pod of one container with its own address.
 fn networked(name: &str, script: &str) -> Value {
     pod(name, json!({ "hostNetwork": false, "containers": [shell("main", script)] }))
 }
@@ -53,7 +53,7 @@ fn a_pod_reaches_another(node: &mut TestNode) -> Result<()> {
     node.apply(&networked("server", "echo welcome > /tmp/index.html; exec httpd -f -p 8080 -h /tmp"))?;
     node.apply(&networked("client", IDLE))?;
     let (server, client) = (node.wait_running("server")?, node.wait_running("client")?);
-    // A static busybox crashes in its wget, which loads name services that are not there.
+    // A static busybox crashes in its wget, which loads name services that are missing.
     let request = format!("printf 'GET /index.html HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {} 8080", address(&server)?);
     let fetch = || node.exec("client", "main", &["/bin/sh", "-c", &request]);
     wait::until_true(wait::SOON, "the server's answer", || fetch().is_ok_and(|page| page.ends_with("\nwelcome\n")))
@@ -174,10 +174,10 @@ fn the_hosts_resolver_is_followed(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A network namespace that has nothing but a loopback interface, held by a process of its own.
+/// Makes a network namespace with only a loopback interface, which a process holds.
 fn empty_network(node: &TestNode) -> Result<Daemon> {
     let mut command = Command::new("unshare");
-    // The node's directory in its environment lets a later run find it where this one was killed.
+    // By the node's directory in its environment a later run finds the process if this one is killed.
     command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
     let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
     let here = fs::read_link("/proc/self/ns/net")?;
@@ -235,7 +235,7 @@ fn answering(name: &str) -> Value {
 }
 
 fn a_port_of_the_node_leads_to_one_pod(node: &mut TestNode) -> Result<()> {
-    // The rules are in a network of the test's own.
+    // The rules are in a network namespace of the test.
     let network = empty_network(node)?;
     let inside = |command: &[&str]| {
         let target = network.pid().to_string();

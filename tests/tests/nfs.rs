@@ -33,7 +33,7 @@ fn with_tools(node: &mut TestNode) -> Result<NfsTools> {
     Ok(tools)
 }
 
-/// A pod of a container that has counted its starts in the volume before it sleeps.
+/// A pod whose container counts its starts in the volume before it sleeps.
 fn of_export(name: &str, server: &str, read_only: bool) -> Value {
     let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
     let volume = json!({ "name": "data", "nfs": { "server": server, "path": "/srv/data", "readOnly": read_only } });
@@ -68,7 +68,7 @@ fn an_export_is_mounted_once_and_outlives_the_agent(node: &mut TestNode) -> Resu
     let shown = node.agent.cli(&["describe", &node.full_name("reader")])?.success()?;
     ensure!(shown.contains("NFS nas:/srv/data, read-only"), "{shown}");
 
-    // The next agent finds it mounted; so does the container's next start.
+    // The next agent finds it mounted, and so does the container's next start.
     node.agent.kill();
     node.agent.start()?;
     kill(node, &id)?;

@@ -1,5 +1,4 @@
-//! What helps on the node itself: the support bundle, which says everything and gives no secret away, and copies of
-//! files.
+//! Tools on the node itself: the support bundle, which has everything except secrets, and copies of files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -29,7 +28,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// On a node that is in no cluster.
+/// The node is in no cluster.
 fn the_status_of_a_node_says_what_needs_attention(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
@@ -64,7 +63,7 @@ fn planted(place: &str) -> String {
     format!("{PLANTED}-{place}")
 }
 
-/// Puts a secret into every place of the node that has one. The server of the URL is to be kept.
+/// Puts a secret into every place of the node that has one. The returned server of the URL has to be kept.
 fn plant(node: &mut TestNode, port: &Port) -> Result<Web> {
     let list = json!({ "apiVersion": "v1", "kind": "PodList", "items": [] });
     let web = Web::start(port, &list.to_string())?;
@@ -100,7 +99,7 @@ fn secret(name: &str, data: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name }, "stringData": data })
 }
 
-/// A pod with secrets wherever its manifest and its programs can have one.
+/// A pod with secrets wherever its manifest and its programs can have them.
 fn talkative() -> Value {
     let printed = format!(
         "echo a plain line; echo password={}; echo 'Authorization: Bearer {}'; \
@@ -146,7 +145,7 @@ fn unpacked(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// Makes a bundle; none of its files holds anything planted.
+/// Makes a bundle, and checks that none of its files has a planted secret.
 fn bundle(node: &TestNode, name: &str, more: &[&str]) -> Result<BTreeMap<String, String>> {
     let path = node.dir().join(name);
     let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -260,7 +259,7 @@ fn a_tree_goes_into_a_container_and_comes_back(node: &mut TestNode) -> Result<()
     let owner =
         node.exec("web", "main", &["sh", "-c", "stat -c '%u:%g %a' /in/tree/*/file; readlink /in/tree/link"])?;
     ensure!(owner == "1234:5678 640\nsomewhere\n", "{owner}");
-    // Streams, a relative path, and modes that are not kept.
+    // This copies streams, uses a relative path, and does not keep modes.
     node.agent.cli_with_input(&["cp", "-", "web:note"], b"from stdin")?.success()?;
     ensure!(node.exec("web", "main", &["cat", "/work/note"])? == "from stdin");
     ensure!(node.agent.cli(&["cp", "web:/work/note", "-"])?.success()? == "from stdin");
@@ -289,7 +288,7 @@ fn no_link_leads_a_copy_out_of_a_container_or_of_its_destination(node: &mut Test
         let read = node.agent.cli(&["cp", &format!("web:{inside}"), &to_path])?;
         ensure!(read.code == Some(1) && fs::read_dir(&to)?.next().is_none(), "{inside}: {read:?}");
     }
-    // In: a link is replaced, and a directory that a link leads to is looked for inside.
+    // Into the container: a link is replaced, and a link to a directory is resolved inside.
     let source = node.dir().join("source");
     fs::write(&source, "copied")?;
     let source = source.display().to_string();
@@ -297,7 +296,7 @@ fn no_link_leads_a_copy_out_of_a_container_or_of_its_destination(node: &mut Test
     ensure!(node.exec("web", "main", &["cat", "/leak"])? == "copied");
     let refused = node.agent.cli(&["cp", &source, "web:/up/written"])?;
     ensure!(refused.code == Some(1) && !node.dir().join("written").exists(), "{refused:?}");
-    // Out: the container's link is left out, and one that lies in the way here is not followed.
+    // Out of the container: its link is left out, and a link in the way on the node is not followed.
     std::os::unix::fs::symlink(&victim, to.join("file"))?;
     node.agent.cli(&["cp", "web:/t/file", &to_path])?.success()?;
     node.agent.cli(&["cp", "web:/t", &to_path])?.success()?;

@@ -1,4 +1,4 @@
-//! One pod's whole life on other nodes than those of the other suites: with the static executable that nodes get, and
+//! The whole life of a pod on other nodes than those of the other suites: with the static executable for nodes, and
 //! with containerd 2.
 
 use std::path::Path;
@@ -20,8 +20,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Its C library is its own, so a name in the URL has the agent resolve one with it; its logger and its command line
-/// are the same file.
+/// The executable has its own C library, so a name in the URL has the agent resolve a name with it. Its logger and its
+/// command line are the same file.
 fn the_static_executable(node: &mut TestNode) -> Result<()> {
     let program = agent::static_program()?;
     is_linked_for_nodes(&program)?;
@@ -36,7 +36,7 @@ fn the_static_executable(node: &mut TestNode) -> Result<()> {
     node.wait_running("by-url").map(drop)
 }
 
-/// No library of the node's, and no tables for unwinding: a panic aborts.
+/// Checks that it needs no library of the node and has no tables for unwinding, because a panic aborts.
 fn is_linked_for_nodes(program: &Path) -> Result<()> {
     let mut command = Command::new("readelf");
     command.args(["--wide", "--program-headers", "--sections"]).arg(program);

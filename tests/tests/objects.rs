@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The key is put in place, taken away, and put back.
+/// The key is installed, removed, and installed again.
 fn a_secret_is_encrypted_on_disk_and_unusable_without_its_key(node: &mut TestNode) -> Result<()> {
     let key = node.dir().join("secret.key");
     fs::write(&key, "5b".repeat(32))?;
@@ -74,7 +74,7 @@ fn its_memory_is_dumped_nowhere(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// What no output may hold.
+/// A Secret's value, which no output may contain.
 const VALUE: &str = "hunter2-of-the-gateway";
 
 fn config_map(name: &str, data: Value) -> Value {
@@ -114,7 +114,8 @@ fn the_environment_comes_from_both_and_stays(node: &mut TestNode) -> Result<()> 
     let before = node.wait_running("web")?;
     let shown = node.exec("web", "main", &["sh", "-c", "echo $COLOUR $HOST $P_HOST $ONE $TWO $TOKEN $URL"])?;
     ensure!(shown == format!("green b.test a.test green {VALUE} {VALUE} http://b.test/green\n"), "{shown}");
-    // An edit reaches the next start and not the one that runs. Once another pod has started with it, the agent knows it.
+    // An edit reaches the next start and not the running container. Once another pod has started with it, the agent
+    // knows it.
     node.apply(&config_map("settings", json!({ "COLOUR": "red", "HOST": "a.test" })))?;
     let red = json!({ "envFrom": [{ "configMapRef": { "name": "settings" } }] });
     let waits_for_red = shell("main", &format!("[ $COLOUR = red ] || exit 1; {IDLE}"));
@@ -141,7 +142,7 @@ fn a_mounted_config_map_changes_at_once_and_restarts_nothing(node: &mut TestNode
     let before = node.wait_running("web")?;
     wait_reads(node, "/conf/a", "first")?;
     ensure!(node.exec("web", "main", &["sh", "-c", "echo x > /conf/a && echo written || true"])? != "written\n");
-    // Both files are read through one directory: a reader sees one version of both.
+    // Both files are read through one directory, so a reader sees one version of both.
     let watch = "cd /conf; for i in $(seq 200000); do cd /conf/..data 2>/dev/null && x=$(cat a b 2>/dev/null); \
         case $x in firstfirst|'') ;; secondsecond) echo swapped; exit;; *) echo torn $x; exit;; esac; done";
     let watcher = std::thread::scope(|scope| {
@@ -200,7 +201,7 @@ fn a_secret_is_in_memory_only_and_shown_nowhere(node: &mut TestNode) -> Result<(
     let uid = running["metadata"]["uid"].as_str().context("a uid")?;
     let dir = node.agent.settings().root().join("pods").join(uid).join("volumes/kubernetes.io~secret/conf");
     ensure!(fs::metadata(dir.join("a")).is_ok(), "{}", dir.display());
-    // A version of it that is refused, and one that a pod cannot use, are reported without it too.
+    // A version that is refused, and one that a pod cannot use, are reported without its value, too.
     node.drop_text(
         "bad.yaml",
         &format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: bad}}\ndata: {{a: {VALUE}}}\n"),
@@ -297,7 +298,7 @@ fn a_broken_object_leaves_the_last_good_one(node: &mut TestNode) -> Result<()> {
     node.apply(&config_map("settings", json!({ "a": 5 })))?;
     node.wait_event("data.a: must be a string")?;
     wait_reads(node, "/conf/a", "good")?;
-    // Also when nothing else is left of it: kept by the agent, across its restart.
+    // This also holds if only the agent still has it, and after a restart of the agent.
     node.agent.kill();
     node.agent.start()?;
     node.ensure_unchanged("web", &before)?;
@@ -312,7 +313,7 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
     let image = ImageBuilder::new(&format!("{HOST}/closed:v1")).file("filler", vec![7; 1000], 0o644).build()?;
     registry.add(&image, "closed", "v1")?;
-    // The node's own credentials are wrong, and the pod's first ones too.
+    // The node's own credentials are wrong, and so are the pod's first ones.
     let auths = |password: &str| json!({ "auths": { HOST: { "username": registry::USER, "password": password } } });
     fs::write(node.agent.settings().root().join("config.json"), auths("not-it").to_string())?;
     let spec = json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))],
@@ -328,7 +329,7 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     };
     node.apply(&pull(registry::PASSWORD))?;
     node.wait_running("web")?;
-    // A missing one is not reported where nothing has to be pulled.
+    // A missing Secret is not reported if nothing has to be pulled.
     node.apply(&pod(
         "local",
         json!({ "containers": [shell("main", IDLE)], "imagePullSecrets": [{ "name": "absent" }] }),
@@ -349,7 +350,7 @@ fn pushed_objects_serve_pushed_pods_and_survive_a_crash(node: &mut TestNode) -> 
     let web = web(mount, json!([volume(projected)]));
     let map = |value: &str| config_map("settings", json!({ "a": value }));
     let token = secret("token", json!({ "b": VALUE }));
-    // In any order: what the pod needs is handed over first.
+    // The order does not matter: what the pod needs is applied first.
     let all = [&web, &map("first"), &token].map(ToString::to_string).join("\n---\n");
     let said = node.agent.cli_with_input(&["apply", "-f", "-"], all.as_bytes())?.success()?;
     node.agent.kill();
@@ -359,7 +360,7 @@ fn pushed_objects_serve_pushed_pods_and_survive_a_crash(node: &mut TestNode) -> 
     wait_reads(node, "/conf/a", "first")?;
     wait_reads(node, "/conf/b", VALUE)?;
 
-    // One of the same name in a file is another object, for the pods of files.
+    // A ConfigMap of the same name in a file is another object, for the pods of files.
     node.apply(&config_map("settings", json!({ "a": "of a file" })))?;
     let edit = map("second").to_string();
     let said = node.agent.cli_with_input(&["apply", "-f", "-"], edit.as_bytes())?.success()?;

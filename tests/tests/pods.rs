@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Runs a pod of one container, `main`, with more keys for container and pod, and returns it when it runs.
+/// Runs a pod of one container, `main`, with further keys for container and pod, and returns it when it runs.
 fn run(node: &TestNode, main: Value, spec: Value) -> Result<Value> {
     node.apply(&pod("web", with(json!({ "containers": [with(shell("main", IDLE), main)] }), spec)))?;
     node.wait_running("web")
@@ -144,7 +144,7 @@ fn a_pod_on_the_hosts_network_has_the_hosts_name(node: &mut TestNode) -> Result<
     run(node, json!({}), json!({ "hostname": "own" }))?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     ensure!(host != node.name(), "the node has a name of its own: {host}");
-    // One UTS namespace: a later name of the host is the pod's as well.
+    // They share one UTS namespace, so a later name of the host is the pod's, too.
     let namespace = fs::read_link("/proc/self/ns/uts")?.to_string_lossy().into_owned();
     let script = "readlink /proc/self/ns/uts; hostname; cat /etc/hostname; echo $HOSTNAME";
     let inside = sh(node, script)?;
@@ -177,7 +177,7 @@ fn the_image_says_the_user(node: &mut TestNode) -> Result<()> {
 }
 
 fn a_process_that_cannot_begin_fails_its_pod(node: &mut TestNode) -> Result<()> {
-    // Longer than the kernel passes to a program.
+    // The kernel passes no such long variable to a program.
     let long = json!({ "env": [{ "name": "LONG", "value": "x".repeat(140_000) }] });
     let relative = json!({ "workingDir": "relative" });
     for (name, main) in [("long", long), ("relative", relative)] {
@@ -353,7 +353,7 @@ fn a_pod_starts_once_the_node_has_what_it_requests_and_selects(node: &mut TestNo
     let message = waits["status"]["message"].as_str().unwrap_or_default();
     ensure!(waits["status"]["phase"] == "Pending" && message.contains(&why), "{waits}");
     node.wait_event(&why)?;
-    // What runs is left alone, also by an edit that requests more than there is; what waits is known after a restart.
+    // What runs stays, even after an edit that requests more than there is, and what waits is known after a restart.
     node.apply(&asks("fits", 150))?;
     node.wait_pod("fits", "edited", |pod| pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "150m")?;
     node.agent.kill();

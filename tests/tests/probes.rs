@@ -1,5 +1,5 @@
-//! Probes: every handler by each of the three, what their results do to a container, and that no restart of the agent
-//! or of containerd loses what they came to.
+//! Probes: every handler for each of the three kinds, what their results do to a container, and that no restart of the
+//! agent or of containerd loses these.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A pod whose container runs `script` with `probe` as all three: liveness has patience for 5 failures, readiness for
+/// A pod whose container runs `script` with `probe` as all three kinds: liveness tolerates 5 failures, readiness only
 /// one.
 fn probed(name: &str, script: &str, probe: &Value) -> Value {
     let with_threshold = |failures: u32| {
@@ -63,8 +63,8 @@ fn wait_restarted(node: &TestNode, name: &str) -> Result<Value> {
     node.wait_pod(name, "restarted", |pod| container(pod, "main")["restartCount"].as_u64() >= Some(1))
 }
 
-/// The pod becomes ready; with `fail` its probes fail, of which readiness shows first, then liveness restarts it; `mend`
-/// makes it ready again.
+/// Checks that the pod becomes ready; that after `fail` its probes fail, first readiness, and then liveness restarts
+/// it; and that `mend` makes it ready again.
 fn lives_by_its_probes(
     node: &TestNode,
     manifest: &Value,
@@ -117,7 +117,7 @@ fn a_get_is_a_probe(node: &mut TestNode) -> Result<()> {
     lives_by_its_probes(node, &manifest, fail, || Ok(()), "HTTP probe failed with statuscode: 404")
 }
 
-/// The server's certificate is its own, for another name.
+/// The server has a self-signed certificate for another name.
 fn a_get_over_tls_is_a_probe(node: &mut TestNode) -> Result<()> {
     let site = node.dir().join("site");
     fs::create_dir(&site)?;
@@ -125,7 +125,7 @@ fn a_get_over_tls_is_a_probe(node: &mut TestNode) -> Result<()> {
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=other.test"]);
     process::checked(openssl.arg("-keyout").arg(site.join("key")).arg("-out").arg(site.join("crt")))?;
-    // The machine's openssl runs with the machine's libraries, which are where it looks for them.
+    // The machine's openssl runs with the machine's libraries, in the places where it looks for them.
     let script = "for name in lib lib64; do [ -e /$name ] || ln -s usr/$name /$name; done; cd /site; \
                   openssl s_server -accept 8443 -cert crt -key key -WWW & "
         .to_owned()
@@ -239,7 +239,7 @@ fn a_failed_probe_has_a_grace_of_its_own(node: &mut TestNode) -> Result<()> {
             json!({ "periodSeconds": 1, "failureThreshold": 1, "terminationGracePeriodSeconds": 1 }),
         );
         let main = with(shell("main", "trap '' TERM; while :; do sleep 1; done"), json!({ probe: failing }));
-        // The pod's own is longer than anybody waits here.
+        // The pod's own grace period is longer than the test waits.
         node.apply(&pod(name, json!({ "terminationGracePeriodSeconds": 1_000_000, "containers": [main] })))?;
         let restarted = wait_restarted(node, name)?;
         let last = &container(&restarted, "main")["lastState"]["terminated"];
@@ -247,7 +247,7 @@ fn a_failed_probe_has_a_grace_of_its_own(node: &mut TestNode) -> Result<()> {
     }
     node.wait_event("Container main failed startup probe, will be restarted")?;
     for name in ["live", "start"] {
-        // Its end is not waited for as long, either.
+        // Its end does not take as long, either.
         node.apply(&pod(name, json!({ "containers": [shell("main", IDLE)] })))?;
     }
     Ok(())
@@ -280,7 +280,8 @@ fn a_probe_without_a_result_changes_nothing(node: &mut TestNode) -> Result<()> {
 }
 
 fn readiness_outlives_the_agent_and_containerd(node: &mut TestNode) -> Result<()> {
-    // Succeeds, and never again once the file is gone: without a record the container would never be ready again.
+    // The probe succeeds, and never again once the file is gone: without a record the container would never be ready
+    // again.
     let probe = with(exec("test -e /tmp/healthy"), json!({ "periodSeconds": 1, "failureThreshold": 10_000 }));
     let probes = json!({ "startupProbe": probe, "readinessProbe": probe });
     let script = format!("touch /tmp/healthy; {IDLE}");

@@ -1,4 +1,4 @@
-//! Containers that end: back-off, init containers, and what is not to run again.
+//! Containers that end: back-off, init containers, and what must not run again.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Whatever the restart policy, and without a back-off.
+/// The restart happens whatever the restart policy, and without a back-off.
 fn a_restart_on_request_keeps_the_pod_and_its_other_containers(node: &mut TestNode) -> Result<()> {
     let containers = json!([shell("main", IDLE), shell("other", IDLE)]);
     node.apply(&pod("web", json!({ "restartPolicy": "Never", "containers": containers })))?;
@@ -58,7 +58,7 @@ fn a_restart_on_request_keeps_the_pod_and_its_other_containers(node: &mut TestNo
     Ok(())
 }
 
-/// As a kernel remounts a disk with errors.
+/// A kernel remounts a disk with errors like this.
 fn pods_run_on_when_the_root_directory_is_read_only(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let id = container_id(&node.wait_running("web")?, "main")?;
@@ -98,7 +98,7 @@ fn a_crash_backs_off(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Pauses that double from 10 s on would take longer than the wait.
+/// With pauses that double from 10 s on the case would exceed its wait.
 fn the_longest_pause_is_the_nodes_to_say(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("crash", "exit 7"))?;
     node.wait_pod("crash", "restarted five times", |pod| container(pod, "main")["restartCount"].as_u64() >= Some(5))?;
@@ -142,7 +142,7 @@ fn an_init_container_may_fail_before_it_succeeds(node: &mut TestNode) -> Result<
     Ok(())
 }
 
-/// A container that leaves a line in `/shared/runs` each time it runs.
+/// A container that writes a line into `/shared/runs` each time it runs.
 fn noted(name: &str, then: &str) -> Value {
     let script = format!("echo {name} >> /shared/runs; {then}");
     with(shell(name, &script), json!({ "volumeMounts": [{ "name": "shared", "mountPath": "/shared" }] }))
@@ -271,7 +271,7 @@ fn a_watch_shows_how_a_deleted_pod_ended(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the agent has taken up its work again: it runs a pod it did not know before.
+/// Waits until the agent has resumed its work, which shows by a pod that it did not know before.
 fn settle(node: &TestNode, marker: &str) -> Result<()> {
     node.apply(&simple(marker, IDLE))?;
     node.wait_running(marker).map(drop)
@@ -339,7 +339,7 @@ fn an_image_names_the_signal_that_ends_its_containers(node: &mut TestNode) -> Re
     replaced(node, 3, 15).map(drop)
 }
 
-/// Takes twice what the container may have.
+/// A program that needs twice the container's limit of memory.
 const GLUTTON: &str = "dd if=/dev/zero of=/dev/null bs=64M count=1";
 
 fn limited(name: &str, script: &str) -> Value {
@@ -353,12 +353,12 @@ fn an_oom_kill_is_reported_of_the_victim_only(node: &mut TestNode) -> Result<()>
     let victim = node.wait_pod("victim", "ended", |pod| end(pod).is_object())?;
     ensure!(end(&victim)["reason"] == "OOMKilled" && end(&victim)["exitCode"] == 137, "{}", end(&victim));
 
-    // They are loaded once a container runs, and know of nothing before.
+    // The BPF programs are loaded once a container runs, and know of nothing that happened before.
     node.apply(&simple("calm", IDLE))?;
     wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
     node.apply(&limited("survivor", &format!("{GLUTTON}; echo survived; {IDLE}")))?;
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        // With cgroup v2 the kernel kills the container whole, as kubelet has it.
+        // With cgroup v2 the kernel kills the whole container, as kubelet configures it.
         let whole = node.wait_pod("survivor", "ended", |pod| end(pod).is_object())?;
         ensure!(end(&whole)["reason"] == "OOMKilled" && end(&whole)["exitCode"] == 137, "{}", end(&whole));
         return Ok(());

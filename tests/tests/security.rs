@@ -46,14 +46,14 @@ fn sh(node: &TestNode, script: &str) -> Result<String> {
     node.exec("web", "main", &["/bin/sh", "-c", script])
 }
 
-/// Two containers, the second of which leaves an orphan.
+/// Applies a pod of two containers, the second of which leaves an orphan.
 fn apply_sharing(node: &TestNode) -> Result<()> {
     let orphan = format!("(sleep 99991 &); {IDLE}");
     let containers = [shell("main", IDLE), shell("side", &orphan)];
     node.apply(&pod("web", json!({ "shareProcessNamespace": true, "containers": containers })))
 }
 
-/// The pid, in the host's namespace, of the init that the sandbox of `pod` has.
+/// The pid, in the host's namespace, of the init of the pod's sandbox.
 fn init(node: &TestNode, pod: &Value) -> Result<u32> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
     let file = node.agent.settings().run().join("sandboxes").join(uid).join("init");
@@ -66,7 +66,7 @@ fn containers_share_their_processes(node: &mut TestNode) -> Result<()> {
     let seen = sh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")?;
     ensure!(seen.matches("sleep 100000").count() >= 2 && seen.contains("sleep 99991"), "{seen}");
     ensure!(sh(node, "tr '\\0' ' ' < /proc/1/cmdline")?.starts_with("/limpet pod-init"), "process 1 is no init");
-    // Its rights, its files and the host's namespaces are out of reach.
+    // The init's rights, its files and the host's namespaces are out of reach.
     let status = sh(node, "cat /proc/1/status")?;
     for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1"] {
         ensure!(status.contains(line), "{line}: {status}");
@@ -80,7 +80,7 @@ fn containers_share_their_processes(node: &mut TestNode) -> Result<()> {
     ensure!(root.collect::<Vec<_>>() == ["limpet"], "the init has files");
     ensure!(fs::write(format!("/proc/{pid}/root/limpet"), "").is_err(), "the program can be written to");
     ensure!(fs::read_to_string(format!("/proc/{pid}/cgroup"))?.contains("init"), "the init has no cgroup of its own");
-    // An orphan that ends is reaped, and a signal to process 1 does nothing.
+    // An orphan that ends is reaped, and a signal to process 1 has no effect.
     let find = "kill -TERM 1; for p in /proc/[0-9]*; do \
                 [ \"$(tr '\\0' ' ' < $p/cmdline)\" = 'sleep 99991 ' ] && echo ${p#/proc/}; done; true";
     let orphan = sh(node, find)?;
@@ -105,7 +105,7 @@ fn users_of_its_own_share_their_processes(node: &mut TestNode) -> Result<()> {
     let seen = sh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")?;
     ensure!(seen.contains("sleep 99991") && seen.contains("sleep 99992"), "{seen}");
     ensure!(sh(node, "tr '\\0' ' ' < /proc/1/cmdline")?.starts_with("/limpet pod-init"), "process 1 is no init");
-    // The init is of the pod's users, and has no rights, no files and no cgroup but the pod's.
+    // The init has a user of the pod, no rights, no files, and the pod's cgroup.
     let (process, first) = (init(node, &pod)?, first_id(node, "web")?);
     let status = sh(node, "cat /proc/1/status")?;
     for line in ["Uid:\t0\t0\t0\t0", "Groups:\t \n", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"] {
@@ -207,7 +207,7 @@ fn strict_groups_are_the_pods_alone(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The other runtime is runc behind a script that says it was called.
+/// The other runtime is runc behind a script that records its call.
 fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Result<()> {
     let (runtime, called) = (node.dir().join("other-runc"), node.dir().join("called"));
     fs::write(&runtime, format!("#!/bin/sh\necho \"$@\" >> {}\nexec runc \"$@\"\n", called.display()))?;
@@ -247,8 +247,8 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
 fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     let runsc = tools::runsc().context("no runsc; run: cargo xtask test")?;
     let wrapper = node.dir().join("runsc");
-    // Without virtualisation; without cgroups of both versions at once, which it does not know; and without a network: by the
-    // sysctls of newer kernels, this version takes each network for the host's.
+    // gVisor runs without virtualisation; without cgroups, because it does not support both versions at once; and
+    // without a network, because by the sysctls of newer kernels this version takes each network for the host's.
     let options = "--platform=ptrace --ignore-cgroups --network=none";
     let script = format!("#!/bin/sh\nexec {} {options} \"$@\"\n", runsc.display());
     fs::write(&wrapper, script)?;
@@ -257,7 +257,8 @@ fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     let class = format!("runtimeClasses: {{gvisor: {{binary: {}}}}}", wrapper.display());
     node.agent.reconfigure(|settings| settings.limpet.push(class))?;
     node.agent.start()?;
-    // Its standard input is not /dev/null, and nothing is executed in it: this version gives the node's /dev/null to its own user.
+    // The container's standard input is not /dev/null, and nothing is executed in it: this version gives the node's
+    // /dev/null to its own user.
     let script = format!("dmesg; cat /data/file; echo kept > /data/file; echo written; {IDLE}");
     let mounts = json!([{ "name": "data", "mountPath": "/data" }]);
     let main = with(shell("main", &script), json!({ "stdin": true, "volumeMounts": mounts }));
@@ -277,7 +278,7 @@ fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     node.wait_gone("web")
 }
 
-/// Where the ids of the pod begin on the node, as one of its processes sees it.
+/// The first id of the pod on the node, as one of its processes sees it.
 fn first_id(node: &TestNode, name: &str) -> Result<u32> {
     let map = node.exec(name, "main", &["/bin/sh", "-c", "cat /proc/self/uid_map; cat /proc/self/gid_map"])?;
     let lines: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -292,7 +293,7 @@ fn first_process(node: &TestNode, id: &str) -> Result<u32> {
     Ok(task.context("no task")?.pid)
 }
 
-/// A pod with users of its own that writes a file into a volume and one beside it.
+/// A pod with a user namespace that writes a file into a volume and one beside it.
 fn mapped(name: &str) -> Value {
     let script = format!("echo by name > /dev/stdout; echo start >> /data/starts; echo own > /etc/made; {IDLE}");
     let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
@@ -314,7 +315,7 @@ fn a_pod_with_users_of_its_own_is_no_root_on_the_node(node: &mut TestNode) -> Re
     let process = first_process(node, &id)?;
     ensure!(fs::metadata(format!("/proc/{process}"))?.uid() == first, "its root is not the first of its ids");
     node.wait_logged("web", "main", "by name")?;
-    // Root's files are root's inside, and on the node root's own in a volume alone.
+    // Root's files belong to root inside, and on the node only those in a volume do.
     let inside = sh(node, "stat -c %u /bin/busybox /data/starts /etc/made /etc/hosts /dev/shm")?;
     ensure!(inside == "0\n".repeat(5), "{inside}");
     let uid = web["metadata"]["uid"].as_str().context("no uid")?;
@@ -323,7 +324,7 @@ fn a_pod_with_users_of_its_own_is_no_root_on_the_node(node: &mut TestNode) -> Re
     let made = fs::metadata(format!("/proc/{process}/root/etc/made"))?;
     ensure!(made.uid() == first, "a file of the container's is {}'s", made.uid());
 
-    // The agent finds the ids again, and gives them to no other pod.
+    // The next agent finds the ids, and gives them to no other pod.
     node.agent.kill();
     node.agent.start()?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "a restart of the agent restarts nothing");
@@ -341,7 +342,7 @@ fn a_pod_with_users_of_its_own_is_no_root_on_the_node(node: &mut TestNode) -> Re
     Ok(())
 }
 
-/// What a container of another user sees of volumes of every kind.
+/// A pod whose container has another user and volumes of every kind.
 fn volumes_and_hooks(host: &std::path::Path) -> Value {
     let mount = |(name, path): (&str, &str)| json!({ "name": name, "mountPath": path });
     let mounts = [("config", "/config"), ("memory", "/memory"), ("host", "/host"), ("image", "/image")].map(mount);
@@ -402,7 +403,7 @@ fn asking(name: &str, device: &str, count: u32) -> Value {
     pod(name, json!({ "containers": [with(shell("main", IDLE), limits), shell("side", IDLE)] }))
 }
 
-/// /dev/fuse is no device that every container has, and whether it may be opened is the cgroup's to say.
+/// Not every container has /dev/fuse, and the cgroup decides whether it may be opened.
 fn a_device_is_the_containers_that_ask_for_it(node: &mut TestNode) -> Result<()> {
     let open = "(: < /dev/fuse) && echo read; (: > /dev/fuse) && echo written; true";
     let tried = |node: &TestNode, name: &str, container: &str| node.exec(name, container, &["/bin/sh", "-c", open]);
@@ -417,7 +418,7 @@ fn a_device_is_the_containers_that_ask_for_it(node: &mut TestNode) -> Result<()>
     node.apply(&asking("second", "example.com/modem", 1))?;
     let waits = node.wait_pod("second", "waiting", |pod| pod["status"]["reason"] == "OutOfexample.com/modem")?;
     ensure!(waits["status"]["phase"] == "Pending", "{waits}");
-    // Who has a device is known again after a restart of the agent, and nothing of it is restarted.
+    // The next agent knows who has a device, and restarts nothing for it.
     node.agent.kill();
     node.agent.start()?;
     node.wait_pod("second", "waiting", |pod| pod["status"]["reason"] == "OutOfexample.com/modem")?;

@@ -1,4 +1,4 @@
-//! limpet's own shim: pods that run by it, beside those of containerd's, and ends that nobody was there to see.
+//! limpet's own shim: pods that run by it, beside those of containerd's shim, and ends that no agent saw.
 
 use std::process::ExitCode;
 
@@ -91,7 +91,7 @@ fn commands_and_terminals_work(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A pod that ends when its file appears, and what the agent then says of it.
+/// A pod ends when its file appears, and the next agent knows how.
 fn an_end_that_nobody_saw_is_known_exactly(node: &mut TestNode) -> Result<()> {
     let volume = json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] });
     let main = with(shell("main", "while [ ! -e /work/end ]; do sleep 0.1; done; exit 42"), volume);
@@ -119,7 +119,7 @@ fn an_end_that_nobody_saw_is_known_exactly(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// containerd ends what a killed shim leaves, and the pod runs again.
+/// containerd ends what a killed shim has left, and the pod runs again.
 fn a_killed_shim_is_replaced(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
@@ -151,7 +151,7 @@ fn pods_keep_their_shim(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Pods come and go, are killed and write logs beside each other; the last one takes the shim along.
+/// Pods are created, deleted and killed, and write logs at the same time; the shim ends with the last one.
 fn one_shim_serves_the_node(node: &mut TestNode) -> Result<()> {
     let names = ["a", "b", "c"];
     for name in names {

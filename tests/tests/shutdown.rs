@@ -1,4 +1,5 @@
-//! The shutdown of the node: pods end in order, say so, and run again; by the command, and by logind's announcement.
+//! The shutdown of the node: pods end in order, which is reported, and run again; by the command, and by logind's
+//! announcement.
 
 use std::process::ExitCode;
 
@@ -20,9 +21,9 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Says when it ends.
+/// A script that prints when it ends.
 const ENDS: &str = "echo runs; trap 'echo ends; exit 0' TERM; while :; do sleep 0.1; done";
-/// Has to be killed.
+/// A script that has to be killed.
 const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.1; done";
 
 fn critical(name: &str) -> Value {
@@ -83,7 +84,7 @@ fn an_operator_ends_the_pods_in_order_and_runs_them_again(node: &mut TestNode) -
     ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{after:#}");
     ensure!(node.agent.cli(&["logs", "-p", &web])?.success()?.contains("ends"), "its log stays");
 
-    // As after a boot: the agent that ended them is gone.
+    // As after a boot, the agent that ended them is gone.
     node.agent.cli(&["shutdown"])?.success()?;
     node.agent.terminate()?;
     node.agent.start()?;

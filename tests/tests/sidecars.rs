@@ -1,4 +1,4 @@
-//! Sidecars, and containers with a restart policy of their own.
+//! Sidecars, and containers with their own restart policy.
 
 use std::fs;
 use std::process::ExitCode;
@@ -74,7 +74,7 @@ fn condition<'a>(pod: &'a Value, name: &str) -> &'a Value {
 }
 
 fn sidecars_start_in_order_and_end_in_reverse_after_the_others(node: &mut TestNode) -> Result<()> {
-    // It waits for the sidecar before it, and fails should the one after it have started.
+    // The init container waits for the sidecar before it, and fails if the one after it has started.
     let script = format!("{}; grep -q two /shared/diary || echo +prepare >> /shared/diary", wait_for("+one"));
     let prepare = in_shared(shell("prepare", &script));
     let spec = json!({
@@ -92,7 +92,7 @@ fn sidecars_start_in_order_and_end_in_reverse_after_the_others(node: &mut TestNo
     let table = node.agent.cli(&["pods"])?.success()?;
     ensure!(table.contains("3/3") && table.contains("Running"), "{table}");
 
-    // The agent that ends the pod is another one than the one that has started it.
+    // Another agent ends the pod than the one that has started it.
     node.agent.kill();
     node.agent.start()?;
     let adopted = node.wait_running("web")?;
@@ -124,7 +124,7 @@ fn hooks_of_sidecars_run_while_the_others_end(node: &mut TestNode) -> Result<()>
     wait_diary(node, "+one +two +main -main -two -one ")?;
     let hooks = fs::read_to_string(node.dir().join("shared/hooks"))?;
     let mut hooks: Vec<&str> = hooks.lines().collect();
-    // Without an order between the two.
+    // The order of the two does not matter.
     let both = hooks.len().min(2);
     hooks[..both].sort_unstable();
     ensure!(hooks == ["pre-one", "pre-two", "ended"], "{hooks:?}");
@@ -159,7 +159,7 @@ fn a_sidecar_restarts_alone(node: &mut TestNode) -> Result<()> {
 
 fn a_pod_with_only_sidecars_left_completes(node: &mut TestNode) -> Result<()> {
     let main = in_shared(shell("main", "until [ -e /shared/done ]; do sleep 0.1; done"));
-    // What a sidecar ends with fails no pod.
+    // The exit code of a sidecar fails no pod.
     let sidecars = [sidecar(noted("one", "")), sidecar(lasting("two", "+one", "exit 9"))];
     let spec = json!({ "restartPolicy": "Never", "initContainers": sidecars, "containers": [main] });
     node.apply(&web(node, spec)?)?;
@@ -187,7 +187,7 @@ fn a_sidecar_is_killed_with_the_grace_of_its_pod(node: &mut TestNode) -> Result<
     wait_diary(node, "+side +main ")?;
     node.remove("web")?;
     node.wait_gone("web")?;
-    // The main one has used up the grace; the sidecar is stopped nevertheless.
+    // The main container has used up the grace period, and the sidecar is stopped nevertheless.
     wait_diary(node, "+side +main -main -side ")
 }
 

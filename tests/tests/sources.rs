@@ -32,7 +32,7 @@ fn list(pods: &[Value]) -> String {
     json!({ "apiVersion": "v1", "kind": "PodList", "items": pods }).to_string()
 }
 
-/// Waits until `limpet sources` shows that.
+/// Waits until `limpet sources` shows `text`.
 fn wait_sources(node: &TestNode, text: &str) -> Result<String> {
     wait::until(wait::SOON, &format!("{text:?} among the sources"), || {
         node.agent.cli(&["sources"]).ok()?.success().ok().filter(|sources| sources.contains(text))
@@ -58,7 +58,7 @@ fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
     ensure!(sources.contains(&url) && sources.lines().any(|line| line.starts_with("http")), "{sources}");
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
 
-    // The server is back with less: what it does not have any more ends, the rest is left alone.
+    // The server is back with fewer pods: the missing one ends, and the rest is left alone.
     let web = Web::start(&port, &list(&[simple("web", IDLE)]))?;
     node.wait_gone("side")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
@@ -97,7 +97,7 @@ fn an_applied_pod_survives_a_crash_right_after_the_answer(node: &mut TestNode) -
     node.agent.cli(&["delete", "db", "--wait=false"])?.success()?;
     node.agent.kill();
     node.agent.start()?;
-    // It is not seen before containerd was read: only then is it gone for good.
+    // This does not show before containerd was read: only then is it gone for good.
     node.wait_nothing_runs()?;
     node.wait_gone("db")?;
     let missing = node.agent.cli(&["delete", "db"])?;
@@ -137,7 +137,7 @@ fn a_card_that_goes_and_comes_restarts_nothing(node: &mut TestNode) -> Result<()
     unmount(&manifests, UnmountFlags::DETACH)?;
     wait_sources(node, "is empty, and not the directory its pods came from")?;
     same(node)?;
-    // As after a boot at which the card was not mounted.
+    // The directory is as after a boot at which the card was not mounted.
     node.agent.kill();
     node.agent.start()?;
     wait_sources(node, "is empty, and not the directory its pods came from")?;
@@ -152,7 +152,7 @@ fn a_card_that_goes_and_comes_restarts_nothing(node: &mut TestNode) -> Result<()
     node.wait_nothing_runs()
 }
 
-/// Puts a manifest there as another process, whose number is returned.
+/// Writes a manifest by another process, and returns its pid.
 fn put_as_a_process(node: &TestNode, file: &str, manifest: &Value) -> Result<u32> {
     let beside = node.dir().join("beside");
     fs::write(&beside, manifest.to_string())?;
@@ -162,7 +162,7 @@ fn put_as_a_process(node: &TestNode, file: &str, manifest: &Value) -> Result<u32
     Ok(pid)
 }
 
-/// What is kept of a pod's manifest, the oldest first.
+/// The stored changes of a pod's manifest, the oldest first.
 fn history(node: &TestNode, pod: &str) -> Result<Vec<Value>> {
     let text = node.agent.cli(&["history", pod, "-o", "json"])?.success()?;
     let document: Value = serde_json::from_str(&text)?;
@@ -176,7 +176,7 @@ fn wait_history(node: &TestNode, pod: &str, count: usize) -> Result<Vec<Value>> 
 }
 
 fn who_changed_a_manifest_is_reported(node: &mut TestNode) -> Result<()> {
-    // What was there before the watch has no known author.
+    // A manifest from before the watch has no known author.
     wait_sources(node, "watching (")?;
     let created = put_as_a_process(node, "web.yaml", &simple("web", IDLE))?;
     node.wait_running("web")?;
@@ -191,7 +191,7 @@ fn who_changed_a_manifest_is_reported(node: &mut TestNode) -> Result<()> {
     ensure!(kinds == ["created", "edited", "rejected"], "{changes:?}");
     ensure!(changes[1]["touched"] == json!(["labels"]) && changes[1]["restarts"].is_null(), "{}", changes[1]);
 
-    // A restart of the agent is no change, also not of what is refused still.
+    // A restart of the agent is no change, not even of a manifest that is still refused.
     let described = node.agent.cli(&["describe", "web"])?.success()?;
     node.agent.kill();
     node.agent.start()?;
@@ -204,7 +204,7 @@ fn who_changed_a_manifest_is_reported(node: &mut TestNode) -> Result<()> {
         need::kernel_lacks("who did it, for want of fanotify");
         return Ok(());
     }
-    // A process that has ended before it is checked may have left no more than its number.
+    // Of a process that has ended before it is checked, only its pid may be known.
     for (change, pid) in changes.iter().zip([created, relabelled, broken]) {
         ensure!(change["actor"]["pid"] == json!(pid), "{change} is not by {pid}");
     }
@@ -242,7 +242,7 @@ fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()
     Ok(())
 }
 
-/// A pod whose container has the run directory, read-only as everything of the host's, and the command line with its
+/// A pod whose container has the run directory, read-only like everything of the host, and the command line with its
 /// loader.
 fn client(node: &TestNode) -> Result<Value> {
     let settings = node.agent.settings();
@@ -260,7 +260,7 @@ fn client(node: &TestNode) -> Result<Value> {
     Ok(pod("client", json!({ "containers": [container], "volumes": volumes })))
 }
 
-/// `limpet` with these arguments, in the client's container.
+/// Runs `limpet` with these arguments in the client's container.
 fn from_client(node: &TestNode, arguments: &str, input: &str) -> Result<Reply> {
     let script = format!(
         "set -- /host/usr/lib*/ld-linux* /host/usr/lib/*/ld-linux*; for loader; do [ -e \"$loader\" ] && break; done; \
@@ -302,7 +302,7 @@ fn a_full_disk_is_reported_and_overcome(node: &mut TestNode) -> Result<()> {
     let id = container_id(&node.wait_running("web")?, "main")?;
     let filler = node.agent.settings().root().join("filler");
     ensure!(fs::write(&filler, vec![0; 32 << 20]).is_err(), "the disk is not full");
-    // More than the database has room for as it is.
+    // The pod needs more room than the database has left.
     let large = |name: &str| {
         let data = json!({ "a": "x".repeat(900 << 10) });
         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data })
@@ -314,7 +314,7 @@ fn a_full_disk_is_reported_and_overcome(node: &mut TestNode) -> Result<()> {
     ensure!(sources.contains("No space left on device"), "{sources}");
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be persisted"), "{refused:?}");
-    // An agent that starts on a full disk knows the last good version of a manifest that is broken since.
+    // An agent that starts on a full disk knows the last good version of a manifest that is now broken.
     node.drop_text("web.yaml", "kind: Pod\nspec: [")?;
     node.wait_event("web.yaml")?;
     node.agent.kill();
@@ -333,8 +333,8 @@ fn a_full_disk_is_reported_and_overcome(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it is not available, for lack of a
-/// cgroup.
+/// The guard itself is tested in other kernels (`cargo xtask test-kernels`). Here it is not available, because a cgroup
+/// is missing.
 fn a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded(node: &mut TestNode) -> Result<()> {
     let guard = "manifestGuard: strict\nmanifestGuardCgroups: [/sys/fs/cgroup/nowhere]";
     node.agent.reconfigure(|settings| settings.limpet.push(guard.to_owned()))?;

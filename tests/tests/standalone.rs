@@ -18,11 +18,11 @@ use limpet_tests::{TestNode, case, process, suite, tools};
 /// The images of the suite that these specs run.
 const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2";
 
-/// The longest that its specs may take.
+/// How long its specs may take.
 const SUITE_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// It removes a container by CRI, which limpet refuses, and asserts that `startTime` changes when the agent restarts: limpet
-/// keeps it.
+/// The spec that is left out. It removes a container by CRI, which limpet refuses, and asserts that `startTime` changes
+/// when the agent restarts, which limpet keeps.
 const LEFT_OUT: &str = "should be ready after init container is removed and kubelet restarts";
 
 fn main() -> ExitCode {
@@ -45,7 +45,7 @@ fn the_standalone_specs_of_kubernetes_pass(node: &mut TestNode) -> Result<()> {
     let any_system = node.dir().join("system.yaml");
     fs::write(&any_system, "os: Linux\n")?;
 
-    // It reads logs where kubelet has them.
+    // The suite reads logs in kubelet's directory.
     let script = "mkdir -p /var/log/pods && mount --bind \"$LOGS\" /var/log/pods && exec \"$@\"";
     let mut suite = Command::new("unshare");
     suite.args(["--mount", "sh", "-c", script, "sh"]).arg(program);

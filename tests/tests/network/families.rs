@@ -1,4 +1,4 @@
-//! Pods with IPv6 addresses: beside IPv4 ones in the order of the node's, and alone.
+//! Pods with IPv6 addresses: together with IPv4 ones in the order of the node's, and alone.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use crate::empty_network;
 
-/// The node's addresses, of those for documentation.
+/// The node's addresses, from those for documentation.
 const NODE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7));
 const NODE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));
 
-/// A pod that answers with its name: anybody at the node's port 8081, and a probe at its first address alone.
+/// A pod that answers with its name: to everybody at the node's port 8081, and to a probe only at its first address.
 fn answering(name: &str) -> Value {
     let script = format!(
         "echo $POD_IP $POD_IPS; mkdir /www; hostname > /www/index.html; httpd -p 8080 -h /www; \
@@ -37,14 +37,14 @@ fn inside(network: &Daemon, command: &[&str]) -> Result<String> {
     process::checked(Command::new("nsenter").args(["--target", &target, "--net", "--"]).args(command))
 }
 
-/// The pod's addresses as its status has them.
+/// The addresses in the pod's status.
 fn addresses(pod: &Value) -> Result<Vec<IpAddr>> {
     let all = pod["status"]["podIPs"].as_array().with_context(|| format!("no addresses: {}", pod["status"]))?;
     all.iter().map(|entry| Ok(entry["ip"].as_str().context("no address")?.parse()?)).collect()
 }
 
-/// Runs a pod on a node with these addresses: it has one of each family in the same order, a probe reaches
-/// the first, and the node's port leads to it from each of the node's.
+/// Runs a pod on a node with these addresses. It has one of each family in the same order, a probe reaches the first,
+/// and the node's port leads to it from each of the node's addresses.
 fn is_reached_by_all(node: &TestNode, network: &Daemon, name: &str, of_node: &[IpAddr]) -> Result<()> {
     node.apply(&answering(name))?;
     let pod = node.wait_pod(name, "ready", |pod| container(pod, "main")["ready"] == true)?;
@@ -61,7 +61,7 @@ fn is_reached_by_all(node: &TestNode, network: &Daemon, name: &str, of_node: &[I
     let full_name = node.full_name(name);
     let file = node.exec(name, "main", &["cat", "/etc/hosts"])?;
     let named: Vec<&str> = file.lines().filter_map(|line| line.strip_suffix(&format!("\t{full_name}"))).collect();
-    // In this file alone IPv4 comes first on every node, as under kubelet and containerd.
+    // Only in this file IPv4 comes first on every node, as with kubelet and containerd.
     let mut in_file = of_pod.clone();
     in_file.sort_by_key(IpAddr::is_ipv6);
     ensure!(named == in_file.iter().map(IpAddr::to_string).collect::<Vec<_>>(), "{file}");
@@ -87,7 +87,7 @@ fn is_reached_by_all(node: &TestNode, network: &Daemon, name: &str, of_node: &[I
     Ok(())
 }
 
-/// The answers of the plugin name the IPv6 address first, whatever the order of the node.
+/// The plugin's answers have the IPv6 address first, whatever the order of the node.
 pub(crate) fn a_pod_has_an_address_of_each_family(node: &mut TestNode) -> Result<()> {
     let network = empty_network(node)?;
     inside(&network, &["ip", "link", "set", "lo", "up"])?;

@@ -1,4 +1,4 @@
-//! Pods whose record, plugin or configuration is not as it was when they were attached.
+//! Pods whose record, plugin or configuration has changed since they were attached.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub(crate) fn a_damaged_record_restarts_nothing(node: &mut TestNode) -> Result<(
         let written = fs::read_to_string(record(node, uid))?;
         ensure!(written.contains(&address(&before)?), "{damage:?}: {written}");
     }
-    // It is detached as any other pod.
+    // It is detached like any other pod.
     node.remove("web")?;
     node.wait_gone("web")?;
     let cni = node.cni.as_ref().context("no network")?;
@@ -50,7 +50,7 @@ pub(crate) fn a_pod_goes_whose_network_never_worked(node: &mut TestNode) -> Resu
     node.wait_event("FailedCreatePodSandBox")?;
     node.remove("web")?;
     node.wait_gone("web")?;
-    // The same manifest starts with a right list.
+    // The same manifest starts with a correct list.
     node.cni.as_ref().context("no network")?.give_from(&[subnet])?;
     node.apply(&networked("web", IDLE))?;
     node.wait_running("web")?;

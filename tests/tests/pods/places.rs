@@ -18,10 +18,10 @@ pub(super) fn a_pod_beyond_the_nodes_number_starts_once_another_is_over(node: &m
     node.wait_pod("second", "waiting for a place", waits)?;
     node.wait_event("Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1")?;
     node.exec("first", "main", &["touch", "/tmp/end"])?;
-    // The first one stays, with its status and logs, and has no place any more.
+    // The first pod stays, with its status and logs, but has no place any more.
     node.wait_running("second")?;
     node.wait_pod("first", "over", |pod| pod["status"]["phase"] == "Succeeded")?;
-    // The next agent finds both, of which one counts.
+    // The next agent finds both pods, of which only one counts.
     node.agent.kill();
     node.agent.start()?;
     node.apply(&simple("third", IDLE))?;
@@ -39,7 +39,7 @@ pub(super) fn a_lesser_pod_gives_its_place_to_a_critical_one(node: &mut TestNode
     let before = main_process(node, &node.wait_running("lesser")?)?;
     push("waits")?;
     node.wait_pod("waits", "waiting for a place", waits)?;
-    // Nothing ends for a pod that would not start in its place.
+    // No pod ends for one that would not start in its place.
     let elsewhere = json!({ "nodeSelector": { "zone": "other" }, "containers": [shell("main", IDLE)] });
     node.apply(&pod("elsewhere", elsewhere))?;
     node.wait_pod("elsewhere", "waiting", waits)?;

@@ -8,7 +8,7 @@ use limpet_tests::cgroup::{self, main_process};
 use limpet_tests::manifest::{IDLE, pod, shell};
 use serde_json::json;
 
-/// Starts so many processes that stay, and says how many there are.
+/// Starts this number of processes that stay. Returns how many there are.
 fn start(node: &TestNode, pod: &str, container: &str, count: u32) -> Result<String> {
     let script =
         format!("i=0; while [ $i -lt {count} ]; do sleep 1000 > /dev/null 2>&1 & i=$((i+1)); done; echo $i processes");
@@ -28,7 +28,7 @@ pub(crate) fn a_pod_has_no_more_processes_than_it_may(node: &mut TestNode) -> Re
     ensure!(fs::read_to_string(&of_pod)?.trim() == "40", "{}", fs::read_to_string(&of_pod)?);
     ensure!(fs::read_to_string(&file)?.trim() == "max", "{}", fs::read_to_string(&file)?);
 
-    // Neither container alone has so many.
+    // Neither container alone has that many processes.
     ensure!(start(node, "web", "main", 20)? == "20 processes\n");
     let refused = start(node, "web", "side", 20).err().context("more processes than the pod may have")?;
     ensure!(format!("{refused:#}").contains("can't fork"), "{refused:#}");

@@ -1,4 +1,5 @@
-//! Starts the agent with less than root has: on a thread that takes it from itself first, whose children have no more.
+//! Starts the agent with less than root's privileges, on a thread that gives them up first, so that its children do not
+//! have them.
 
 use std::ffi::c_long;
 
@@ -9,7 +10,7 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 /// Starts the node's agent after `confine`.
 pub(crate) fn start(node: &mut TestNode, confine: impl FnOnce() -> Result<()> + Send) -> Result<()> {
-    // Built with all that the tests have.
+    // The program is built before, with all privileges.
     agent::program()?;
     std::thread::scope(|scope| {
         let starting = scope.spawn(|| {
@@ -20,7 +21,7 @@ pub(crate) fn start(node: &mut TestNode, confine: impl FnOnce() -> Result<()> + 
     })
 }
 
-/// Takes capabilities from this thread's children: root gets what the bounding set has.
+/// Removes capabilities from this thread's children: root gets what is in the bounding set.
 pub(crate) fn drop_capabilities(capabilities: CapabilitySet) -> Result<()> {
     let mut each = capabilities.iter();
     each.try_for_each(remove_capability_from_bounding_set).context("drop capabilities")

@@ -1,4 +1,4 @@
-//! The agent with fewer privileges than it would like: it continues with what is left, and says what is lost.
+//! The agent with fewer privileges than it uses: it continues with the rest, and reports what it lacks.
 
 mod confined;
 
@@ -45,7 +45,7 @@ fn relabel(node: &TestNode, name: &str, mut manifest: Value, label: &str) -> Res
     node.wait_pod(name, "with its new label", |pod| pod["metadata"]["labels"]["edition"] == label).map(drop)
 }
 
-/// inotify alone watches the manifests, and that this is less than was wanted is counted.
+/// Checks that only inotify watches the manifests, and that a metric counts this as less than wanted.
 fn ensure_inotify_alone(node: &TestNode) -> Result<()> {
     let page = node.agent.metrics()?;
     let has = |line: &str| page.lines().any(|written| written == line);
@@ -62,7 +62,7 @@ fn what_is_not_needed_is_dropped_and_pods_do_not_miss_it(node: &mut TestNode) ->
         ensure!(!held.intersects(not_needed), "{set} {held:?}");
     }
     ensure!(capabilities(agent, "CapEff:")?.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN));
-    // A privileged pod has what containerd has, which is more than the agent.
+    // A privileged pod has containerd's capabilities, which are more than the agent's.
     let privileged = json!({ "securityContext": { "privileged": true } });
     let main = with(shell("main", &format!("grep CapEff /proc/self/status; {IDLE}")), privileged);
     node.apply(&pod("web", json!({ "containers": [main] })))?;
@@ -91,7 +91,7 @@ fn without_capabilities_what_runs_is_looked_after(node: &mut TestNode) -> Result
     ] {
         wait_log(node, line)?;
     }
-    // What cannot be done is reported of the pod, and done as soon as possible.
+    // What cannot be done is reported at the pod, and done as soon as possible.
     node.apply(&simple("db", IDLE))?;
     node.wait_event("Operation not permitted")?;
     node.agent.kill();
@@ -109,8 +109,8 @@ fn system_calls_that_do_not_exist_are_done_without(node: &mut TestNode) -> Resul
     without_system_calls(node, libc::ENOSYS)
 }
 
-/// No BPF programs, no fanotify, no hold on processes: inotify and containerd tell what they tell. Paths in images are walked
-/// name by name.
+/// There are no BPF programs, no fanotify and no handles of processes, so only inotify and containerd report. Paths in
+/// images are walked name by name.
 fn without_system_calls(node: &mut TestNode, errno: i32) -> Result<()> {
     let refused = [libc::SYS_bpf, libc::SYS_fanotify_init, libc::SYS_pidfd_open, libc::SYS_openat2];
     confined::start(node, || confined::refuse(&refused, errno))?;
@@ -131,7 +131,7 @@ fn without_system_calls(node: &mut TestNode, errno: i32) -> Result<()> {
     {
         wait_log(node, line)?;
     }
-    // What runs is taken over, although no process of it can be held.
+    // Running containers are adopted, although there are no handles of their processes.
     let id = container_id(&node.wait_running("web")?, "main")?;
     node.agent.kill();
     confined::start(node, || confined::refuse(&refused, errno))?;
