@@ -7,6 +7,7 @@ mod admission;
 pub mod compose;
 mod cpus;
 mod csi;
+mod exits;
 pub mod handler;
 mod hooks;
 mod image;
@@ -19,6 +20,7 @@ mod removal;
 mod resize;
 mod sandbox;
 mod start;
+mod stop;
 pub mod storage;
 mod verbs;
 
@@ -27,12 +29,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use self::handler::HttpGetter;
-use self::start::START_ERROR;
 use crate::executor::settings::ExecutorSettings;
 use crate::pull_records::PullRecords;
 use limpet_containerd::client::Client;
@@ -42,24 +42,19 @@ use limpet_containerd::image::Images;
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::snapshotter;
 use limpet_containerd::user::AccountsCache;
-use limpet_core::adopt::{observed_exit, unknown_exit};
-use limpet_core::exit_cause::judge;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::plan::KillCause;
 use limpet_core::pull_rate::PullPace;
-use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
+use limpet_core::state::{PodState, SandboxState};
 use limpet_cpus::ExclusiveCpus;
+use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume::Volumes;
-use limpet_host::{blocking, clock};
-use limpet_model::container::{ContainerId, ContainerState, Exit, FoundContainer, Task};
-use limpet_model::image_name::normalize;
+use limpet_model::container::{ContainerId, ContainerState, Exit, FoundContainer};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::PodUid;
-use limpet_model::process::SIGKILL;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::service_account::ServiceAccounts;
 use limpet_plugins::csi::CsiVolumes;
@@ -118,145 +113,12 @@ pub struct ContainerdExecutor {
 }
 
 impl ContainerdExecutor {
-    /// The action of one phase of a container's stop.
-    async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping, cause: KillCause) -> Outcome {
-        let (slot, phase) = (&pod.containers[index], stopping.phase);
-        let Some(instance) = &slot.instance else {
-            return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
-        };
-        let result = match phase {
-            StopPhase::PreStop => {
-                self.reporter.report_killing(pod, slot, cause);
-                self.pre_stop(pod, slot, &instance.id, stopping.grace_over.into()).await
-            }
-            StopPhase::Signal => {
-                if stopping.hook_over.is_none() {
-                    self.reporter.report_killing(pod, slot, cause);
-                }
-                self.signal(pod, instance, instance.stop_signal.number(), false).await
-            }
-            StopPhase::Kill => {
-                tracing::info!(pod = %pod.record.key, container = slot.name, "the grace period has expired; sending SIGKILL");
-                let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
-                match self.signal(pod, instance, SIGKILL, true).await {
-                    Ok(None) if again => self.exit_without_event(pod, instance, SIGKILL).await,
-                    result => result,
-                }
-            }
-        };
-        Outcome::Stopped { index, id: Some(instance.id.clone()), phase, result }
-    }
-
-    /// Checks for an exit after a signal that met no process, or a SIGKILL that had no effect, because the process
-    /// may have ended and its event was lost. A process that lives on without a task is killed with its cgroup, once
-    /// SIGKILL is due.
-    async fn exit_without_event(
-        &self,
-        pod: &PodState,
-        instance: &Instance,
-        signal: u32,
-    ) -> Result<Option<Exit>, Failure> {
-        let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
-        let lives = || self.cgroups.process_of(&pod.record.uid, instance.id.as_str()).is_some();
-        match task {
-            None if lives() && signal == SIGKILL => self.clear_cgroup(pod, &instance.id).await,
-            None => {}
-            Some(Task::Stopped { code, at }) => return Ok(Some(observed_exit(code, at))),
-            Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => return Ok(None),
-        }
-        Ok((!lives()).then(|| unknown_exit(clock::now())))
-    }
-
-    async fn signal(
-        &self,
-        pod: &PodState,
-        instance: &Instance,
-        signal: u32,
-        all: bool,
-    ) -> Result<Option<Exit>, Failure> {
-        let sent = self.timed("stop_container", self.containers.kill(&instance.id, signal, all)).await;
-        match sent.map_err(|error| failure("FailedKillPod", &error))? {
-            true => Ok(None),
-            false => self.exit_without_event(pod, instance, signal).await,
-        }
-    }
-
-    /// Records an exit, then deletes task and snapshot. The record stays.
-    async fn reap(&self, pod: &PodState, index: usize, instance: Option<&Instance>) -> Outcome {
-        let Some((instance, exit)) = instance.and_then(|instance| Some((instance, instance.exit()?))) else {
-            return Outcome::Forgotten { index, ids: Vec::new() };
-        };
-        let exit = self.complete_exit(pod, &pod.containers[index], instance, exit.clone()).await;
-        let state = ended_state(pod, instance.started_at, &exit);
-        let reaped = async {
-            self.containers.write_state(&instance.id, &state).await?;
-            self.containers.delete_task(&instance.id).await?;
-            if exit.reason == START_ERROR {
-                self.clear_cgroup(pod, &instance.id).await;
-            }
-            self.containers.remove_snapshot(&instance.id).await
-        };
-        let result = self.timed("remove_task", reaped).await;
-        if pod.container_spec(&pod.containers[index].name).and_then(image_name) != Some(instance.image.clone()) {
-            self.images.released();
-        }
-        let result = result.map(|()| exit).map_err(|error| failure("FailedToReap", &error));
-        Outcome::Reaped { index, id: instance.id.clone(), result }
-    }
-
     /// Removes the cgroup of a container that never ran, or lost its task, with its processes. That happens by itself
     /// unless the OCI runtime and the shim are killed.
     pub(super) async fn clear_cgroup(&self, pod: &PodState, id: &ContainerId) {
         if let Err(error) = self.cgroups.clear_container(&pod.record.uid, id.as_str()).await {
             tracing::debug!(container = %id, %error, "cannot remove the cgroup of a container without a task; it is removed with its pod");
         }
-    }
-
-    /// Collects the details of an exit that was just seen, and writes them to the container at once, so that they are
-    /// not lost whatever happens next.
-    pub(super) async fn write_exit(
-        &self,
-        pod: &PodState,
-        slot: &ContainerSlot,
-        instance: &Instance,
-        exit: Exit,
-    ) -> Exit {
-        let exit = self.complete_exit(pod, slot, instance, exit).await;
-        let state = ended_state(pod, instance.started_at, &exit);
-        if let Err(error) = self.containers.write_state(&instance.id, &state).await {
-            // Its task still exists, and reports the same until the exit is written when it is reaped.
-            tracing::debug!(pod = %pod.record.key, %error, "an exit could not be recorded yet");
-        }
-        exit
-    }
-
-    /// Adds what the kernel and the container itself report about an exit: OOM and termination message.
-    async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
-        let counted = self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
-        let killing = judge(&mut exit, instance, counted, clock::now().mono);
-        if exit.message.is_empty()
-            && let Some(container) = pod.container_spec(&slot.name)
-        {
-            exit.message = self.termination_message(pod, slot, instance).await;
-            let fall_back = container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
-            if exit.message.is_empty() && fall_back && exit.code != 0 {
-                let log = instance.log_path.clone();
-                exit.message =
-                    limpet_containerd::log::reader::tail_for_termination_message(&log).await.unwrap_or_default();
-            }
-        }
-        if let Some(killing) = killing.filter(|_| exit.message.is_empty()) {
-            exit.message = killing;
-        }
-        exit
-    }
-
-    async fn termination_message(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance) -> String {
-        let read = self.volumes.termination_message(&pod.record.uid, &slot.name, instance.id.as_str()).await;
-        read.unwrap_or_else(|error| {
-            tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "the termination message cannot be read");
-            String::new()
-        })
     }
 
     /// Removes the records and logs of instances that are no longer needed.
@@ -381,11 +243,6 @@ impl ContainerdExecutor {
 /// What is recorded of a container that has exited; the pod's verdict with it, if it was final by then.
 fn ended_state(pod: &PodState, started_at: Option<Timestamp>, exit: &Exit) -> ContainerState {
     ContainerState { started_at, exit: Some(exit.clone()), verdict: pod.lasting_verdict() }
-}
-
-/// The normalized name of a container's image.
-fn image_name(container: &Container) -> Option<String> {
-    normalize(container.image.as_deref()?).ok()
 }
 
 /// The failure that a worker is told for an error of containerd.
