@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// What keeps a pod from running that does not tolerate it.
+/// The taint that keeps pods without a toleration from running.
 const TAINT: &str = r#"[{"key":"states","value":"test","effect":"NoExecute"}]"#;
-/// How the apiserver names the volume of a pod's token.
+/// The prefix of the apiserver's name for the volume of a pod's token.
 const TOKEN_VOLUME: &str = "kube-api-access-";
-/// Measured as often as it goes, because a pod that takes too much ends only then.
+/// The shortest period of measurements, because a pod that uses too much ends only after one.
 const PERIOD: &str = "1s";
 
 /// The field `user` of files in volumes, which limpet has by default.
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// Differences on purpose.
+/// The intended differences.
 const ON_PURPOSE: &[Known] = &[
     ("", "status", "imageID = ", "limpet names the repository of an imported image too"),
     ("", "status", "resources.limits.memory = 9007199254740988Ki", "kubelet shows a cgroup without a limit so"),
@@ -123,7 +123,8 @@ fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Runs all pods side by side until each is what is to be compared; returns their statuses, and who was not in time.
+/// Runs all pods at the same time until each has the state to compare. Returns their statuses, and the pods that did
+/// not reach it in time.
 fn observe(stage: &Stage, cluster: &Cluster, limit: Duration) -> Result<(Views, Vec<String>)> {
     let mut run = Run { stage, cluster, machine: machine()?, created: BTreeSet::new(), done: BTreeSet::new() };
     create_objects(cluster)?;
@@ -165,7 +166,7 @@ struct Run<'a> {
     cluster: &'a Cluster,
     machine: Machine,
     created: BTreeSet<String>,
-    /// Those of which what follows their start was done.
+    /// The pods for which everything that follows their start was done.
     done: BTreeSet<String>,
 }
 
@@ -202,7 +203,7 @@ impl Run<'_> {
         format!("{name}-{}", self.stage.node_name)
     }
 
-    /// The pod as a scheduler has bound it.
+    /// The pod's manifest, bound as by a scheduler.
     fn manifest(&self, case: &Case) -> Result<Value> {
         let mut pod = self.stage.manifest(case, &self.machine)?;
         if pod["spec"]["tolerations"].is_null() {
@@ -247,14 +248,14 @@ impl Run<'_> {
     }
 }
 
-/// What the machine has, and what pods have that came before, is another run's own.
+/// A line without the amounts of the machine and those of earlier pods, which differ between runs.
 fn without_amounts(line: &str) -> String {
     let cut = line.contains("Node didn't have enough resource").then(|| line.split_once(", used: ")).flatten();
     cut.map_or_else(|| line.to_owned(), |(kept, _)| kept.to_owned())
 }
 
-/// Its main container runs, or the first that has not ended has a reason why it does not. limpet names an image that is missing
-/// while init containers run, so the reason of a later container does not count.
+/// Whether its main container runs, or the first that has not ended has a reason why it does not. limpet reports a
+/// missing image while init containers run, so the reason of a later container does not count.
 fn has_begun(pod: &Value) -> bool {
     let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
     let mut containers = lists.filter_map(|list| pod["status"][list].as_array()).flatten();

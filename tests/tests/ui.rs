@@ -20,7 +20,8 @@ fn main() -> ExitCode {
 
 const SIZE: (u16, u16) = (80, 24);
 
-/// `limpet ui` on a terminal of 80 columns and 24 lines. The terminal's settings before and after it are kept.
+/// Starts `limpet ui` on a terminal of 80 columns and 24 lines. The terminal's settings before and after it are
+/// recorded.
 fn screen(node: &TestNode, term: &str) -> Result<Terminal> {
     let ui = node.agent.cli_command(&["ui"])?;
     let words = std::iter::once(ui.get_program()).chain(ui.get_args());
@@ -36,7 +37,7 @@ fn screen(node: &TestNode, term: &str) -> Result<Terminal> {
     Terminal::on_terminal(&shell, &node.dir().join("screen"))
 }
 
-/// The command has ended with that code, and the terminal is as it was.
+/// Checks that the command has ended with `code`, and that the terminal is as it was.
 fn given_back(node: &TestNode, terminal: &mut Terminal) -> Result<()> {
     terminal.wait_for("left: 0")?;
     terminal.wait_for("over")?;
@@ -62,7 +63,7 @@ fn the_screen_shows_pods_logs_events_and_usage_and_goes_with_a_key(node: &mut Te
     ensure!(first.len() < 2400, "a first screen of {} bytes", first.len());
     ensure!(first.is_ascii(), "{:?}", ui.shown());
 
-    // Another pod comes, without a key. What that sends is a few lines, so nothing was drawn in between.
+    // Another pod appears without a key. What that sends is a few lines, so nothing was drawn in between.
     node.apply(&talking("next"))?;
     node.wait_running("next")?;
     let next = node.full_name("next");
@@ -131,7 +132,7 @@ fn the_terminal_is_given_back_however_the_screen_ends(node: &mut TestNode) -> Re
         given_back(node, &mut ui).with_context(|| format!("{end:?}"))?;
         ui.wait_end()?;
     }
-    // The terminal itself goes: so does the command.
+    // The command ends when the terminal itself is closed.
     let ui = screen(node, "xterm")?;
     ui.wait_screen(SIZE, "the pod", |text| text.contains("2/2"))?;
     let pid: u32 = fs::read_to_string(node.dir().join("pid"))?.trim().parse()?;

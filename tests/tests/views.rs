@@ -29,7 +29,8 @@ fn main() -> ExitCode {
         node.keep_memory = true;
         node.cni = true;
         node.cri = true;
-        // What kubelet serves with it alone: image volumes, strict groups, mounts that are read-only all the way down.
+        // kubelet supports these only with containerd 2: image volumes, strict groups, and mounts that are recursively
+        // read-only.
         node.containerd_choice = Some("2".to_owned());
         node.agent = false;
     };
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
 /// Fields of the Pod API that kubelet drops unread while their gate is off.
 const GATES: [&str; 3] = ["ContainerStopSignals", "EmptyDirVolumeMode", "AtomicWriteVolumeUserFields"];
 
-/// Differences on purpose.
+/// The intended differences.
 const ON_PURPOSE: &[Known] = &[
     ("", "status", "hostIP", "kubelet without an apiserver does not know its node's address"),
     ("", "status", " = HOST_IP", "the same of podIP on the host's network"),
@@ -90,7 +91,7 @@ const ON_PURPOSE: &[Known] = &[
 
 const REQUESTS: &str = "a static pod gets what an API pod gets: there kubelet leaves the requests that follow from limits to the apiserver";
 
-/// Pods that kubelet refuses for good, and that wait under limpet until that has changed.
+/// Pods that kubelet refuses for good, and that wait with limpet until the reason has gone.
 const WAITING: [&str; 6] = [
     "s-other-nodes",
     "s-out-of-cpu",
@@ -100,11 +101,11 @@ const WAITING: [&str; 6] = [
     "s-port-taken",
 ];
 
-/// What a pod that waits says otherwise than one that has failed.
+/// The lines in which a waiting pod differs from a failed one.
 const OF_WAITING: [&str; 4] = ["phase = ", "reason = ", "message = ", "conditions["];
 
-/// What depends on when kubelet looks again: it makes the sandbox before it pulls, and removes it at its next look at a pod
-/// that has ended. limpet makes it beside the pull, and it is gone at once.
+/// The lines that depend on the moment of kubelet's next sync: it makes the sandbox before it pulls, and removes it at
+/// the next sync of a pod that has ended. limpet makes it during the pull, and removes it at once.
 const OF_SANDBOX: [&str; 3] = [
     "conditions[PodReadyToStartContainers].status",
     "conditions[PodReadyToStartContainers].reason",
@@ -141,7 +142,7 @@ fn chosen() -> Result<Vec<Case>> {
     let mut all = manifests::cases(&manifests::dir())?;
     let named: Vec<_> = all.iter().filter(|case| case.name.contains(&part)).step_by(step).collect();
     let mut names: BTreeSet<String> = named.iter().map(|case| case.name.clone()).collect();
-    // What comes after one that is chosen may be what brings it to its end.
+    // A pod that comes after a chosen one may be what ends that one.
     let waits = |case: &&Case| case.after.as_ref().is_some_and(|before| names.contains(before));
     let waiting: Vec<_> = all.iter().filter(waits).map(|case| case.name.clone()).collect();
     names.extend(waiting);
@@ -158,7 +159,7 @@ fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
     prepare(node, &kubelet.root())?;
     kubelet.reconfigure(|it| {
         settings().into_iter().for_each(|(key, value)| it[key] = value);
-        // limpet has these by default.
+        // limpet has these features by default.
         it["featureGates"] = GATES.into_iter().map(|gate| (gate.to_owned(), json!(true))).collect();
     })?;
     kubelet.spawn()?;

@@ -28,11 +28,11 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A directory of the node with mounts of its own, which go with it.
+/// A directory of the node with its own mounts, which are removed with it.
 struct HostDir(PathBuf);
 
 impl HostDir {
-    /// A mount that propagates, as the root of a node with systemd is.
+    /// Makes a mount that propagates, like the root of a node with systemd.
     fn shared(node: &TestNode, name: &str) -> Result<Self> {
         let dir = Self(node.dir().join(name));
         fs::create_dir_all(&dir.0)?;
@@ -63,7 +63,7 @@ fn a_block_device_of_the_host_is_a_device_of_the_container(node: &mut TestNode) 
     let typed = json!({ "name": "disk", "hostPath": { "path": disk.path(), "type": "BlockDevice" } });
     let volumes = json!([typed, host_path("later", &later)]);
     node.apply(&pod("web", json!({ "containers": [main, shell("other", IDLE)], "volumes": volumes })))?;
-    // A device that is not there is waited for, and not made as a directory.
+    // The pod waits for a missing device, which is not created as a directory.
     node.wait_event(&format!("hostPath type check failed: {} is not a block device", later.display()))?;
     ensure!(!later.exists());
     std::os::unix::fs::symlink(disk.path(), &later)?;
@@ -110,7 +110,7 @@ fn huge_pages_are_a_resource_and_a_medium(node: &mut TestNode) -> Result<()> {
     let more = node.exec("web", "main", &["/bin/fallocate", "-l", "2097152", "/huge/more"]);
     ensure!(more.is_err(), "more than sizeLimit");
 
-    // Other pages are another pod: its cgroup and its volumes are made with them.
+    // Another number of pages makes another pod, because its cgroup and its volumes depend on them.
     node.remove("web")?;
     node.wait_gone("web")?;
     node.wait_running("other")?;
@@ -254,7 +254,7 @@ fn an_image_is_a_volume(node: &mut TestNode) -> Result<()> {
     shown(node)?;
     ensure!(views(node)? == 1, "one view for the whole pod");
 
-    // It outlives the agent and a container, and is shared by what starts later.
+    // The volume outlives the agent and a container, and containers that start later share it.
     node.agent.kill();
     node.agent.start()?;
     node.wait_pod("web", "found again", waits)?;
@@ -272,7 +272,7 @@ fn an_image_is_a_volume(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// An image with volumes of its own, and its name.
+/// An image that declares volumes, and its name.
 fn declaring_image() -> Result<(&'static str, image::Image)> {
     let name = "registry.test/declaring:v1";
     let volumes = json!({ "/srv/data": {}, "/new": {}, "/own": {} });
@@ -302,7 +302,8 @@ fn volumes_that_an_image_declares_are_writable_and_its_own(node: &mut TestNode) 
     let beside = node.exec("web", "beside", &["/bin/sh", "-c", "ls /srv/data /new; stat -c %a /srv/data/seed"])?;
     ensure!(beside == "/new:\n\n/srv/data:\nseed\n640\n", "each container has volumes of its own: {beside:?}");
 
-    // A container that starts again begins with what the image has; what is left of those before the last one goes.
+    // A container that starts again begins with the image's contents; what the instances before the last one have left
+    // is removed.
     for restart in 1..=3 {
         node.exec("web", "main", &["/bin/kill", "1"]).ok();
         node.wait_pod("web", "restarted", |pod| {
@@ -346,7 +347,7 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
     node.import(&[&declaring.1])?;
     let (mark, filled) = (node.mark()?, node.dir().join("filled"));
     std::fs::create_dir(&filled)?;
-    // Each takes too much once.
+    // Each pod uses too much once.
     let fill = |name: &str, command: &str| {
         let once = format!("test -e /filled/{name} || {{ touch /filled/{name}; {command}; }}; {IDLE}");
         with(shell("main", &once), json!({ "volumeMounts": [{ "name": "filled", "mountPath": "/filled" }] }))
@@ -365,7 +366,7 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
     };
     let data = |limit: &str| Some(json!({ "name": "data", "emptyDir": { "sizeLimit": limit } }));
     let critical = json!({ "priorityClassName": "system-node-critical" });
-    // Those that stay come first: by the time that the others have been evicted they have been measured.
+    // The pods that stay come first: when the others have been evicted, these have been measured.
     let pods = [
         ("small", with_volume("small"), data("4Mi"), json!({})),
         ("critical", with_volume("critical"), data("1Mi"), critical),

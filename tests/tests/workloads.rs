@@ -63,7 +63,7 @@ fn workload(node: &TestNode, api: &str, kind: &str, spec: Value) -> Value {
     json!({ "apiVersion": api, "kind": kind, "metadata": { "name": node.name() }, "spec": spec })
 }
 
-/// A volume of the node by the name of each replica, and the class by which claims find them.
+/// Creates a volume of the node for each replica, and the class by which claims find them.
 fn local_volumes(node: &TestNode, cluster: &Cluster, count: usize) -> Result<()> {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": node.name() },
@@ -132,7 +132,7 @@ fn a_stateful_set_keeps_its_volumes_and_never_runs_twice(node: &mut TestNode) ->
         pod.and_then(|pod| pod["metadata"]["uid"].as_str().map(str::to_owned))
     };
     let before = uid(&cluster).context("no pod")?;
-    // Its successor has the same name and volume, and starts only once it has ended.
+    // The successor has the same name and volume, and starts only once its predecessor has ended.
     cluster.run_kubectl(&["delete", "pod", &first, "--wait=false"])?;
     wait::until_true(A_WHILE, "the successor", || uid(&cluster).is_some_and(|now| now != before))?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
@@ -180,7 +180,7 @@ fn a_deployment_is_scaled_rolled_out_and_back(node: &mut TestNode) -> Result<()>
     roll_out_and_back(node, &cluster, &target, 3)
 }
 
-/// Gives the workload another image, takes that back, and deletes it. It has so many pods.
+/// Gives the workload of `count` pods another image, reverts that, and deletes it.
 fn roll_out_and_back(node: &TestNode, cluster: &Cluster, target: &str, count: usize) -> Result<()> {
     let runs = |image: &str| {
         wait::until_true(A_WHILE, &format!("{count} pods, of {image}"), || {
@@ -238,7 +238,7 @@ fn a_node_is_cordoned_drained_and_tainted(node: &mut TestNode) -> Result<()> {
     let name = node.name().to_owned();
     let nothing_runs =
         |node: &TestNode| wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()));
-    // Cordoned, it is closed to new pods alone: those that it has run on.
+    // A cordoned node is only closed to new pods; its own run on.
     cluster.run_kubectl(&["cordon", &name])?;
     let cordoned = cluster.get(&node_path(node))?.context("no node")?;
     ensure!(cordoned["spec"]["unschedulable"] == true, "{}", cordoned["spec"]);
@@ -249,7 +249,7 @@ fn a_node_is_cordoned_drained_and_tainted(node: &mut TestNode) -> Result<()> {
     ensure!(shown.contains("Ready,SchedulingDisabled"), "{shown}");
     cluster.run_kubectl(&["uncordon", &name])?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
-    // NoExecute ends what runs, by the controller of taints; its successors are not scheduled here.
+    // With NoExecute the controller of taints ends the running pods, whose successors are not scheduled here.
     cluster.run_kubectl(&["taint", "node", &name, "limpet.test/away=:NoExecute"])?;
     nothing_runs(node)?;
     cluster.run_kubectl(&["taint", "node", &name, "limpet.test/away-"])?;

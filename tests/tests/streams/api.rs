@@ -1,4 +1,4 @@
-//! kubelet's API by TLS, with the TCP connections below it in hand.
+//! kubelet's API by TLS, with access to the TCP connections below.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 /// The protocol of forwarded ports as channels.
 const PORTS: &str = "v4.channel.k8s.io";
-/// How long a client waits for what is to come.
+/// How long a client waits for data.
 const READ_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A node's API.
@@ -24,7 +24,7 @@ pub(crate) struct Api {
     config: Arc<ClientConfig>,
 }
 
-/// A TCP connection whose stream another client has.
+/// A TCP connection below the stream of a client.
 pub(crate) struct Below(TcpStream);
 
 impl Below {
@@ -49,7 +49,7 @@ impl Api {
         );
         node.agent.reconfigure(|kept| kept.kubelet.push(settings))?;
         node.agent.start()?;
-        // It creates its certificate at the first connection.
+        // The agent creates its certificate at the first connection.
         let certificate = node.agent.settings().root().join("pki/kubelet.crt");
         let certificate = wait::until(wait::SOON, "the certificate of kubelet's API", || {
             connect(port.number).ok()?;
@@ -62,7 +62,7 @@ impl Api {
         Ok(Self { port, config: Arc::new(config.with_root_certificates(roots).with_no_client_auth()) })
     }
 
-    /// The port it is served at.
+    /// The port of the API.
     pub(crate) fn port(&self) -> u16 {
         self.port.number
     }

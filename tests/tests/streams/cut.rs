@@ -1,5 +1,5 @@
-//! Connections over TLS that are cut in the middle of a stream: reset, or with a client that is gone without a word. What
-//! they had is free again, and the streams of others continue.
+//! Connections over TLS that are cut in the middle of a stream: reset, or with a client that is suddenly gone. What
+//! they used is free again, and other streams continue.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::api::{Api, Below};
 use super::{STREAM_ALLOWANCE, agent, commands, exec, start_server};
 
-/// Clients that may forward ports at once.
+/// How many clients may forward ports at once.
 const MAX_FORWARDS: usize = 64;
 /// How long it may take until a client that is gone is noticed: at the latest 30 s until something is sent to it, 102 s
 /// until that was repeated often enough, and 30 s until that is checked.
@@ -28,7 +28,7 @@ fn connect(port: u16) -> Result<TcpStream> {
     TcpStream::connect(("127.0.0.1", port)).context("connect")
 }
 
-/// What is cut: streams in the middle of something.
+/// The streams that are cut while they are in use.
 struct Streams {
     sockets: Vec<WebSocket>,
     logs: Box<dyn std::any::Any>,
@@ -36,10 +36,11 @@ struct Streams {
 }
 
 impl Streams {
-    /// One of each kind; `connect` connects to the API.
+    /// Opens one stream of each kind; `connect` connects to the API.
     fn open(node: &TestNode, api: &Api, connect: impl Fn() -> Result<TcpStream>) -> Result<Self> {
         let (mut sockets, mut below) = (Vec::new(), Vec::new());
-        // Writes and is not read; is silent, with input; waits for input at a terminal.
+        // The first command writes and is not read; the second is silent and has an input; the third waits for input at
+        // a terminal.
         for (command, asked) in [
             (&["yes"][..], "output=1"),
             (&["sleep", "100000"], "input=1&output=1"),
@@ -77,14 +78,14 @@ impl Streams {
     }
 }
 
-/// As many clients that forward ports as there may be, each with a connection to the pod.
+/// Opens as many clients that forward ports as are allowed, each with a connection to the pod.
 fn forwards(node: &TestNode, api: &Api) -> Result<Vec<(WebSocket, Below)>> {
     let path = format!("/portForward/default/{}?port={}", node.full_name("web"), forwarded::PORT);
     let forward = |_| {
         // Places of clients that were reset are free a moment later.
         let opened = wait::until(wait::SOON, "a place", || api.forward(connect(api.port()).ok()?, &path).ok());
         let (mut socket, below) = opened?;
-        // Begun, and not ended: the pod's server waits for the rest.
+        // This request is not complete, so the pod's server waits for the rest.
         socket.send(0, b"GET /noise HTTP/1.0\r\n")?;
         Ok((socket, below))
     };
@@ -93,12 +94,12 @@ fn forwards(node: &TestNode, api: &Api) -> Result<Vec<(WebSocket, Below)>> {
     Ok(all)
 }
 
-/// Waits until only so many commands are left.
+/// Waits until only `left` commands are left.
 fn wait_commands(node: &TestNode, left: usize, limit: Duration) -> Result<()> {
     wait::until_true(limit, "the end of the commands", || commands(node).is_ok_and(|count| count == left))
 }
 
-/// What is there that was not there before. What has gone since was the end of something earlier.
+/// What exists and did not exist before. What has gone since belonged to something earlier.
 fn left(node: &TestNode, before: &Inventory) -> Result<Vec<String>> {
     let mut differences = before.differences(&Inventory::take(node)?);
     differences.retain(|difference| difference.starts_with("more: "));
@@ -131,7 +132,7 @@ pub(crate) fn connections_that_are_reset_leave_nothing(node: &mut TestNode) -> R
         }
         wait_commands(node, 1, wait::SOON)
     };
-    // What the first of each kind brings into memory stays.
+    // The first cut of each kind uses memory that stays.
     cut()?;
     node.wait_bpf_programs()?;
     let (inventory, before) = (Inventory::take(node)?, agent(node)?.private);
@@ -143,13 +144,13 @@ pub(crate) fn connections_that_are_reset_leave_nothing(node: &mut TestNode) -> R
     goes_on(&mut other)
 }
 
-/// A network namespace of its own with a loopback interface.
+/// A network namespace with a loopback interface.
 struct Network(Daemon);
 
 impl Network {
     fn start(node: &TestNode) -> Result<Self> {
         let mut command = Command::new("unshare");
-        // The node's directory in its environment lets a later run find it where this one was killed.
+        // By the node's directory in its environment a later run finds the process if this one is killed.
         command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
         let network = Self(Daemon::start(&mut command, &node.dir().join("network.log"))?);
         let here = std::fs::read_link("/proc/self/ns/net")?;
@@ -174,7 +175,7 @@ impl Network {
         std::thread::spawn(within).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Loses all that comes to that port or from it.
+    /// Drops all packets to that port or from it.
     fn silence(&self, port: u16) -> Result<()> {
         for side in ["--sport", "--dport"] {
             self.run(&["iptables", "-A", "INPUT", "-p", "tcp", side, &port.to_string(), "-j", "DROP"])?;
@@ -189,7 +190,7 @@ pub(crate) fn clients_that_are_gone_without_a_word_are_noticed(node: &mut TestNo
     let api = Api::start(node, |port| network.connect(port))?;
     start_server(node, 0)?;
     let (mut other, _below) = api.command(network.connect(api.port())?, &exec(node, &["cat"], "input=1&output=1"))?;
-    // Its window is closed for as long as the others take.
+    // The window of this stream stays closed while the others end.
     let (mut paused, _below) = api.command(network.connect(api.port())?, &exec(node, &["yes"], "output=1"))?;
     goes_on(&mut other)?;
     node.wait_bpf_programs()?;
@@ -208,7 +209,7 @@ pub(crate) fn clients_that_are_gone_without_a_word_are_noticed(node: &mut TestNo
     wait::until_none(LOST_CLIENT_TIMEOUT, "anything that was not there before", || left(node, &inventory))?;
     println!("all that clients had who are gone was free after {} s", start.elapsed().as_secs());
     goes_on(&mut other)?;
-    // More than the socket, the pipe and the agent hold.
+    // This is more than the socket, the pipe and the agent buffer.
     let mut read = 0;
     while read < 16 << 20 {
         let (channel, data) = paused.receive()?.context("a client that reads nothing was disconnected")?;

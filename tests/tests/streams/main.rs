@@ -1,5 +1,5 @@
-//! Streams of kubelet's server: as many bytes and as many at once as it takes, clients that read nothing or are cut off,
-//! and containers that die in the middle. What the agent holds of them is counted and measured.
+//! Streams of kubelet's server: many bytes, many at once, clients that read nothing or are cut off, and containers that
+//! die in the middle. What the agent holds for them is counted and measured.
 //!
 //! `LIMPET_TEST_LONG=1` sends 1 GiB each way instead of 16 MiB, has 200 streams at once instead of 20, and waits until
 //! clients that are gone without a word are noticed.
@@ -86,7 +86,7 @@ fn server(bytes: u64) -> Value {
 fn start_server(node: &TestNode, bytes: u64) -> Result<()> {
     node.apply(&server(bytes))?;
     node.wait_logged("web", "main", "serves")?;
-    // They take memory when they come, once the first pod runs.
+    // The BPF programs need memory when they are loaded, once the first pod runs.
     wait::until_true(wait::SOON, "the BPF programs, or why there are none", || {
         node.agent.log().contains("BPF programs")
     })
@@ -111,7 +111,7 @@ fn has_exited(status: &[u8], code: u64) -> bool {
     }
 }
 
-/// Does `work` and returns what it returns, and the most private memory that the agent had meanwhile, in KiB.
+/// Does `work`, and returns its result and the most private memory that the agent had meanwhile, in KiB.
 fn watched<T>(node: &TestNode, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let (pid, over) = (node.agent.pid().context("the agent does not run")?, AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -130,7 +130,7 @@ fn watched<T>(node: &TestNode, work: impl FnOnce() -> Result<T>) -> Result<(T, u
     })
 }
 
-/// Where the pod's noise is on this machine.
+/// The path of the pod's noise on this machine.
 fn noise(node: &TestNode) -> Result<PathBuf> {
     let web = node.pod("web").context("no pod")?;
     let uid = web["metadata"]["uid"].as_str().context("no UID")?;
@@ -158,7 +158,7 @@ fn whatever_a_stream_carries_arrives_and_takes_no_memory(node: &mut TestNode) ->
         Forwarded::start_to(&mut command, &node.dir().join(log), port)
     };
     let (down, up) = (forward(forwarded::PORT, "down.log")?, forward(CHECKSUM_PORT, "up.log")?);
-    // What the first of each kind brings into memory stays.
+    // The first stream of each kind uses memory that stays.
     node.exec("web", "main", &["true"])?;
 
     let before = agent(node)?.private;
@@ -243,7 +243,7 @@ fn many_streams_at_once_carry_their_own_bytes(node: &mut TestNode) -> Result<()>
         ensure!(echo.iter().all(|byte| *byte == number as u8), "connection {number}: another's bytes");
         Ok(())
     };
-    // One after the other, as the pod's server has a short queue; then all of them are open.
+    // They connect one after the other, because the pod's server has a short queue; then all of them are open.
     let connect = |number: usize| {
         let mut connection = TcpStream::connect(("127.0.0.1", forwards[number % 2].port()))?;
         connection.set_read_timeout(Some(wait::SOON))?;
@@ -256,12 +256,13 @@ fn many_streams_at_once_carry_their_own_bytes(node: &mut TestNode) -> Result<()>
     Ok(())
 }
 
-/// The streams that are cut: each is open, and in the middle of something.
+/// Opens the streams that are cut, each while it is in use.
 fn open_streams(node: &TestNode) -> Result<Vec<WebSocket>> {
     let socket = node.agent.settings().socket();
     let mut streams = Vec::new();
     for _ in 0..many() / 4 {
-        // Writes and is not read; reads nothing of what it gets; is silent; waits for input that does not come.
+        // The first command writes and is not read; the second reads nothing of its input; the third is silent; the
+        // fourth waits for input that does not come.
         for (command, asked) in [
             (&["yes"][..], "output=1"),
             (&["sleep", "100000"], "input=1&output=1"),
@@ -270,7 +271,7 @@ fn open_streams(node: &TestNode) -> Result<Vec<WebSocket>> {
         ] {
             let mut stream = WebSocket::open(&socket, &exec(node, command, asked))?;
             if suite::is_long() && command == ["sleep", "100000"] {
-                // More than a pipe holds, and than the agent does: that its client is gone is noticed by a ping.
+                // This is more than a pipe and the agent buffer, so that only a ping shows that the client is gone.
                 (0..12).try_for_each(|_| stream.send(0, &vec![0; 32 << 10]))?;
             }
             streams.push(stream);
@@ -315,7 +316,7 @@ fn clients_that_are_cut_off_or_read_nothing_leave_nothing(node: &mut TestNode) -
     let mut logs = Daemon::start(&mut logs, &node.dir().join("followed.log"))?;
     wait::until_true(wait::SOON, "a followed log", || logs.log().contains("serves"))?;
     let port = format!(":{}", forwarded::PORT);
-    // One that is not read holds up the others of its connection, so each has its own.
+    // A stream that is not read delays the others of its connection, so each has its own connection.
     let downloads = (0..many() / 4).map(|number| {
         let mut forward = node.agent.cli_command(&["port-forward", "web", &port, "--address=127.0.0.1"])?;
         let forward = Forwarded::start(&mut forward, &node.dir().join(format!("forward-{number}.log")))?;
@@ -335,13 +336,13 @@ fn clients_that_are_cut_off_or_read_nothing_leave_nothing(node: &mut TestNode) -
         "private memory: {before} to {meanwhile} KiB"
     );
 
-    // Killed with what they have not read: connections are reset.
+    // Unread data is dropped with them, so connections are reset.
     drop((streams, downloads));
     logs.kill();
     wait::until_true(wait::SOON, "the end of all commands", || commands(node).is_ok_and(|count| count == 0))?;
     let differences = || Ok(inventory.differences(&Inventory::take(node)?));
     wait::until_none(wait::SOON, "anything that was not there before", differences)?;
-    // The allocator keeps pages; what they held is free again, so that as many streams take no more.
+    // The allocator keeps pages, but what they held is free again, so as many streams need no more memory.
     let kept = agent(node)?.private;
     let again = open_streams(node)?;
     let second = agent(node)?.private;
@@ -382,7 +383,7 @@ fn a_container_that_dies_ends_its_streams(node: &mut TestNode) -> Result<()> {
     let [.., status] = attached.finish()?;
     ensure!(has_exited(&status, 0), "attached: {}", String::from_utf8_lossy(&status));
     logs.wait_end()?;
-    // Closed, or reset: what it was connected to is gone.
+    // The connection is closed or reset, because its peer is gone.
     ensure!(matches!(connection.read(&mut [0; 1]), Ok(0) | Err(_)), "the forwarded connection goes on");
     Ok(())
 }
@@ -398,7 +399,7 @@ fn an_idle_stream_ends_and_one_in_use_does_not(node: &mut TestNode) -> Result<()
     let mut forward = node.agent.cli_command(&["port-forward", "web", &format!(":{ECHO_PORT}")])?;
     let mut forward = Daemon::start(&mut forward, &node.dir().join("forward.log"))?;
 
-    // No status: the commands have not ended by themselves.
+    // There is no status, because the commands have not ended by themselves.
     ensure!(idle.finish()?[3].is_empty() && attached.finish()?[3].is_empty(), "a status");
     ensure!(!forward.wait(wait::SOON)?.success(), "port-forward succeeded");
     ensure!(forward.log().contains("lost connection to pod"), "{}", forward.log());

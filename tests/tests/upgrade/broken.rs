@@ -1,21 +1,21 @@
-//! Versions that do not work: this test's own executable, installed as limpet. It says a version, and as an agent does what the
-//! file `mode` beside it says.
+//! Versions that do not work: this test's own executable, installed as limpet. It reports a version, and as an agent
+//! does what the file `mode` beside it says.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What it says to be.
+/// The version that it reports.
 pub(crate) const VERSION: &str = "9.9.9";
-/// Ends at once.
+/// The mode in which it ends at once.
 pub(crate) const EXIT: &str = "exit";
-/// Does nothing.
+/// The mode in which it does nothing.
 pub(crate) const HANG: &str = "hang";
-/// Serves the agent's socket and answers nothing.
+/// The mode in which it serves the agent's socket and answers nothing.
 pub(crate) const DEAF: &str = "deaf";
 
-/// Whether this process is one: it has the name of a staged version.
+/// Acts as a broken version if this process has the name of a staged version.
 pub(crate) fn main() -> Option<ExitCode> {
     let executable = std::env::current_exe().ok()?;
     if executable.file_name()? != "limpet.new" {

@@ -1,5 +1,5 @@
-//! Upgrades and downgrades: an agent reads what those of every release have left, and refuses what it does not know; a new
-//! version takes over, and one that does not work is undone, whenever the power is cut.
+//! Upgrades and downgrades: an agent reads the state of every release, and refuses what it does not know. A new version
+//! takes over, and one that does not work is undone, whenever the power is cut.
 
 mod broken;
 mod state;
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 
 const PODS: [&str; 3] = ["one", "two", "three"];
 
-/// The executable under test without what debuggers need: some tens of megabytes, which are copied often.
+/// The executable under test without debug information: some tens of megabytes, which are copied often.
 fn program() -> Result<PathBuf> {
     static STRIPPED: Mutex<bool> = Mutex::new(false);
     let mut is_there = STRIPPED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +62,7 @@ fn stripped() -> PathBuf {
     std::env::temp_dir().join(format!("limpet-test-stripped-{}", std::process::id()))
 }
 
-/// Three pods, and their containers.
+/// Runs three pods, and returns their containers.
 fn run_pods(node: &TestNode) -> Result<Vec<String>> {
     PODS.iter().try_for_each(|pod| node.apply(&simple(pod, IDLE)))?;
     containers(node)
@@ -79,7 +79,7 @@ fn containers(node: &TestNode) -> Result<Vec<String>> {
     PODS.iter().map(id).collect()
 }
 
-/// `from` with `more` bytes behind, which no loader reads: another version, by its size.
+/// A copy of `from` with `more` bytes at the end, which no loader reads: another version, by its size.
 fn version(from: &Path, to: &Path, more: usize) -> Result<PathBuf> {
     let mut bytes = fs::read(from)?;
     bytes.extend(std::iter::repeat_n(b'x', more));
@@ -204,7 +204,7 @@ fn a_power_cut_at_any_step_leaves_one_of_both_versions(node: &mut TestNode) -> R
         for name in ["limpet.new", "limpet.previous"] {
             let _ = fs::remove_file(supervisor.file(name));
         }
-        // The executable may be running: a new file takes its name.
+        // The executable may be running, so a new file takes its name.
         fs::write(supervisor.file("limpet.tmp"), &present)?;
         fs::set_permissions(supervisor.file("limpet.tmp"), fs::Permissions::from_mode(0o755))?;
         fs::rename(supervisor.file("limpet.tmp"), supervisor.installed())?;
@@ -219,7 +219,7 @@ fn a_power_cut_at_any_step_leaves_one_of_both_versions(node: &mut TestNode) -> R
         }
         Ok(fs::write(supervisor.file("limpet-upgrade.json"), journal(step))?)
     };
-    // What a power cut leaves after each write, and which version is the present one in the end.
+    // The states that a power cut leaves after each write, and the version that runs in the end.
     let steps = [
         (json!({ "step": "trial", "attempts": 0 }), true, false, old + 1),
         (json!({ "step": "trial", "attempts": 2 }), true, false, old + 1),
@@ -238,7 +238,7 @@ fn a_power_cut_at_any_step_leaves_one_of_both_versions(node: &mut TestNode) -> R
         ensure!(size == expected, "after {step}: {size} bytes run, not {expected}");
         ensure!(containers(node)? == ids, "after {step}: containers were replaced");
     }
-    // In the middle of a trial, twice: the third attempt ends it well.
+    // The power is cut twice in the middle of a trial, whose third attempt succeeds.
     supervisor.cut_power(|| put(json!({ "step": "trial", "attempts": 0 }), true, false))?;
     for _ in 0..2 {
         supervisor.wait_answer(node)?;
@@ -259,13 +259,13 @@ fn what_is_not_to_be_trusted_is_refused_and_nothing_changes(node: &mut TestNode)
         key.sign(&path, name)?;
         Ok::<_, anyhow::Error>(path)
     };
-    // This test's executable: it is smaller than an agent.
+    // This test's executable is used, because it is smaller than an agent.
     let executable = std::env::current_exe()?;
     let program = fs::read(&executable)?;
     let archive = tarball(&executable, &dir.join("whole.tar.gz"))?;
     let archive = fs::read(archive)?;
     let mut foreign = program.clone();
-    // e_machine of ELF: MIPS.
+    // This byte is part of ELF's e_machine, and means MIPS.
     foreign[18] = 8;
     let changed = signed("changed", &program)?;
     fs::write(&changed, [&program[..], b"x"].concat())?;

@@ -1,4 +1,4 @@
-//! What agents of other releases have left: it is read, or refused and not changed.
+//! The state that agents of other releases have left: it is read, or refused and not changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ fn read_state(node: &mut TestNode, archive: &Path) -> Result<()> {
     ensure!(history.contains("created"), "{history}");
     node.agent.cli(&["delete", &node.full_name(applied)])?.success()?;
     node.wait_gone(applied)?;
-    // A directory that has been empty until now is one that was not mounted: its pod ends when it has another one.
+    // An empty directory counts as one that was not mounted; its pod ends once the directory has another one.
     node.apply(&simple("other", IDLE))?;
     node.wait_gone(from_file)?;
     node.remove("other")?;
@@ -63,7 +63,7 @@ pub(crate) fn state_of_an_unknown_version_is_refused_and_not_changed(node: &mut 
     Ok(())
 }
 
-/// Every file with its content.
+/// The content of every file.
 fn files(root: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let (mut files, mut left) = (BTreeMap::new(), vec![root.to_owned()]);
     while let Some(directory) = left.pop() {

@@ -1,4 +1,4 @@
-//! What an init system does: it starts the installed executable whenever the process has ended.
+//! A supervisor like an init system: it starts the installed executable whenever the process has ended.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::{TestNode, process, wait};
 use rustix::process::Signal;
 
-/// What every start adds to the delay of the next one, as with `RestartSec`.
+/// The delay before each restart, as with `RestartSec`.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
 
-/// The supervised agent of a node, in a slot of its own. Dropping it ends both.
+/// The supervised agent of a node, in its own slot. Dropping it ends both.
 pub(crate) struct Supervisor {
     slot: PathBuf,
     installed: PathBuf,
@@ -63,13 +63,13 @@ impl Start {
 }
 
 impl Supervisor {
-    /// Installs the executable of the node as `<dir>/limpet` and has it supervised, until it answers.
+    /// Installs the node's executable as `<dir>/limpet`, has it supervised, and waits until it answers.
     pub(crate) fn start(node: &mut TestNode, program: &Path) -> Result<Self> {
         let directory = node.dir().join("bin");
         Self::start_in(node, program, &directory, None)
     }
 
-    /// The same with its new versions in `slot`.
+    /// The same, with new versions in `slot`.
     pub(crate) fn start_in(node: &mut TestNode, program: &Path, directory: &Path, slot: Option<&Path>) -> Result<Self> {
         fs::create_dir_all(directory)?;
         let installed = directory.join("limpet");
@@ -113,7 +113,7 @@ impl Supervisor {
         &self.installed
     }
 
-    /// The size of the executable that runs: versions differ in it.
+    /// The size of the running executable, which tells the version.
     pub(crate) fn running_size(&self) -> Result<u64> {
         let exe = format!("/proc/{}/exe", self.pid.load(Ordering::SeqCst));
         Ok(fs::metadata(&exe).with_context(|| exe.clone())?.len())
@@ -139,7 +139,7 @@ impl Supervisor {
         journal["step"].as_str().map(str::to_owned)
     }
 
-    /// Waits until the journal is over, and returns its step.
+    /// Waits until the upgrade is over, and returns the journal's step.
     pub(crate) fn wait_over(&self) -> Result<String> {
         wait::until(wait::SOON * 2, "the end of the upgrade", || {
             self.step().filter(|step| matches!(step.as_str(), "installed" | "undone"))

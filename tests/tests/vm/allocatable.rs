@@ -8,9 +8,9 @@ use crate::leftovers;
 use crate::machine::Machine;
 use crate::pod::{IDLE, SOON, container_id, gone, manifest, noting, running, runs_volume, wait};
 
-/// What all pods may have, in bytes, where the rest is reserved.
+/// The memory that all pods may use if the rest is reserved, in bytes.
 const OF_ALL_PODS: u64 = 256 << 20;
-/// What of it has to be left.
+/// How much of it must stay available.
 const THRESHOLD: &str = "100Mi";
 
 pub(crate) fn all_pods_leave_what_is_reserved(machine: &Machine) -> Result<()> {

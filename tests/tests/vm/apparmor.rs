@@ -12,10 +12,10 @@ use crate::pod::{IDLE, SOON, manifest, running, shell};
 /// containerd's default profile, as the kernel names it for a process.
 const DEFAULT: &str = "cri-containerd.apparmor.d (enforce)";
 
-/// The profile that Debian 13 has for runc, which confines nothing: what runc starts without another one keeps it.
+/// The profile that Debian 13 has for runc. It confines nothing, and what runc starts without another one keeps it.
 const UNCONFINED: &str = "runc (unconfined)";
 
-/// A profile of the node's own: everything but writing one file.
+/// The commands that load a profile of the node, which forbids only the writing of one file.
 const TIGHT: &str = "apparmor_parser --replace --skip-cache <<'END'
 profile tight flags=(attach_disconnected,mediate_deleted) {
   file,
@@ -28,7 +28,7 @@ profile tight flags=(attach_disconnected,mediate_deleted) {
 }
 END";
 
-/// Each type of profile is what the container's processes have, and it confines them.
+/// The container's processes have each type of profile, and it confines them.
 pub(crate) fn profiles_confine(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     ensure!(profile(&mut guest, "stays")? == DEFAULT, "a pod that asks for no profile lacks the default one");
@@ -56,7 +56,7 @@ pub(crate) fn profiles_confine(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// All of these may mount as far as capabilities and seccomp go: what refuses it is the profile.
+/// All of these pods may mount as far as capabilities and seccomp go, so the profile refuses it.
 fn profiles_refuse_mounts(guest: &mut Guest) -> Result<()> {
     for (name, expected, mounts) in [
         ("default", DEFAULT, false),
@@ -73,7 +73,7 @@ fn profiles_refuse_mounts(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// A pod that has what a mount takes, with `security` beside it.
+/// A pod with the privileges that a mount needs, and with `security`.
 fn mounting(security: Value) -> Value {
     let mut container = shell("main", image::V1, IDLE);
     container["securityContext"] = security;

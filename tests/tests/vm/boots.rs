@@ -29,7 +29,7 @@ pub(crate) fn installed_as_the_readme_says_it_runs_pods(machine: &Machine) -> Re
     let id = container_id(&pod, "web")?;
     let limits = guest.run(&format!("cd {slice}/limpet-{id}.scope && cat memory.max cpu.max"))?;
     ensure!(limits.split_whitespace().eq(["67108864", "50000", "100000"]), "{limits}");
-    // By their names: a pattern that no unit matches is no failure to systemctl.
+    // The units are named, because a pattern that no unit matches is no failure to systemctl.
     let slices = ["kubepods.slice", "kubepods-burstable.slice", &format!("kubepods-burstable-pod{uid}.slice")];
     for slice in slices {
         guest.run(&format!("systemctl is-active {slice}"))?;
@@ -79,7 +79,7 @@ pub(crate) fn a_reboot(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Says how long after containerd the pod's containers ran; a gateway takes a second, an emulated one far longer.
+/// Prints how long after containerd the pod's containers ran. A gateway takes a second, an emulated one far longer.
 pub(crate) fn tell_recovery(guest: &mut Guest, name: &str) -> Result<()> {
     let pod = running(guest, name)?;
     let started =
@@ -93,7 +93,7 @@ pub(crate) fn tell_recovery(guest: &mut Guest, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The worst of gateways: no battery, no network, and the power goes while a pod starts.
+/// This is the worst case of a gateway: no battery, no network, and a power cut while a pod starts.
 pub(crate) fn a_power_cut_and_a_clock_in_1970(machine: &Machine) -> Result<()> {
     let guest = machine.resume()?;
     let disk = cuts::cut_in_a_start(guest, 0)?;
@@ -112,7 +112,7 @@ pub(crate) fn a_power_cut_and_a_clock_in_1970(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// A pod of a URL and one whose image came from a registry, and at the next boot neither answers.
+/// There is a pod of a URL and one whose image came from a registry, and at the next boot neither server answers.
 pub(crate) fn a_boot_without_servers(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     let list = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "fetched" }, "spec": {
@@ -145,7 +145,7 @@ pub(crate) fn a_boot_without_servers(machine: &Machine) -> Result<()> {
 pub(crate) fn a_shutdown_lets_containers_end(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     let slow = "trap 'sleep 3; echo ended >> /runs/list; exit 0' TERM; sleep 100000 & wait";
-    // One that would take an hour is not waited for longer than its grace.
+    // A pod that would take an hour has no more than its grace period.
     let stubborn = "trap '' TERM; echo stubborn >> /runs/list; while :; do sleep 1; done";
     let spec = |container: Value, grace: u32| json!({ "containers": [container], "volumes": runs_volume(), "terminationGracePeriodSeconds": grace });
     guest.run(&manifest("slow", &spec(noting("slow", slow), 60)))?;

@@ -1,5 +1,5 @@
-//! The machine is a cluster of its own: limpet runs the control plane from its manifest directory, joins it, and runs
-//! what it schedules. The power goes, and there is no network but loopback: first with the apiserver among what comes
+//! The machine is a whole cluster: limpet runs the control plane from its manifest directory, joins it, and runs what
+//! it schedules. The power is cut, and there is no network but loopback: first with the apiserver among what comes
 //! back, then without.
 
 use std::fs;
@@ -16,13 +16,13 @@ use crate::leftovers;
 use crate::machine::Machine;
 use crate::pod::{IDLE, SOON, gone, noting, runs, runs_volume};
 
-/// The machine's only address but those of loopback: its own, on the loopback device.
+/// The machine's only address besides those of loopback, which is on the loopback device.
 const ADDRESS: &str = "192.0.2.1";
 /// How long an emulated machine may take to start a control plane.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What a person does once: an address, kubeadm's files, the images, and limpet, with the manifests, as the node of the
-/// cluster.
+/// The commands that a person runs once: for an address, kubeadm's files, the images, and limpet, with the manifests,
+/// as the node of the cluster.
 const SET_UP: [&str; 4] = [ADDRESS_AT_BOOT, KUBEADM, "limpet images import /payload/control-plane.tar", JOIN];
 const ADDRESS_AT_BOOT: &str = "set -e
 cat > /etc/systemd/system/address.service <<'END'
@@ -123,7 +123,7 @@ fn write_payload(dir: &Path) -> Result<PathBuf> {
         fs::copy(program, files.join(name))?;
     }
     let [first_node, mut cluster] = first_node("gateway", ADDRESS, "15m0s");
-    // Both would end while the clock is in 1970: a leader that cannot renew its lease does.
+    // Both would end while the clock is in 1970, because a leader that cannot renew its lease does.
     for component in ["controllerManager", "scheduler"] {
         cluster[component] = json!({ "extraArgs": [{ "name": "leader-elect", "value": "false" }] });
     }
@@ -157,7 +157,7 @@ fn mirrors(guest: &mut Guest, restarts: u64) -> Result<Vec<Value>> {
     })
 }
 
-/// A Deployment whose pod writes down what its ConfigMap says, and whether it has a token.
+/// A Deployment whose pod records what its ConfigMap says, and whether it has a token.
 fn web() -> [Value; 2] {
     let settings = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "greeting": "hello" },
@@ -181,7 +181,7 @@ fn web() -> [Value; 2] {
             "template": {
                 "metadata": { "labels": labels },
                 "spec": {
-                    // What kubeadm's last phases would take away.
+                    // kubeadm's last phases would remove these taints.
                     "tolerations": [{ "operator": "Exists" }],
                     "containers": [main], "volumes": volumes, "terminationGracePeriodSeconds": 1,
                 },

@@ -1,5 +1,5 @@
-//! The power goes in the middle of something. Whatever had been acknowledged is there after the boot, what was to run
-//! runs, once, and nothing is left of what was half done.
+//! The power is cut in the middle of an operation. After the boot everything that was acknowledged exists, what should
+//! run runs once, and nothing is left of what was half done.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::vm::{Disk, Guest};
@@ -75,7 +75,7 @@ pub(crate) fn in_a_pull(machine: &Machine, round: usize) -> Result<()> {
     let image = format!("{REGISTRY}/large:1");
     let spec = json!({ "hostNetwork": true, "containers": [shell("main", &image, IDLE)] });
     guest.run(&format!("{}; sync", manifest("pulled", &spec)))?;
-    // Named first, then begun, then with some megabytes on the disk.
+    // The pull is cut when it is announced, when it has begun, and with some megabytes on the disk.
     let stage = [
         "limpet events | grep Pulling",
         "ctr -n k8s.io content active | grep -q B",
@@ -92,11 +92,11 @@ pub(crate) fn in_a_pull(machine: &Machine, round: usize) -> Result<()> {
     Ok(())
 }
 
-/// Pods are pushed one after the other; every one that was acknowledged is there, whether the last one is or not.
+/// Pods are applied one after the other. Every acknowledged one exists afterwards, whether or not the last one does.
 pub(crate) fn in_a_write(machine: &Machine, round: usize) -> Result<()> {
     let mut guest = machine.resume()?;
     let push = |number: usize| {
-        // Never started: only what is kept of it counts.
+        // This pod is never started, because only what is stored of it counts.
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": format!("pushed-{number}") },
             "spec": { "hostNetwork": true, "containers": [
                 { "name": "main", "image": "registry.test/absent:1", "imagePullPolicy": "Never" }] } });
@@ -107,7 +107,7 @@ pub(crate) fn in_a_write(machine: &Machine, round: usize) -> Result<()> {
         guest.run(&push(number))?;
     }
     guest.send(&push(acknowledged))?;
-    // In the middle of the next one, a little later each time: the moment itself is the machine's.
+    // The cut is in the middle of the next one, a little later each time; the exact moment depends on the machine.
     std::thread::sleep(std::time::Duration::from_millis(40 * round as u64));
     let mut guest = machine.boot(guest.power_cut())?;
     base_is_back(&mut guest)?;

@@ -1,5 +1,5 @@
-//! Who changed a manifest, named by BPF programs, and the guard over the manifests: both need a kernel and a cgroup v2 of
-//! their own.
+//! Who changed a manifest, as reported by BPF programs, and the guard over the manifests: both need their own kernel
+//! and a cgroup v2.
 
 use anyhow::{Result, ensure};
 use limpet_tests::image;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::machine::Machine;
 use crate::pod::{IDLE, SOON, container_id, manifest, running, shell};
 
-/// What the pod tries, each with what must be as it was on the host where it is refused.
+/// What the pod tries, each with the check that the host is unchanged if it is refused.
 const ATTEMPTS: [(&str, &str); 5] = [
     ("echo a > /m/new.yaml", "test ! -e new.yaml"),
     ("rm /m/stays.yaml", "test -e stays.yaml"),
@@ -18,8 +18,8 @@ const ATTEMPTS: [(&str, &str); 5] = [
     ("ln -s /etc/passwd /m/link.yaml", "test ! -L link.yaml"),
 ];
 
-/// With the programs of this kernel: the actor of each change is known, the guard refuses pods and outlives the agent,
-/// and goes on command.
+/// With BPF programs in this kernel the actor of each change is known, and the guard refuses pods, outlives the agent,
+/// and is removed on command.
 pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     let mut writer = shell("writer", image::V1, IDLE);
@@ -37,7 +37,7 @@ pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
             text.lines().any(|line| line.contains("ManifestGuardRefused") && line.contains("writer-gateway"));
         reported.then_some(())
     })?;
-    // Those outside of pods are not refused.
+    // Processes outside of pods are not refused.
     guest.run("cd /etc/limpet/manifests && echo '# seen' >> once.yaml && touch notes.txt && rm notes.txt")?;
     guest.run("systemctl kill --signal=KILL limpet && systemctl stop limpet")?;
     attempts_are_refused(&mut guest, &|script| {
@@ -92,7 +92,7 @@ fn actors_are_known(guest: &mut Guest) -> Result<()> {
     guest.until(SOON, "the alarm", "limpet events", |text| text.contains("PodChangesManifests").then_some(()))
 }
 
-/// Tries everything as `in_pod` has the pod do it.
+/// Has the pod try everything by `in_pod`, and checks that it is refused.
 fn attempts_are_refused(guest: &mut Guest, in_pod: &dyn Fn(&str) -> String) -> Result<()> {
     for (attempt, unchanged) in ATTEMPTS {
         let before = guest.run("cat /etc/limpet/manifests/once.yaml")?;

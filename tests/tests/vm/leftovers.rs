@@ -1,4 +1,4 @@
-//! What is on the machine and belongs to no pod that the agent knows: nothing, whatever happened before.
+//! Checks that nothing on the machine belongs to no pod that the agent knows, whatever happened before.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::pod::SOON;
 
-/// One line for each thing that is there, `kind name`, the name holding a pod's UID or a container's id.
+/// The script that prints a line `kind name` for each thing that exists, whose name contains a pod's UID or a
+/// container's id.
 const INVENTORY: &str = r#"
 for id in $(ctr -n k8s.io tasks ls -q); do echo container $id; done
 for id in $(ctr -n k8s.io containers ls -q); do echo container $id; done
@@ -21,7 +22,7 @@ awk '$2 ~ /limpet.*\/(pods|sandboxes)\// { print "mount", $2 }' /proc/mounts
 for file in $(find /run/limpet/ipam -name '10.*'); do echo address ${file##*/}; done
 true"#;
 
-/// Waits until all there is belongs to the pods there are, and every container once.
+/// Waits until everything belongs to an existing pod, and every container exists once.
 pub(crate) fn none(guest: &mut Guest) -> Result<()> {
     let last = guest.until(SOON, "nothing left over", &inventory(), |output| {
         let left = left_over(output);
@@ -47,7 +48,7 @@ fn left_over(output: &str) -> Vec<String> {
     things.lines().filter(|line| !known.explains(line)).map(str::to_owned).collect()
 }
 
-/// What pods may have.
+/// The UIDs, addresses and containers of the known pods.
 struct Known {
     uids: BTreeSet<String>,
     addresses: BTreeSet<String>,
@@ -87,7 +88,7 @@ impl Known {
     }
 }
 
-/// No container of a pod has two tasks.
+/// Checks that no container of a pod has two tasks.
 fn doubled(guest: &mut Guest) -> Result<()> {
     let running = guest.run(
         "for id in $(ctr -n k8s.io tasks ls | awk '$3 == \"RUNNING\" { print $1 }'); do \

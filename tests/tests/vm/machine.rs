@@ -24,7 +24,7 @@ systemctl enable --now limpet";
 
 /// Where the registry of the machine keeps its images, and the port it takes.
 pub(crate) const REGISTRY: &str = "127.0.0.1:5000";
-/// Bytes of the image that takes a while to pull.
+/// The size of the image that takes a while to pull.
 const LARGE_IMAGE_BYTES: usize = 48 << 20;
 
 /// A running machine whose memory is kept on its disk.
@@ -58,7 +58,7 @@ impl Machine {
         Ok(Self { image, dir, payload, running, forks: AtomicU32::new(0) })
     }
 
-    /// The base again, as it ran.
+    /// Resumes the base as it ran.
     pub(crate) fn resume(&self) -> Result<Guest> {
         Guest::resume(self.fork()?, &self.how(None))
     }
@@ -96,7 +96,7 @@ impl Machine {
         self.running.copy(&self.dir.join(format!("{number}.qcow2")))
     }
 
-    /// Where files of this machine are on the host.
+    /// The directory of this machine's files on the host.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -106,7 +106,7 @@ impl Machine {
     }
 }
 
-/// Everything a test brings along: the package, images, a registry with an image, the suites.
+/// Writes everything that a test needs: the package, images, a registry with an image, the suites.
 fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     fs::create_dir_all(files.join("deploy"))?;
     let program = agent::static_program()?;

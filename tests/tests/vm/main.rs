@@ -1,4 +1,4 @@
-//! limpet installed on a machine of its own, as the README says: systemd, cgroup v2, reboots and power cuts.
+//! limpet installed on a separate machine, as the README says: systemd, cgroup v2, reboots and power cuts.
 //!
 //! The machine is emulated and slow, so each test waits for facts. One installation with its pods running is the base of
 //! all: its memory is kept, each test takes up from there, and boots only for what a boot has to show.
@@ -31,17 +31,17 @@ use limpet_tests::{suite, sweep, tools, vm};
 use self::machine::Machine;
 
 type Case = (&'static str, fn(&Machine) -> Result<()>);
-/// The number makes it later.
+/// A case that cuts the power, the later the higher the number.
 type Cut = (&'static str, fn(&Machine, usize) -> Result<()>);
 
-/// What every run shows.
+/// The cases of every run.
 const FIRST: [Case; 3] = [
     ("installed_as_the_readme_says_it_runs_pods", boots::installed_as_the_readme_says_it_runs_pods),
     ("a_reboot_brings_back_what_ran_and_nothing_that_had_finished", boots::a_reboot),
     ("a_power_cut_in_the_middle_of_a_start_then_1970_and_no_network", boots::a_power_cut_and_a_clock_in_1970),
 ];
 
-/// What only a long run shows.
+/// The cases of a long run.
 const FURTHER: [Case; 22] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
@@ -77,7 +77,7 @@ const CUTS: [Cut; 4] = [
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // One machine at a time: it takes both cores.
+    // There is only one machine at a time, because it needs both cores.
     arguments.test_threads = Some(1);
     let lacking = lacking();
     if lacking.is_none() && !arguments.list {
@@ -118,7 +118,7 @@ fn trials(lacking: Option<&str>) -> Vec<Trial> {
 }
 
 fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, lacking: Option<&str>) -> Trial {
-    /// Made once, by the first test.
+    /// The machine, which the first test makes.
     static MACHINE: OnceLock<Result<Machine, String>> = OnceLock::new();
     if let Some(reason) = lacking {
         return suite::lacking(&name, reason);
@@ -127,7 +127,7 @@ fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, l
         let machine = MACHINE.get_or_init(|| Machine::install().map_err(|error| format!("{error:#}")));
         let machine = machine.as_ref().map_err(|error| Failed::from(error.clone()))?;
         test(machine).map_err(|error| {
-            // At once, too: the others take minutes each.
+            // The error is printed at once, too, because the other tests take minutes each.
             eprintln!("{error:#}");
             Failed::from(format!("{error:#}"))
         })

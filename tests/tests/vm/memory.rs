@@ -16,7 +16,8 @@ sed -i '/^memoryReservationPolicy/d; /^memoryThrottlingFactor/d' /etc/limpet/con
 systemctl restart limpet";
 const MIB: u64 = 1 << 20;
 
-/// What pods request is kept in their own cgroups, and up to the slice of all pods; beyond it a container is slowed.
+/// The memory that pods request is protected in their own cgroups, and up to the slice of all pods; beyond it a
+/// container is slowed.
 pub(crate) fn what_is_requested_is_kept(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     guest.run(KEPT)?;

@@ -1,4 +1,4 @@
-//! Pods of the machine: manifests written in its directory, and what the agent says of them.
+//! Pods of the machine: manifests in its directory, and what the agent reports about them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// How long an emulated machine may take for what takes a second elsewhere.
 pub(crate) const SOON: Duration = Duration::from_secs(240);
 
-/// Runs until SIGTERM.
+/// A script that runs until SIGTERM.
 pub(crate) const IDLE: &str = "trap 'exit 0' TERM; sleep 100000 & wait";
 
 /// The commands that put a pod's manifest into the directory.
@@ -25,7 +25,8 @@ pub(crate) fn shell(name: &str, image: &str, script: &str) -> Value {
     json!({ "name": name, "image": image, "command": ["/bin/sh", "-c", script], "imagePullPolicy": "IfNotPresent" })
 }
 
-/// Writes a line to a file of the host for each run, so that a second run shows, also after a power cut.
+/// A container that writes a line to a file of the host for each run, so that a second run shows, even after a power
+/// cut.
 pub(crate) fn noting(name: &str, then: &str) -> Value {
     let mut container = shell(name, image::V1, &format!("echo {name} >> /runs/list; fsync /runs/list; {then}"));
     container["volumeMounts"] = json!([{ "name": "runs", "mountPath": "/runs" }]);
@@ -39,7 +40,7 @@ pub(crate) fn runs_volume() -> Value {
 
 /// How often each [`noting`] container has run: `init1 stays2`.
 pub(crate) fn runs(guest: &mut Guest) -> Result<String> {
-    // A power cut may leave zeros where a line was not on the disk yet.
+    // A power cut may leave zeros in the place of a line that was not on the disk yet.
     let output = guest.run("tr -d '\\0' < /var/lib/runs/list | sort | uniq -c | awk '{print $2 $1}' | xargs")?;
     Ok(output.trim().to_owned())
 }

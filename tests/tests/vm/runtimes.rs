@@ -1,4 +1,5 @@
-//! A pod under crun, which refuses hosts with cgroups of both versions, as the machine that runs the other suites may be.
+//! A pod under crun, which refuses hosts with cgroups of both versions. The machine that runs the other suites may be
+//! one.
 
 use anyhow::{Result, ensure};
 use limpet_tests::image;
@@ -15,7 +16,8 @@ const CLASS: &str =
 const LOOK: &str = "id; sed -n \"/^Cap/p;/^NoNew/p;/^Seccomp:/p\" /proc/self/status; cat /proc/self/limits; ls /dev; \
     cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max; cut -d\" \" -f5 /proc/self/mountinfo | sort";
 
-/// A sidecar, a probe, a hook, limits, a restart and an end: each makes its own calls of the runtime.
+/// The pod has a sidecar, a probe, a hook, limits, a restart and an end, each of which makes its own calls of the
+/// runtime.
 pub(crate) fn a_pod_under_crun(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     guest.run(CLASS)?;

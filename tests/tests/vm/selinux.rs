@@ -1,4 +1,5 @@
-//! SELinux keeps pods apart as under kubelet and containerd with `enable_selinux`: Debian's kernel enforces Debian's policy.
+//! SELinux separates pods as with kubelet and containerd with `enable_selinux`: Debian's kernel enforces Debian's
+//! policy.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image;
@@ -50,7 +51,8 @@ pub(crate) fn pods_are_apart(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Volumes, files of the agent, a volume that changes, the log; and no directory of the node.
+/// The pod can use its volumes, the files of the agent, a volume that changes, and its log, but no directory of the
+/// node.
 fn a_pod_reads_what_is_its_own(guest: &mut Guest, alice: &Labels) -> Result<()> {
     for path in ["/disk/file", "/memory/file", "/map/key", "/etc/hosts", "/etc/resolv.conf", "/dev/shm", "/"] {
         ensure!(can_read(guest, "alice", path)?, "alice cannot read {path} of its own");
@@ -111,7 +113,7 @@ fn levels_outlive_the_agent(guest: &mut Guest, alice: &Labels) -> Result<()> {
     // The policy lets no shell of this kind restart a service.
     guest.run("setenforce 0 && systemctl restart limpet && setenforce 1")?;
     running(guest, "alice")?;
-    // It ends the command as well.
+    // The kill ends the command, too.
     guest.attempt("limpet exec alice -- sh -c 'kill 1'")?;
     wait(guest, "alice", "started again", |pod| {
         container_id(pod, "main").is_ok_and(|id| id != before)
@@ -146,13 +148,13 @@ fn object(value: &str) -> String {
     format!("cat > {path}.new <<'END'\n{map}\nEND\nmv {path}.new {path}")
 }
 
-/// What the processes of a running pod are labelled with.
+/// The labels of a running pod's processes.
 struct Labels {
     level: String,
 }
 
 impl Labels {
-    /// Those of the container's first process; one that `limpet exec` starts has to have the same.
+    /// Reads the label of the container's first process. One that `limpet exec` starts must have the same.
     fn read(guest: &mut Guest, pod: &str) -> Result<Self> {
         running(guest, pod)?;
         let script = "for it in 1 self; do tr -d \"\\000\" < /proc/$it/attr/current; echo; done";

@@ -62,7 +62,8 @@ pub(crate) fn zfs(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Every pod ends. What one leaves shows only after it: as long as it is listed, it may have all it has.
+/// Waits for the end of every pod. What a pod leaves shows only after that, because while it is listed it may have
+/// everything.
 fn all_end(guest: &mut Guest) -> Result<()> {
     guest.run("rm /etc/limpet/manifests/*.yaml")?;
     pod::none(guest)?;
@@ -74,7 +75,8 @@ fn configure(guest: &mut Guest, snapshotter: &str) -> Result<()> {
     guest.run(&format!("{key} && systemctl restart limpet")).map(drop)
 }
 
-/// A start, an edit of the image, a restart of the agent, and the end; `kind`: what the container's root is mounted as.
+/// The pod starts, its image is edited, the agent is restarted, and the pod ends; `kind` is the type of the container's
+/// root mount.
 fn a_pod_lives_and_leaves_nothing(machine: &Machine, snapshotter: &str, set_up: &str, kind: &str) -> Result<()> {
     let mut guest = machine.resume()?;
     all_end(&mut guest)?;

@@ -1,5 +1,5 @@
-//! Storage that takes a kernel of a distribution: NFS and iSCSI with its own servers, huge pages limited by cgroup v2, and project
-//! quotas.
+//! Storage that needs a distribution's kernel: NFS and iSCSI with its own servers, huge pages limited by cgroup v2, and
+//! project quotas.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image;
@@ -10,14 +10,14 @@ use crate::leftovers;
 use crate::machine::Machine;
 use crate::pod::{self, IDLE, SOON, container_id, gone, manifest, running, shell, wait};
 
-/// The machine serves a directory to itself.
+/// The commands by which the machine exports a directory to itself.
 const SERVE: &str = "mkdir -p /srv/data && \
     echo '/srv/data *(rw,sync,no_subtree_check,no_root_squash)' > /etc/exports && systemctl start nfs-server";
-/// From here on the server answers nothing, and refuses nothing either.
+/// The command after which the server neither answers nor refuses anything.
 const SILENCE: &str = "iptables -I INPUT -p tcp --dport 2049 -j DROP";
 const VOICE: &str = "iptables -D INPUT -p tcp --dport 2049 -j DROP";
 
-/// The machine is an iSCSI target with one blank disk, and requires a password.
+/// The commands that make the machine an iSCSI target with one blank disk and a password.
 const TARGET: &str = "set -e
 modprobe -a target_core_file iscsi_target_mod
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
@@ -35,17 +35,17 @@ echo 1 > $group/attrib/authentication
 printf node > $group/auth/userid
 printf correct-horse > $group/auth/password
 echo 1 > $group/enable";
-/// What the node says to the target.
+/// The command that writes the Secret with the node's password for the target.
 const PASSWORD: &str = "cat > /etc/limpet/manifests/chap.yaml.new <<'END'
 {apiVersion: v1, kind: Secret, metadata: {name: chap}, stringData: {
   node.session.auth.username: node, node.session.auth.password: correct-horse}}
 END
 mv /etc/limpet/manifests/chap.yaml.new /etc/limpet/manifests/chap.yaml";
-/// Whether nothing is left of the disk: no session, no mount, nothing written down.
+/// The check that nothing is left of the disk: no session, no mount, no record.
 const DETACHED: &str = "test -z \"$(find /sys/class/iscsi_session /var/lib/iscsi/nodes /var/lib/limpet/plugins/kubernetes.io/iscsi \
     -mindepth 1; grep kubernetes.io.iscsi /proc/mounts)\"";
 
-/// Volumes of pods lie on a file system that counts projects.
+/// The commands that put volumes of pods on a file system with project quotas.
 const COUNTED_DISK: &str = "set -e
 systemctl stop limpet
 truncate -s 200M /var/lib/counted.img
@@ -53,7 +53,8 @@ mkfs.ext4 -q -O quota,project -E quotatype=prjquota /var/lib/counted.img
 mount -o loop,prjquota /var/lib/counted.img /var/lib/limpet/pods
 systemctl start limpet";
 
-/// An export is mounted, stays through a restart of the agent, and goes with its pod, also when its server has died.
+/// An export is mounted, stays during a restart of the agent, and is unmounted with its pod, even if its server has
+/// died.
 pub(crate) fn nfs(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     guest.run(SERVE)?;
@@ -88,8 +89,8 @@ pub(crate) fn nfs(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// A disk of a target is formatted once, stays attached through a restart of the agent, and its session ends with its pod,
-/// also where another agent ends it.
+/// A disk of a target is formatted once and stays attached during a restart of the agent. Its session ends with its
+/// pod, even if another agent ends it.
 fn disk(guest: &mut Guest) -> Result<()> {
     guest.run(TARGET)?;
     guest.run(PASSWORD)?;
@@ -149,8 +150,8 @@ pub(crate) fn huge_pages(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Of a pod with users of its own the file system counts what an emptyDir takes, files that are open and have no name any more
-/// included, which a walk does not see.
+/// For a pod with a user namespace the file system counts what an emptyDir uses, including open files without a name,
+/// which a walk does not see.
 pub(crate) fn project_quota(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     guest.run("rm /etc/limpet/manifests/*.yaml")?;

@@ -8,7 +8,7 @@ use limpet_tests::{agent, need, wait};
 
 use crate::machine::Machine;
 
-/// How long a suite may take, emulated.
+/// How long a suite may take under emulation.
 const SUITE_TIMEOUT: Duration = Duration::from_secs(3_000);
 
 /// `pods` of `…/pods-0123456789abcdef`, with what the names of its cases contain where not all run.

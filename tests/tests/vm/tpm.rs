@@ -10,7 +10,7 @@ use crate::leftovers;
 use crate::machine::Machine;
 use crate::pod::{IDLE, SOON, base_is_back, manifest, noting, running, runs_volume};
 
-/// What docs/configuration.md has for a node with a TPM; this one has no openssl.
+/// The commands of docs/configuration.md for a node with a TPM; this one has no openssl.
 const SET_UP: &str = "set -e
 head -c 32 /dev/urandom | systemd-creds encrypt --with-key=tpm2 --name=limpet - /etc/limpet/secret.cred
 echo 'secretEncryptionKey: systemd-creds:/etc/limpet/secret.cred' >> /etc/limpet/config.yaml
@@ -18,7 +18,7 @@ systemctl restart limpet
 limpet pods";
 /// A unit that has systemd load the key.
 const LOADING: &str = "systemd-run --wait -p LoadCredentialEncrypted=limpet:/etc/limpet/secret.cred true";
-/// What is secret.
+/// The Secret's value.
 const WORD: &str = "opensesame";
 
 pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
@@ -39,7 +39,7 @@ pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
     guest.run(&manifest("vault", &spec))?;
     running(&mut guest, "vault")?;
     ran(&mut guest, 1)?;
-    // As a card with the manifests that is not there at the next boot.
+    // The manifests are like a card that is missing at the next boot.
     guest.run("systemctl stop limpet && mv /etc/limpet/manifests /root/card && sync")?;
 
     let mut guest = machine.boot_with_tpm(Some(guest.power_cut()), "tpm")?;
@@ -55,7 +55,7 @@ pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
             && log.contains("systemd-creds cannot decrypt"))
         .then_some(())
     })?;
-    // What is on the disk is encrypted: unencrypted it would be read nevertheless.
+    // The state on the disk is encrypted, because otherwise it would be read nevertheless.
     guest.until(SOON, "the pod to wait for its Secret", "limpet events", |events| {
         events.contains("secret \"word\" not found").then_some(())
     })?;
@@ -63,7 +63,7 @@ pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
     let doctor = guest.attempt("limpet doctor")?.1;
     let names_key = |line: &&str| line.starts_with("degraded") && line.contains("/etc/limpet/secret.cred");
     ensure!(doctor.lines().any(|line| names_key(&line)), "{doctor}");
-    // Why limpet's unit does not: it would not start.
+    // limpet's unit does not load the key like this, because it would not start without it.
     ensure!(guest.attempt(LOADING)?.0 != 0, "a unit starts without its credential");
     guest.power_cut();
     Ok(())

@@ -1,4 +1,4 @@
-//! The certificates of a node that joins by a bootstrap token, where kube-controller-manager approves and signs them.
+//! The certificates of a node that joins by a bootstrap token, if kube-controller-manager approves and signs them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,10 +18,10 @@ const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
 const TOKEN: [&str; 2] = ["limpet", "0123456789abcdef"];
-/// What the controllers approve by themselves.
+/// The prefix of the permissions by which the controllers approve requests.
 const APPROVED: &str = "system:certificates.k8s.io:certificatesigningrequests";
 
-/// Lets nodes in as kubeadm does: by a token, and by what the controllers may approve.
+/// Permits nodes to join as kubeadm does: by a token, and by what the controllers may approve.
 fn admit_bootstrappers(cluster: &Cluster) -> Result<()> {
     let [id, secret] = TOKEN;
     let secrets = "/api/v1/namespaces/kube-system/secrets";
@@ -44,7 +44,7 @@ fn requests(cluster: &Cluster, signer: &str, user: &str) -> Result<Vec<Value>> {
     Ok(cluster.list(REQUESTS)?.into_iter().filter(spec).collect())
 }
 
-/// Where the link of the current certificate leads, once it is not to `before`.
+/// The target of the link to the current certificate, once it differs from `before`.
 fn wait_current(pki: &Path, name: &str, before: Option<&Path>) -> Result<PathBuf> {
     let link = pki.join(format!("{name}-current.pem"));
     let look = || std::fs::read_link(&link).ok().filter(|now| Some(&**now) != before);
@@ -58,7 +58,7 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     admit_bootstrappers(&cluster)?;
     let user = json!({ "token": TOKEN.join(".") });
     let token = format!("system:bootstrap:{}", TOKEN[0]);
-    // Nodes of other cases have the same one.
+    // Nodes of other cases use the same token.
     let asked = requests(&cluster, CLIENT, &token)?.len();
     let Bootstrap { pki, .. } = bootstrap::begin(node, &cluster, &user, &port, &address)?;
     node.apply(&simple("kept", IDLE))?;
@@ -80,7 +80,7 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     ensure!(health == "ok", "{health}");
 
     wait_current(&pki, "kubelet-client", Some(&first))?;
-    // Had the first one expired, the token would have been requested again.
+    // If the first certificate had expired, there would be another request by the token.
     ensure!(requests(&cluster, CLIENT, &token)?.len() == asked + 1, "more than one request by the token");
     wait::until_true(2 * CERTIFICATE_LIFE, "the end of the first certificate", || issued.elapsed() > CERTIFICATE_LIFE)?;
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
@@ -102,7 +102,7 @@ pub(super) fn a_node_bootstraps_again_after_its_certificate_has_expired(node: &m
     bootstrap_again(node, |_, cluster| cluster.stop(), |_, cluster| cluster.start())
 }
 
-/// The same of a node that is off meanwhile.
+/// The same happens to a node that is off meanwhile.
 pub(super) fn a_node_bootstraps_again_whose_certificate_expired_while_it_was_off(node: &mut TestNode) -> Result<()> {
     bootstrap_again(node, |node, _| node.agent.terminate().map(drop), |node, _| node.agent.start())
 }

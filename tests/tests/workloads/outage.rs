@@ -10,7 +10,7 @@ use limpet_tests::wire::Wire;
 use limpet_tests::{TestNode, wait};
 use serde_json::{Value, json};
 
-/// A node is taken for lost after 50 s without a lease.
+/// How long the cluster may take to consider the node lost, which it does after 50 s without a lease.
 const TAKEN_FOR_LOST: Duration = Duration::from_secs(150);
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -31,7 +31,7 @@ pub(crate) fn pods_are_ready_again_after_the_node_was_taken_for_lost(node: &mut 
     wire.cut();
     all("two pods of a node that is lost", TAKEN_FOR_LOST, "False")?;
     wire.join();
-    // By the agent from before: a new one would report everything.
+    // The same agent reports it, because a new one would report everything.
     let after = all("two pods that are ready again", wait::SOON, "True")?;
     let statuses =
         |pods: &[Value]| -> Vec<Value> { pods.iter().map(|pod| pod["status"]["containerStatuses"].clone()).collect() };
@@ -69,7 +69,7 @@ pub(crate) fn a_pod_that_ends_while_the_node_is_away_has_ended_once(node: &mut T
     delete(node, "once")
 }
 
-/// Joins by way of a wire.
+/// Joins the cluster through a wire that the test can cut.
 fn join(node: &mut TestNode) -> Result<(Exclusive, Wire)> {
     let cluster = cluster::whole()?;
     let wire = Wire::to(cluster.port())?;
