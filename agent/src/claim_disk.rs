@@ -13,14 +13,15 @@ use limpet_worker::claimed_volumes::{ClaimDisk, ClaimedVolumes, Removed};
 
 use crate::config::Config;
 
-/// An SD card takes minutes to remove many files. A removal that takes longer goes on by itself.
+/// The agent waits this long for a removal, because an SD card takes minutes for many files. One that takes longer
+/// continues in the background.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(600);
 
 /// The directories of claims.
 #[derive(Debug)]
 struct Disk(ClaimDirectories);
 
-/// The claims that have files, and the disk with these. Without a disk that can be read no files are removed.
+/// The claims that have files, and the disk with these. If the disk cannot be read, no files are removed.
 pub async fn load(config: &Config) -> ClaimedVolumes {
     let base = config.volumes.claims_dir(&config.root_dir);
     let directories = ClaimDirectories::new(&base, &config.root_dir);

@@ -67,7 +67,7 @@ pub enum ConfigError {
     Faults(Vec<Fault>),
 }
 
-/// The files of which the configuration was read.
+/// The files from which the configuration was read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigFiles {
     /// `--config`, absolute.
@@ -88,12 +88,12 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
-    /// `secretEncryptionKey`; `None`: Secrets are kept as they are.
+    /// `secretEncryptionKey`; `None` if Secrets are not encrypted.
     pub secret_key: Option<KeyLocation>,
     pub files: ConfigFiles,
     pub node: NodeSettings,
     pub sources: SourceSettings,
-    /// `bundle`; `None`: this node takes no bundles.
+    /// `bundle`; `None` if this node accepts no bundles.
     pub bundle: Option<BundleSettings>,
     pub workers: WorkerSettings,
     pub containers: ContainerSettings,
@@ -111,8 +111,8 @@ pub struct Config {
     pub generations: GenerationSettings,
     pub image_gc: ImageGcPolicy,
     pub eviction: EvictionPolicy,
-    /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None`: the shutdown of
-    /// the machine is not delayed.
+    /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None` if the
+    /// shutdown of the machine is not delayed.
     pub shutdown: Option<ShutdownPolicy>,
     pub server: ServerSettings,
     pub local: LocalSettings,
@@ -162,7 +162,7 @@ impl Config {
         self.local.socket(&self.run_dir)
     }
 
-    /// The path of the socket of CRI, if it is served.
+    /// The path of CRI's socket, if it is served.
     pub fn cri_socket(&self) -> Option<PathBuf> {
         self.local.cri_socket(&self.run_dir)
     }
@@ -182,7 +182,7 @@ impl Config {
         self.root_dir.join("pods-api/pods-api.sock")
     }
 
-    /// Where bundles are copied to before they are verified.
+    /// The directory to which bundles are copied before they are verified.
     pub fn bundle_dir(&self) -> PathBuf {
         self.root_dir.join("bundle")
     }
@@ -197,7 +197,7 @@ impl Config {
         self.server.certificate_dir.clone().unwrap_or_else(|| self.root_dir.join("pki"))
     }
 
-    /// What the agent has for itself.
+    /// The agent's directories and socket, and the root of its cgroups.
     pub fn places(&self) -> AgentPlaces {
         AgentPlaces {
             root_dir: self.root_dir.clone(),
@@ -249,7 +249,7 @@ impl Config {
         }
     }
 
-    /// How containers have processors.
+    /// The settings for the processors of containers.
     pub fn cpu_settings(&self) -> CpuSettings {
         let Reserved { kube, system, .. } = &self.node.reserved;
         let amount = kube.resources[Resource::Cpu] + system.resources[Resource::Cpu];
@@ -261,7 +261,7 @@ impl Config {
         }
     }
 
-    /// What the executor is configured with.
+    /// The settings of the executor.
     pub fn executor(&self) -> ExecutorSettings {
         ExecutorSettings {
             root_dir: self.root_dir.clone(),

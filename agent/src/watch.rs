@@ -1,11 +1,12 @@
 //! Directory change notification from the kernel.
 //!
-//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event requests a read,
-//! it never carries content: the kernel merges, reorders and loses events, so the reader stats the names and lists the
-//! directory for a rescan. The path may be missing, replaced, mounted over or reached through symlinks; the
-//! watch always covers what the path resolves to now.
+//! Input: the path of one directory, and the names in it that are symlinks. Output: [`WatchEvent`]s. An event requests
+//! a read, and never carries content: the kernel merges, reorders and loses events, so the reader stats the names, and
+//! lists the directory for a rescan. The path may be missing, replaced, mounted over or reached through symlinks; the
+//! watch always covers what the path currently resolves to.
 //!
-//! inotify needs no privilege and works on every kernel, so it alone decides. The [`Attributor`] adds who made a change.
+//! inotify needs no privilege and works on every kernel, so only it decides when to read. The [`Attributor`] adds who
+//! made a change.
 
 mod arming;
 mod attribution;
@@ -54,7 +55,7 @@ const GONE: ReadFlags =
 pub enum RescanReason {
     /// The watch has just begun.
     Start,
-    /// The kernel's queue overflowed: events were lost.
+    /// The kernel's queue overflowed, so events were lost.
     Overflow,
     /// The path resolves to another directory than before.
     Replaced,
@@ -62,7 +63,7 @@ pub enum RescanReason {
     Removed,
     /// The path resolves to a directory again.
     Returned,
-    /// The directory's mode or owner changed: files that could not be read may be readable now.
+    /// The directory's mode or owner changed, so files that could not be read may now be readable.
     Attributes,
     /// The attributor changed its backend or lost events.
     Attributor,
@@ -85,14 +86,16 @@ pub enum WatchEvent {
 pub struct DirectoryWatch {
     directory: PathBuf,
     queue: Queue,
-    /// Readable when a mount of this mount namespace changes: a mount over the directory is no inotify event.
+    /// Readable when a mount of this mount namespace changes, because a mount over the directory causes no inotify
+    /// event.
     mounts: Option<AsyncFd<File>>,
     main: Option<(Wd, DirectoryId)>,
-    /// Where the path leads to; `None`: to nothing, or the kernel does not say.
+    /// Where the path leads to; `None` if it leads to nothing, or the kernel does not report it.
     place: Option<DirectoryIdentity>,
     /// Directories along the path, with the names in them that decide where it resolves to.
     path: HashMap<Wd, HashSet<OsString>>,
-    /// Directories on the way of symlinked files: name there -> names in the watched directory.
+    /// Directories on the way of symlinked files: the names in them, each with the names in the watched directory that
+    /// depend on it.
     links: HashMap<Wd, HashMap<OsString, BTreeSet<OsString>>>,
     /// The identities of those directories.
     link_ids: HashMap<Wd, DirectoryId>,
@@ -102,13 +105,14 @@ pub struct DirectoryWatch {
     attributor: Attributor,
     /// The actors of the last event's changes, with the entries they changed.
     actors: HashMap<OsString, (DirectoryEntry, Arc<Actor>)>,
-    /// When the queue was empty, if the last read drained it.
+    /// The time at which the queue was empty, if the last read drained it.
     drained: Option<Instant>,
-    /// The directory was replaced during each attempt to watch it: resolve it again before the next event is awaited.
+    /// Whether the directory was replaced during each attempt to watch it, so that it is resolved again before the next
+    /// event is awaited.
     unsettled: bool,
     /// The path is being resolved.
     arming: Option<Arming>,
-    /// Part of the path could not be watched: the watch is unusable.
+    /// The error if part of the path could not be watched, which makes the watch unusable.
     failed: Option<io::Error>,
 }
 
@@ -158,7 +162,7 @@ impl DirectoryWatch {
         watch.take_failure().map_or(Ok(watch), Err)
     }
 
-    /// The next event. All that the kernel has queued is drained into it.
+    /// The next event. Everything that the kernel has queued is combined in it.
     ///
     /// Cancel safe: an event is either returned or still to come.
     ///
@@ -167,7 +171,7 @@ impl DirectoryWatch {
     pub async fn next(&mut self) -> io::Result<WatchEvent> {
         loop {
             if self.unsettled {
-                // A process that swaps directories without end may need this CPU.
+                // A process that swaps directories endlessly may need this CPU.
                 tokio::task::yield_now().await;
                 self.begin_arming(false);
             }
@@ -209,7 +213,7 @@ impl DirectoryWatch {
         self.failed.take()
     }
 
-    /// Removes a watch that nothing needs any more.
+    /// Removes a watch if nothing needs it any more.
     fn release(&mut self, wd: Wd) {
         let needed = self.main.is_some_and(|(main, _)| main == wd)
             || self.path.contains_key(&wd)
@@ -292,7 +296,7 @@ fn complete_at_creation(path: &Path) -> bool {
     }
 }
 
-/// Resolves when the mount table changed; never when it cannot be watched.
+/// Resolves when the mount table has changed; never resolves if it cannot be watched.
 async fn mounts_changed(mounts: Option<&AsyncFd<File>>) {
     let Some(mounts) = mounts else { return std::future::pending().await };
     match mounts.ready(Interest::PRIORITY.add(Interest::ERROR)).await {

@@ -28,7 +28,7 @@ impl Verbosity {
     }
 }
 
-/// Starts logging at kubelet's `verbosity`. A second call starts nothing, and what it returns has no effect.
+/// Starts logging at kubelet's `verbosity`. A second call does nothing, and the value that it returns has no effect.
 pub fn init(verbosity: u8) -> Verbosity {
     let (filter, handle) = reload::Layer::new(levels(verbosity));
     let registry = tracing_subscriber::registry().with(filter);

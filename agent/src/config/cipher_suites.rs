@@ -2,7 +2,7 @@
 
 use rustls::CipherSuite;
 
-/// Those that are spoken.
+/// The suites that limpet supports.
 const SPOKEN: [(&str, CipherSuite); 8] = [
     ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256),
     ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384),
@@ -13,23 +13,23 @@ const SPOKEN: [(&str, CipherSuite); 8] = [
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256),
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256),
 ];
-/// Those of TLS 1.3, which are not chosen by name: all are spoken.
+/// The suites of TLS 1.3. They are not chosen by name: all are supported.
 const OF_TLS13: [&str; 3] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
-/// What the names of others that Go has look like.
+/// The prefixes of the other suites that Go knows.
 const OTHERS: [&str; 3] = ["TLS_RSA_WITH_", "TLS_ECDHE_RSA_WITH_", "TLS_ECDHE_ECDSA_WITH_"];
 
 /// What a name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Named {
-    /// A suite that is spoken.
+    /// A supported suite.
     Spoken(CipherSuite),
-    /// One of TLS 1.3, which is spoken in any case.
+    /// A suite of TLS 1.3, which is always supported.
     OfTls13,
-    /// One that is old, and not spoken.
+    /// An old suite, which is not supported.
     Old,
 }
 
-/// The suite of that name; `None`: there is none.
+/// The suite of that name; `None` if there is none.
 pub(super) fn named(name: &str) -> Option<Named> {
     if let Some((_, suite)) = SPOKEN.iter().find(|(known, _)| *known == name) {
         return Some(Named::Spoken(*suite));

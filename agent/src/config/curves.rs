@@ -1,11 +1,11 @@
-//! Key exchanges of TLS by Go's numbers, as kubelet's `tlsCurvePreferences` has them: those that IANA gives.
+//! Key exchanges of TLS by Go's numbers, which are those of IANA, as in kubelet's `tlsCurvePreferences`.
 
 use rustls::NamedGroup;
 
-/// Those that are spoken.
+/// The key exchanges that limpet supports.
 const SPOKEN: [(i64, NamedGroup); 3] =
     [(23, NamedGroup::secp256r1), (24, NamedGroup::secp384r1), (29, NamedGroup::X25519)];
-/// Others that Go has, by Go's names.
+/// Other key exchanges that Go supports, by Go's names.
 const OTHERS: [(i64, &str); 4] =
     [(25, "CurveP521"), (4587, "SecP256r1MLKEM768"), (4588, "X25519MLKEM768"), (4589, "SecP384r1MLKEM1024")];
 

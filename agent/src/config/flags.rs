@@ -13,8 +13,8 @@ pub use server::ServerFlags;
 pub use values::path;
 use values::{switch, verbosity};
 
-/// kubelet's flags, read as pflag reads them: of a repeated one the last counts, lists and maps grow, and an empty value
-/// is the value of none. A flag overrides the file.
+/// kubelet's flags, read as pflag reads them: the last value of a repeated flag counts, but lists and maps grow, and an
+/// empty value counts as not given. A flag overrides the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[command(args_override_self = true)]
@@ -93,11 +93,11 @@ pub struct RunFlags {
     /// `--socket` or `LIMPET_SOCKET`, which every subcommand has.
     #[arg(skip)]
     pub socket: Option<PathBuf>,
-    /// kubelet's flags that are none of these.
+    /// kubelet's other flags.
     #[arg(skip)]
     #[serde(skip)]
     pub kubelet: KubeletFlags,
-    /// Those of the listeners on the network.
+    /// The flags of the listeners on the network.
     #[serde(flatten)]
     #[command(flatten)]
     pub server: ServerFlags,

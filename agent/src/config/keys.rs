@@ -26,9 +26,9 @@ pub(super) enum Shape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Support {
     Acts,
-    /// Not supported yet. The value given, if any, is limpet's behaviour and needs no warning.
+    /// It is not supported yet. The value given, if any, is limpet's behaviour and needs no warning.
     NotYet(Option<Plain>),
-    /// Not needed; the text is the reason.
+    /// It is not needed; the text is the reason.
     Needless(&'static str),
 }
 
@@ -226,10 +226,10 @@ pub(crate) fn kubelet_names() -> impl Iterator<Item = &'static str> {
 
 /// The `apiVersion` of LimpetConfiguration.
 pub(super) const LIMPET_VERSION: &str = "limpet.dev/v1beta1";
-/// Earlier ones, which are accepted with a warning.
+/// Earlier versions, which are accepted with a warning.
 pub(super) const EARLIER_LIMPET_VERSIONS: &[&str] = &["limpet.dev/v1alpha1"];
-/// Keys of LimpetConfiguration that have been renamed: the earlier name, which is accepted with a warning, and the present
-/// one.
+/// Keys of LimpetConfiguration that have been renamed: the earlier name, which is accepted with a warning, and the
+/// current one.
 pub(super) const RENAMED_LIMPET_KEYS: &[(&str, &str)] = &[("containerdConfig", "containerdConfigFile")];
 
 const BUNDLE: &[Key] = &[
@@ -309,7 +309,7 @@ pub(super) const TOKEN_ATTRIBUTES: &[Key] = &[
     supported("optionalServiceAccountAnnotationKeys", Texts),
 ];
 
-/// One variable of its `env`.
+/// A variable of a provider's `env`.
 pub(super) const CREDENTIAL_PROVIDER_VARIABLE: &[Key] = &[supported("name", Text), supported("value", Text)];
 
 #[cfg(test)]
@@ -330,7 +330,7 @@ mod tests {
         let missing: Vec<_> = silent.filter(|key| !is_named(key)).map(|key| key.name).collect();
         assert!(missing.is_empty() && !list.is_empty(), "not in docs/configuration.md: {missing:?}");
         let acting = KUBELET.iter().filter(|key| key.support == Support::Acts && is_named(key));
-        // Those that the list names to say what counts instead.
+        // The list also names these keys, to say what counts instead.
         let acting: Vec<_> = acting.map(|key| key.name).collect();
         assert_eq!(acting, ["containerRuntimeEndpoint"]);
     }

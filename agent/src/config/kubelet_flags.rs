@@ -11,7 +11,7 @@ use super::tree::{Entry, Node, Position, Value};
 enum Form {
     Number,
     Text,
-    /// May have no value, and is then true.
+    /// A boolean, which is true if it has no value.
     Switch,
     /// Texts with commas between them; the flag may be repeated.
     List,
@@ -140,7 +140,7 @@ const WITHOUT_EFFECT: &[(&str, bool)] = &[
     ("stderrthreshold", false),
 ];
 
-/// The kubelet flags of a command line: name and value, `None` where the value is missing.
+/// The kubelet flags of a command line: name and value, `None` if the value is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KubeletFlags(Vec<(String, Option<String>)>);
 
@@ -172,17 +172,17 @@ impl KubeletFlags {
         (left, Self(taken))
     }
 
-    /// Name and text of each, in their order.
+    /// Name and text of each flag, in their order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, text)| (name.as_str(), text.as_deref().unwrap_or_default()))
     }
 
-    /// Those that need a value and have none.
+    /// The flags that need a value and have none.
     pub(super) fn without_value(&self) -> impl Iterator<Item = String> {
         self.0.iter().filter(|(_, text)| text.is_none()).map(|(name, _)| format!("--{name}"))
     }
 
-    /// Those without effect, once each.
+    /// The flags without effect, each once.
     pub(super) fn without_effect(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (name, _) in self.iter() {
@@ -194,7 +194,7 @@ impl KubeletFlags {
         names
     }
 
-    /// The others as entries of a KubeletConfiguration, at that position.
+    /// The other flags as entries of a KubeletConfiguration, at that position.
     pub(super) fn entries(&self, position: Position) -> Vec<Entry> {
         let mut entries: Vec<Entry> = Vec::new();
         for (name, text) in self.iter() {
@@ -231,13 +231,13 @@ fn is_run(arguments: &[OsString]) -> bool {
     false
 }
 
-/// Whether the flag is a switch; `None`: it is none of these.
+/// Whether the flag is a switch; `None` if it is not one of kubelet's.
 fn is_switch(name: &str) -> Option<bool> {
     let of_key = OF_KEYS.iter().find(|(flag, ..)| *flag == name).map(|(_, _, form)| *form == Form::Switch);
     of_key.or_else(|| WITHOUT_EFFECT.iter().find(|(flag, _)| *flag == name).map(|(_, switch)| *switch))
 }
 
-/// What does not have the form stays text, which the check of the key's type refuses.
+/// The value of a flag. Text that does not have the form stays text, which the check of the key's type rejects.
 fn value(form: Form, text: &str, position: Position) -> Value {
     let as_text = || Value::Text(text.to_owned());
     let node = |value: Value| Node { position, value };

@@ -1,5 +1,5 @@
-//! JSON schemas of the configuration file, for editors: from the tables of keys by which the file is read, with the
-//! descriptions of docs/configuration.md.
+//! JSON schemas of the configuration file for editors, made from the tables of keys by which the file is read and the
+//! descriptions in docs/configuration.md.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ pub fn limpet() -> Value {
     document("LimpetConfiguration", LIMPET_VERSION, LIMPET)
 }
 
-/// The schema of the `KubeletConfiguration` keys that work in limpet. Others are accepted with a warning, so they are no
-/// errors here.
+/// The schema of the `KubeletConfiguration` keys that work in limpet. Others are accepted with a warning, so they are
+/// not errors here.
 pub fn kubelet() -> Value {
     let mut schema = document("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", KUBELET);
     schema["additionalProperties"] = true.into();
     schema
 }
 
-/// What docs/configuration.md says of each key: of `a.b` under that name.
+/// The description of each key in docs/configuration.md. The key `a.b` is under that name.
 pub fn descriptions() -> BTreeMap<String, String> {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
     let keys = rows.flat_map(|(names, rest)| {
@@ -36,7 +36,7 @@ pub fn descriptions() -> BTreeMap<String, String> {
     keys.filter(|(name, _)| !name.starts_with('-')).collect()
 }
 
-/// The cells after the first of a table's row, as a sentence: the meaning, and the default if there is one.
+/// The cells of a table's row after the first, as a sentence: the meaning, and the default if there is one.
 fn cells(rest: &str) -> String {
     let rest = rest.trim_end().trim_end_matches('|').trim_end();
     match rest.split_once(" | ") {
@@ -101,7 +101,7 @@ fn value(shape: Shape, path: &str, descriptions: &BTreeMap<String, String>) -> V
         Shape::Int => json!({ "type": "integer" }),
         Shape::Float => json!({ "type": "number" }),
         Shape::Text => json!({ "type": "string" }),
-        // `off` is false in YAML 1.1, by which some editors read.
+        // Some editors read YAML 1.1, in which `off` is false.
         Shape::Switch => json!({ "type": ["string", "boolean"] }),
         Shape::Duration => json!({ "type": "string", "pattern": DURATION_PATTERN }),
         Shape::DurationOrInt => {

@@ -8,9 +8,9 @@ use serde_saphyr::{Location, Spanned};
 /// A place in one of the files, or among the flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Which file: an index into the reader's origins.
+    /// The file, as an index into the reader's origins.
     pub(super) origin: usize,
-    /// One-based line and column; `None` for flags.
+    /// Line and column, counted from one; `None` for flags.
     pub(super) at: Option<(u32, u32)>,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Value {
     Map(Vec<Entry>),
 }
 
-/// One key of a map.
+/// A key of a map, and its value.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -55,7 +55,7 @@ impl Value {
         }
     }
 
-    /// The value as JSON; null for a number that JSON does not have, such as infinity.
+    /// The value as JSON; null for a number that does not exist in JSON, such as infinity.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
@@ -116,7 +116,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Whether there is a map at `key`, be it empty.
+    /// Whether there is a map at `key`, even an empty one.
     pub(super) fn has_map(&self, key: &str) -> bool {
         matches!(self.get(key).map(|node| &node.value), Some(Value::Map(_)))
     }
@@ -145,7 +145,7 @@ impl<'a> Map<'a> {
         self.list(key).unwrap_or_default()
     }
 
-    /// The same where an empty list is not the same as none.
+    /// The same, but it distinguishes an empty list from none.
     pub(super) fn list(&self, key: &str) -> Option<Vec<(&'a str, Position)>> {
         let Value::List(nodes) = &self.get(key)?.value else { return None };
         let texts = nodes.iter().filter_map(|node| match &node.value {

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use limpet_bpf::Kernel;
 
-/// The argument that makes the executable read BTF and exit.
+/// The argument with which the executable reads BTF and exits.
 const ARGUMENT: &str = "kernel-types";
 
 /// Whether this process was started to read BTF. Call it in `main`.

@@ -11,12 +11,12 @@ use super::table::{LimitRemoved, Put, Stored, Write, next_sequence};
 use limpet_core::source::ManifestChange;
 use limpet_model::source::SourceKind;
 
-/// The changes of one transaction. Empty: nothing is written.
+/// The changes of one transaction. If there are none, nothing is written.
 #[derive(Debug, Default)]
 pub struct Changes {
     /// By type and name.
     records: BTreeMap<(u8, Arc<str>), Box<dyn Write>>,
-    /// For the history, oldest first.
+    /// The changes for the history, oldest first.
     history: Vec<Arc<ManifestChange>>,
 }
 
@@ -38,7 +38,7 @@ impl Changes {
         self.history.drain(..excess);
     }
 
-    /// Adds later changes: the later record of a name counts.
+    /// Adds later changes. The later record of a name counts.
     pub fn extend(&mut self, later: Self) {
         self.records.extend(later.records);
         self.remember(&later.history);
@@ -49,7 +49,7 @@ impl Changes {
         self.records.iter().all(|((_, name), record)| record.may_be_written(source, name, sealer))
     }
 
-    /// Writes what is not stored yet. Returns whether there was any.
+    /// Writes what is not stored yet. Returns whether there was anything to write.
     pub(super) fn write(&self, database: &Database, source: SourceKind, sealer: &Sealer) -> Result<bool, redb::Error> {
         let reading = database.begin_read()?;
         let mut records = Vec::new();

@@ -13,11 +13,11 @@ use limpet_core::source::{ChangeKind, ManifestChange};
 
 /// (`namespace/name`, number) -> a change. Numbers increase across all pods.
 const HISTORY: TableDefinition<'static, (&str, u64), &[u8]> = TableDefinition::new("history");
-/// In [`META`]: the number of the next change.
+/// The key of the next change's number in [`META`].
 const NEXT: &str = "history";
-/// Changes stored per pod.
+/// How many changes are stored per pod.
 pub(super) const MOST_OF_POD: usize = 20;
-/// Changes stored for all pods, removed ones included: about 1 MB.
+/// How many changes are stored for all pods, including removed ones: about 1 MB.
 pub(super) const MAX_CHANGES: usize = 2_000;
 /// How many are removed at once beyond the limit, so that not every change has to search for the oldest.
 const SWEEP_SIZE: usize = MAX_CHANGES / 10;
@@ -36,7 +36,8 @@ pub(super) fn changes_of(database: &Database, pod: &str) -> Result<Vec<ManifestC
     Ok(changes)
 }
 
-/// The changes worth writing: not a manifest rejected for the same reasons as last time, as at each start.
+/// The changes worth writing. A manifest that is rejected for the same reasons as last time, which happens at each
+/// start, is not.
 pub(super) fn new_changes(
     database: &Database,
     changes: &[Arc<ManifestChange>],

@@ -13,7 +13,7 @@ use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::pull_credential::{CredentialHash, PullCredential, PullSecret, PullServiceAccount};
 
-/// Every type of record, for what works on records of any type. Two types must not share a tag.
+/// Every type of record, for code that works on records of any type. Two types must not share a tag.
 pub(super) const TABLES: [Table; 7] = [
     Table::for_records::<LastGood>(),
     Table::for_records::<DirectoryId>(),
@@ -76,7 +76,7 @@ impl Stored for LastGood {
     }
 }
 
-/// The directory accepted last at a path. Content: device and inode.
+/// The directory that was last accepted at a path. Content: device and inode.
 impl Stored for DirectoryId {
     type Key = &'static str;
     const TABLE: &'static str = "accepted-directories";
@@ -158,7 +158,7 @@ impl Stored for PulledImage {
     }
 }
 
-/// A pull of an image, by its normalized name, of which it is not known how it ended. No content.
+/// A pull of an image whose result is not known, by the image's normalized name. No content.
 impl Stored for PullIntent {
     type Key = &'static str;
     const TABLE: &'static str = "pull-intents";
@@ -199,7 +199,8 @@ impl Stored for StoredMemory {
     }
 }
 
-/// A manifest of generations, by its number. As the last good version of a file that has it alone; its mark is the origin.
+/// A manifest of generations, by its number. It is stored like the last good version of a file with only this manifest;
+/// its mark is the origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationManifest(pub LastGood);
 
@@ -233,7 +234,7 @@ impl Stored for GenerationManifest {
     }
 }
 
-/// Which generations a source has, and of which manifests they consist. Content: its JSON.
+/// The generations of a source, and the manifests of which they consist. Content: its JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationDocument(pub Arc<[u8]>);
 

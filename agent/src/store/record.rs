@@ -14,13 +14,13 @@ const LENGTH_SIZE: usize = 4;
 const CHECKSUM_SIZE: usize = 16;
 const HEAD_SIZE: usize = MAGIC.len() + LENGTH_SIZE + CHECKSUM_SIZE;
 
-/// One decoded record, or one to encode.
+/// A decoded record, or one to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     /// Increases with every transaction: of two records of one name, the higher one is valid.
     pub(super) sequence: u64,
     pub(super) source: SourceKind,
-    /// What it is about: a file, a URL, a pod, a path.
+    /// The subject of the record: a file, a URL, a pod, a path.
     pub(super) name: &'a str,
     /// Its type, and whether it says that the name was removed.
     pub(super) tag: u8,
@@ -78,7 +78,7 @@ pub(super) fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Fits: all content comes from files and responses of at most 10 MiB.
+/// The length always fits, because all content comes from files and responses of at most 10 MiB.
 fn length(bytes: &[u8]) -> [u8; LENGTH_SIZE] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes()
 }

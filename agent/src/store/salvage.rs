@@ -1,4 +1,4 @@
-//! Builds a new database, from the intact records of a damaged one where there is one.
+//! Builds a new database, with the intact records of a damaged one if there is one.
 //!
 //! The damaged file is not opened as a database, which may fail or panic: its bytes are searched for records, each with
 //! its own name, sequence and checksum ([`super::record`]). Unused pages hold older records; of one origin the highest
@@ -15,10 +15,10 @@ use super::table::{Table, start_sequence};
 use super::{StoreError, open_database, open_error, quarantine};
 use limpet_model::source::SourceKind;
 
-/// How much of a damaged file is searched; a node's manifests are far smaller.
+/// How much of a damaged file is searched. A node's manifests are far smaller.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The records of a file by what they are about: the tag of their type, their source, their name.
+/// The records of a file by type, source and name.
 type Records<'a> = BTreeMap<(u8, SourceKind, &'a str), (&'static Table, Record<'a>)>;
 
 /// Creates a database at `path` from the records in `aside`. Returns the number of salvaged files and URLs.
@@ -35,7 +35,8 @@ pub(super) fn create(path: &Path) -> Result<(), StoreError> {
     create_with(path, &Records::new()).map(drop)
 }
 
-/// The file appears at `path` only when complete: one that a crash left half made would count as damaged.
+/// Creates the file at `path` only when it is complete, because one that a crash left unfinished would count as
+/// damaged.
 fn create_with(path: &Path, records: &Records<'_>) -> Result<usize, StoreError> {
     let failed = |source| StoreError::Create { path: path.to_owned(), source };
     let fresh = with_suffix(path, ".new");
@@ -54,7 +55,7 @@ fn create_with(path: &Path, records: &Records<'_>) -> Result<usize, StoreError> 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path)?.take(MAX_BYTES).read_to_end(&mut bytes);
-    // A card may fail in the middle of the file: the part before is still worth searching.
+    // A card may fail in the middle of the file, and the part before is still worth searching.
     if bytes.is_empty() { read.map(|_| bytes) } else { Ok(bytes) }
 }
 

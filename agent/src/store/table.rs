@@ -15,7 +15,8 @@ use limpet_model::source::SourceKind;
 /// `sequence` -> the sequence of the newest record.
 pub(super) const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 const SEQUENCE: &str = "sequence";
-/// Records of removed names stored per table and source. Only a salvage needs them, to not bring back older records.
+/// How many records of removed names are stored per table and source. Only a salvage needs them, so that it does not
+/// bring back older records.
 pub(super) const MAX_REMOVED: usize = 64;
 
 /// A type of record: its table, and how a record is encoded. All of it is on disk and never changes.
@@ -34,10 +35,10 @@ pub trait Stored: Debug + Clone + Send + Sync + Sized + 'static {
     /// Decodes what [`Stored::encode`] wrote; `None` for anything else.
     fn decode(content: &[u8]) -> Option<Self>;
 
-    /// Whether `other` need not be written where this one is stored.
+    /// Whether `other` need not be written if this one is stored.
     fn same(&self, other: &Self) -> bool;
 
-    /// The record as it is written; `None`: it is not to be written now.
+    /// The record as it is written; `None` if it must not be written now.
     fn sealed(&self, _: &Sealer, _: Place<'_>) -> Option<Cow<'_, Self>> {
         Some(Cow::Borrowed(self))
     }
@@ -57,7 +58,7 @@ pub trait Address: Key + 'static {
     fn name<'a>(key: &Self::SelfType<'a>, source: SourceKind) -> Option<&'a str>;
 }
 
-/// By source and name. For every new table.
+/// Keys of source and name, which every new table uses.
 impl Address for (&'static str, &'static str) {
     fn build(source: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
         (source.as_str(), name)
@@ -68,7 +69,7 @@ impl Address for (&'static str, &'static str) {
     }
 }
 
-/// By name alone, whatever the source.
+/// Keys of a name alone, whatever the source.
 impl Address for &'static str {
     fn build(_: SourceKind, name: &str) -> <Self as Value>::SelfType<'_> {
         name
@@ -83,7 +84,7 @@ impl Address for &'static str {
 #[derive(Debug)]
 enum Found<R> {
     Nothing,
-    /// A record says that the name was removed, by the transaction of that sequence.
+    /// The name was removed by the transaction of that sequence.
     Removed(u64),
     Record(R),
     Damaged,
@@ -170,12 +171,12 @@ pub(super) fn start_sequence(transaction: &WriteTransaction, sequence: u64) -> R
     Ok(())
 }
 
-/// One record to write, whatever its type.
+/// A record to write, whatever its type.
 pub(super) trait Write: Debug + Send + Sync {
-    /// Whether it is to be written now: not a Secret without the key that is configured.
+    /// Whether it may be written now. A Secret may not without the configured key.
     fn may_be_written(&self, source: SourceKind, name: &str, sealer: &Sealer) -> bool;
 
-    /// Whether something else is stored, and it may be written.
+    /// Whether it may be written, and is not stored yet.
     fn is_new(
         &self,
         transaction: &ReadTransaction,
@@ -194,14 +195,14 @@ pub(super) trait Write: Debug + Send + Sync {
         sealer: &Sealer,
     ) -> Result<(), redb::Error>;
 
-    /// For a removed name: what drops the oldest such records beyond the limit.
+    /// The function that drops the oldest records of removed names beyond the limit, if this is one.
     fn limit_removed(&self) -> Option<LimitRemoved>;
 }
 
 /// Drops the oldest records of removed names of a source, in one table.
 pub(super) type LimitRemoved = fn(&WriteTransaction, SourceKind) -> Result<(), redb::Error>;
 
-/// A record to write; `None`: one to remove.
+/// A record to write; `None` to remove it.
 #[derive(Debug)]
 pub(super) struct Put<R>(pub(super) Option<R>);
 
@@ -282,7 +283,7 @@ fn limit_removed<R: Stored>(transaction: &WriteTransaction, source: SourceKind) 
     Ok(())
 }
 
-/// A table, for what works on records of any type: the salvage and the fuzz target.
+/// A table, for code that works on records of any type: the salvage and the fuzz target.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) tag: u8,

@@ -12,8 +12,8 @@ use super::{PAGE_CACHE_SIZE, StoreError, quarantine};
 const VERSION: &str = "version";
 const READABLE_FROM: &str = "readable-from";
 
-/// Refuses a database of a newer release before anything of it is changed. One that was not closed properly can only be
-/// read after a repair: [`settled`] refuses it then.
+/// Refuses a database of a newer release before it is changed. A database that was not closed properly can only be read
+/// after a repair, so [`settled`] refuses it then.
 pub(super) fn demand_readable(path: &Path) -> Result<(), StoreError> {
     let version = quarantine::guarded(path, || {
         let database = redb::Builder::new().set_cache_size(PAGE_CACHE_SIZE).open_read_only(path).ok()?;

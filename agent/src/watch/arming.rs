@@ -1,4 +1,4 @@
-//! Placing the watches: along the path of the directory, and along those of symlinked manifests.
+//! Places the watches: along the path of the directory, and along those of symlinked manifests.
 //!
 //! Resolving a path may wait for a file system that does not answer, so it is done on a blocking thread, with a
 //! deadline. The watch keeps the call: a waiter for an event may be dropped meanwhile.
@@ -25,7 +25,7 @@ const SETTLE_ROUNDS: usize = 4;
 /// The path being resolved.
 pub(super) struct Arming {
     call: BoxFuture<'static, io::Result<Armed>>,
-    /// An event requested it: files of another directory may have been read meanwhile.
+    /// Whether an event requested it, so that files of another directory may have been read meanwhile.
     by_event: bool,
 }
 
@@ -41,10 +41,10 @@ struct Armed {
     /// Directories along the path, with the name in them that decides where it resolves to.
     path: Vec<(Wd, PathBuf, Option<OsString>)>,
     main: Option<(Wd, PathBuf, DirectoryId)>,
-    /// Where the path led to before it was resolved, and after; `None` also with a symlink on the way, which may have
-    /// been another one than it is.
+    /// Where the path led to, if that was the same before and after it was resolved. `None` also if a symlink is on the
+    /// way, because it may have been another one meanwhile.
     place: Option<DirectoryIdentity>,
-    /// Watched in rounds that were overtaken by a replacement.
+    /// The watches of rounds that were overtaken by a replacement.
     overtaken: Vec<Wd>,
     unsettled: bool,
     failure: Option<io::Error>,
@@ -203,7 +203,7 @@ fn arm(adder: &WatchAdder, directory: &Path) -> Armed {
         armed = Armed { overtaken, ..arm_trail(adder, &trail) };
         // A directory that was removed before it was watched sends no event: it has to be resolved again.
         armed.unsettled = armed.failure.is_none() && trail.end.is_some() != armed.main.is_some();
-        // A watched one sends an event when it moves away.
+        // A watched directory sends an event when it is moved away.
         armed.place = place
             .filter(|before| trail.is_straight() && DirectoryIdentity::resolve(directory).as_ref() == Some(before));
         if !armed.unsettled && directory_id(directory).ok() == armed.main.as_ref().map(|(.., id)| *id) {

@@ -22,7 +22,8 @@ impl DirectoryWatch {
         self.actors.iter().map(|(name, (_, actor))| (name.clone(), Arc::clone(actor))).collect()
     }
 
-    /// Whether `actor`, as [`Self::actors`] returned it, is still the last one to change the name: what was read is theirs.
+    /// Whether `actor`, as [`Self::actors`] returned it, is still the last one to change the name, so that what was
+    /// read is theirs.
     pub fn is_certain(&mut self, name: &OsStr, actor: &Arc<Actor>) -> bool {
         self.actors.get(name).is_none_or(|(entry, _)| !self.attributor.is_superseded(entry, actor))
     }

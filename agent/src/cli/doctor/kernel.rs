@@ -1,5 +1,5 @@
 //! Kernel features beyond what pods need: file notification, pidfds, BTF, security modules, BPF programs. Each is
-//! tried: a file is written and its event awaited, programs are loaded, attached and detached.
+//! tried: a file is written and its event awaited, and programs are loaded, attached and detached.
 
 use std::{fs, io};
 

@@ -1,5 +1,5 @@
-//! Who else may read the configuration and the manifests, which may hold Secrets and passwords, or write the agent's
-//! state.
+//! Checks which other users may read the configuration and the manifests, which may contain Secrets and passwords, or
+//! write the agent's state.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use super::Finding;
 use crate::config::Config;
 
-/// Read, write and search for others.
+/// The bits for reading, writing and searching by others.
 const OTHERS_MODE: u32 = 0o007;
-/// Write for the group and for others.
+/// The bits for writing by the group and by others.
 const GROUP_OR_OTHERS_WRITE: u32 = 0o022;
 
 /// A path whose mode matters.

@@ -6,7 +6,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::config::strconv::{boolean, integer};
 
-/// A path, which may be empty: none.
+/// A path, which may be empty.
 pub fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
@@ -22,7 +22,7 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
     u16::try_from(number).map_err(|_| "not a port: 0 to 65535".to_owned())
 }
 
-/// klog's verbosity. More than limpet's most is its most, and less than none is none.
+/// klog's verbosity, limited to limpet's range.
 pub(super) fn verbosity(text: &str) -> Result<u8, String> {
     let level: i32 = text.parse().map_err(|_| "not a verbosity: 0 to 10".to_owned())?;
     Ok(u8::try_from(level.clamp(0, 10)).unwrap_or_default())

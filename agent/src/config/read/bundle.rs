@@ -1,4 +1,4 @@
-//! `bundle`: signed bundles, and the ways by which they come.
+//! `bundle`: signed bundles, and where they come from.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::ConfigDiagnostics;
 use crate::source::http::{Address, HttpSettings};
 
 const KEY: &str = "bundle";
-/// The most keys that may have signed.
+/// How many keys may be listed.
 const MAX_KEYS: usize = 64;
 /// The shortest interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ConfigDiagnostics {
-    /// `None`: this node takes no bundles.
+    /// Reads `bundle`; `None` if this node accepts no bundles.
     pub(super) fn bundle(&mut self, map: &Map<'_>) -> Option<BundleSettings> {
         if !map.has_map(KEY) {
             return None;
@@ -52,7 +52,7 @@ impl ConfigDiagnostics {
         Some(BundleSettings { keys, directory, image, interval, max_size })
     }
 
-    /// The URL, with its certificates and its interval.
+    /// Reads the URL, with its certificates and its interval.
     pub(super) fn bundle_url(&mut self, map: &Map<'_>) -> Option<HttpSettings> {
         let map = Map { entries: map.map(KEY) };
         let mut ca_file = PathBuf::new();
@@ -112,7 +112,7 @@ impl ConfigDiagnostics {
     }
 }
 
-/// The interval, if it is one.
+/// The interval, if it is valid.
 fn bundle_interval(map: &Map<'_>) -> Option<Duration> {
     go_duration::parse(map.text("interval")?.0).filter(|interval| *interval >= SHORTEST_INTERVAL)
 }

@@ -14,7 +14,7 @@ const SOFT: &str = "evictionSoft";
 const GRACE: &str = "evictionSoftGracePeriod";
 const RECLAIM: &str = "evictionMinimumReclaim";
 
-/// One entry of a map from a signal to a text.
+/// An entry of a map from a signal to a text.
 type SignalEntry<'a> = (Signal, &'a str, Position);
 
 impl ConfigDiagnostics {
@@ -58,7 +58,7 @@ impl ConfigDiagnostics {
         let key = "evictionPressureTransitionPeriod";
         if let Some((text, at)) = map.text(key) {
             match go_duration::parse(text) {
-                // Kubernetes' zero is its default.
+                // As in Kubernetes, zero stands for the default.
                 Some(period) if period.is_zero() => {}
                 Some(period) => policy.transition = period,
                 None => self.error(Some(at), key, format!("{text:?} is not a duration such as 5m")),
@@ -73,7 +73,7 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// The amounts of a map of thresholds; `None`: kubelet's 0% and 100%, which switch the signal off.
+    /// The amounts of a map of thresholds. `None` stands for kubelet's 0% and 100%, which switch the signal off.
     fn amounts(&mut self, map: &Map<'_>, key: &'static str) -> Vec<(Signal, Option<Amount>, Position)> {
         let mut amounts = Vec::new();
         for (signal, text, at) in self.entries(map, key) {

@@ -8,7 +8,7 @@ fn policy(text: &str) -> Result<EvictionPolicy, Vec<String>> {
     load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.eviction)
 }
 
-/// What the test of every key gives.
+/// The policy in the test of every key.
 pub(crate) fn tried() -> EvictionPolicy {
     let threshold = |signal, value| Threshold { signal, value, grace: Duration::ZERO, min_reclaim: None };
     let memory = threshold(Signal::MemoryAvailable, Amount::Absolute(1 << 30));

@@ -15,9 +15,9 @@ const KEY: &str = "generations";
 /// The sources as the configuration names them. The cluster's own controllers serve the apiserver's pods.
 const SOURCES: [(&str, SourceKind); 4] =
     [("file", SourceKind::File), ("push", SourceKind::Push), ("bundle", SourceKind::Bundle), ("url", SourceKind::Http)];
-/// The most generations of a kind that are kept.
+/// How many generations of a kind may be kept.
 const MAX_HISTORY: i64 = 100;
-/// The longest times: a day.
+/// The longest time that may be set: a day.
 const MAX_TIME: Duration = Duration::from_secs(86_400);
 
 impl ConfigDiagnostics {
@@ -76,7 +76,7 @@ impl ConfigDiagnostics {
             };
             let policy = match &node.value {
                 Value::Text(text) => Policy::from_name(text),
-                // YAML reads `off` as a truth value.
+                // YAML reads `off` as a boolean.
                 Value::Bool(false) => Some(Policy::Off),
                 _ => None,
             };
@@ -164,7 +164,7 @@ pub(super) mod tests {
     use super::super::tests::load_text;
     use super::*;
 
-    /// What `tests/supported.yaml` has.
+    /// The settings in `tests/supported.yaml`.
     pub(in super::super) fn tried() -> GenerationSettings {
         let policies = Policies::default().with(SourceKind::File, Policy::All).with(SourceKind::Http, Policy::Pods);
         GenerationSettings {

@@ -26,7 +26,7 @@ impl ConfigDiagnostics {
             let message = format!("{low} is not below imageGCHighThresholdPercent, which is {high}");
             self.error(at.map(|(_, at)| at), "imageGCLowThresholdPercent", message);
         }
-        // Kubernetes' zero is its default: two minutes, and no maximum.
+        // As in Kubernetes, zero stands for the default: two minutes, and no maximum.
         if let Some(age) = self.age(map, "imageMinimumGCAge") {
             policy.min_age = age;
         }

@@ -8,7 +8,7 @@ use limpet_image_policy::pattern::ImagePattern;
 use limpet_image_policy::policy::{ImagePolicy, Requirement, Rule};
 
 const KEY: &str = "imagePolicy";
-/// The most rules, patterns of a rule, and keys of a rule.
+/// How many rules there may be, and how many patterns and keys a rule may have.
 const MAX_ENTRIES: usize = 64;
 
 impl ConfigDiagnostics {
@@ -135,7 +135,7 @@ pub(super) mod tests {
     use super::super::tests::load_text;
     use super::*;
 
-    /// What `tests/supported.yaml` has.
+    /// The policy in `tests/supported.yaml`.
     pub(in super::super) fn tried() -> ImagePolicy {
         let patterns = |texts: &[&str]| texts.iter().map(|text| ImagePattern::parse(text).unwrap()).collect();
         ImagePolicy {

@@ -1,4 +1,4 @@
-//! Which images on the node are for all pods, with kubelet's checks.
+//! The settings that decide which images on the node all pods may use, with kubelet's checks.
 
 use super::super::tree::Map;
 use super::ConfigDiagnostics;

@@ -1,4 +1,4 @@
-//! Memory that the kernel keeps for pods: the keys of kubelet's `MemoryQoS`.
+//! Memory that the kernel reserves for pods: the keys of kubelet's `MemoryQoS`.
 
 use limpet_model::pod::memory_qos::MemoryQos;
 

@@ -1,4 +1,4 @@
-//! `podSecurity`: the Pod Security Standard that the pods of each source keep to.
+//! `podSecurity`: the Pod Security Standard that the pods of each source must meet.
 
 use limpet_model::pod::security::SecurityLevel;
 use limpet_model::source::SourceKind;

@@ -12,7 +12,7 @@ const CRITICAL: &str = "shutdownGracePeriodCriticalPods";
 const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
 
 impl ConfigDiagnostics {
-    /// Reads the policy; `None`: the shutdown is not delayed.
+    /// Reads the policy; `None` if the shutdown is not delayed.
     pub(super) fn shutdown(&mut self, map: &Map<'_>) -> Option<ShutdownPolicy> {
         let (total, critical) = (self.period(map, TOTAL), self.period(map, CRITICAL));
         let groups = self.groups(map);

@@ -53,7 +53,7 @@ pub(super) struct Listing {
     pub(super) id: DirectoryId,
     /// The files in it that are read.
     pub(super) names: BTreeSet<Arc<str>>,
-    /// The names of the others that are not UTF-8.
+    /// Names that are not UTF-8 and were not reported before. Their files are not read.
     pub(super) skipped: Vec<String>,
     /// How many manifests are beyond the limit of one directory.
     pub(super) excess: usize,
