@@ -93,16 +93,16 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// processor.
 const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How bytes become pods, whatever the source.
+/// Decodes manifests, whatever their source.
 pub const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
-/// How manifests are read by this configuration.
+/// Decodes manifests according to this configuration.
 fn decoder(config: &Config) -> Decoder {
     let decoder = DECODER.with_security(config.sources.pod_security);
     decoder.with_field_validation(config.sources.field_validation, manifest::read_leniently)
 }
 
-/// What the agent is made of, once it may start.
+/// What the agent is made from, once it may start.
 pub struct Prepared {
     pub config: Config,
     /// The flags with which it was started.
@@ -120,7 +120,7 @@ pub struct Prepared {
 pub enum Ended {
     /// It must not start again.
     Stopped,
-    /// It has to start again in this process.
+    /// It must start again in this process.
     ToRestart,
 }
 
@@ -156,7 +156,7 @@ struct Core {
     observer: Arc<dyn WatchObserver>,
     sources: Arc<dyn Sources>,
     pusher: Pusher,
-    /// To the source of bundles, if there is one.
+    /// The channel to the source of bundles, if there is one.
     bundles: BundlesState,
     cluster: Option<Link>,
     /// The channel to the source of the apiserver's pods.
@@ -167,7 +167,7 @@ struct Core {
     pod_orders: mpsc::Sender<PodOrder>,
     shutting_down: watch::Receiver<bool>,
     shutdown: ShutdownState,
-    /// The generations of sources; `None`: no source has any.
+    /// The generations of sources; `None` if no source has any.
     generations: Option<GenerationsState>,
 }
 

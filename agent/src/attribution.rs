@@ -1,4 +1,4 @@
-//! Who changes manifests: `limpet-attribution`, or in a build without it a stub that knows no actor.
+//! Finds who changes manifests, with `limpet-attribution`, or in a build without it with a stub that knows no actor.
 
 #[cfg(feature = "attribution")]
 pub use limpet_attribution::attributor::{Attributor, Completeness, DirectoryEntry};

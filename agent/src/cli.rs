@@ -81,7 +81,7 @@ struct SupportArgs {
 fn parse() -> Cli {
     std::thread::scope(|scope| {
         let parsed = std::thread::Builder::new().spawn_scoped(scope, parse_here).map(|thread| thread.join());
-        // On a machine that has no room for another thread, it is done here.
+        // If no other thread can be started, this one parses them.
         parsed.ok().and_then(Result::ok).unwrap_or_else(parse_here)
     })
 }

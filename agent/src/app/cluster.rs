@@ -1,4 +1,4 @@
-//! Takes part in a cluster, where a kubeconfig is given.
+//! Takes part in a cluster if a kubeconfig is given.
 
 use std::sync::Arc;
 

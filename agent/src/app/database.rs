@@ -29,8 +29,8 @@ pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> 
     Ok(Arc::new(store))
 }
 
-/// The database at `path`. While its file system is read-only, a copy below the run directory is used, so that what
-/// was last known runs.
+/// The database at `path`. While its file system is read-only, a copy below the run directory is used, so that the pods
+/// that were last known run.
 fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), StoreError> {
     match Store::open(path) {
         Err(error) if error.is_read_only() => {
@@ -41,8 +41,8 @@ fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), S
             Store::open_copy(path, copy, why)
         }
         Ok(opened) => {
-            // A copy from a time when the database could not be written. What was stored then is lost, as was
-            // reported.
+            // The copy is from a time when the database could not be written. What was stored in it is lost, as was
+            // reported then.
             let _ = std::fs::remove_file(copy);
             Ok(opened)
         }

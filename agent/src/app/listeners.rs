@@ -133,7 +133,7 @@ async fn listen(
         }
         tokio::select! {
             () = stop.cancelled() => return None,
-            // The node may get the address now.
+            // A change of the network may have given the node the address.
             Ok(()) = network.changed() => {}
             () = tokio::time::sleep(TRY_AGAIN) => {}
         }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 #[derive(Debug)]
 pub(super) struct Containerd {
-    /// Asked for its version.
+    /// The client for the version.
     pub client: Client,
     pub images: Images,
 }

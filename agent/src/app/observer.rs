@@ -1,4 +1,4 @@
-//! Which pod owns a cgroup, and how processes that change manifests are reported, for the watch.
+//! Tells the watch which pod owns a cgroup, and reports processes that change manifests.
 
 use std::ffi::OsStr;
 

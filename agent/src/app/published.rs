@@ -19,7 +19,7 @@ use limpet_telemetry::event::{EventType, Events, MAX_MESSAGE};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::rejection;
 
-/// One configured source.
+/// A configured source.
 #[derive(Debug)]
 pub struct Published {
     pub kind: SourceKind,
@@ -44,7 +44,7 @@ impl Published {
     /// Publishes a snapshot to the merge, and to those who watch.
     pub fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
-        // An origin that is rejected, and was not before, or not for the same reasons.
+        // Reports the origins that were not rejected before, or not for the same reasons.
         for origin in &delta::between(&before, &snapshot).rejected {
             if let Some(rejected) = snapshot.rejected.get(origin) {
                 self.report(&snapshot, rejected);
@@ -89,7 +89,7 @@ impl Published {
 /// The configured sources, for the server.
 #[derive(Debug, Clone)]
 pub struct ConfiguredSources {
-    /// In order of precedence.
+    /// The sources in order of precedence.
     pub sources: Vec<Arc<Published>>,
     /// The database with their last good versions.
     pub store: Arc<Store>,

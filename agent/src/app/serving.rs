@@ -1,4 +1,4 @@
-//! What is served: the states of the routes, made from the core, and the start of all listeners.
+//! Makes the states of the routes from the core, and starts all listeners.
 
 use std::sync::Arc;
 

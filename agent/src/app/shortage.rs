@@ -21,7 +21,7 @@ const EVICTION_QUEUE_LEN: usize = 64;
 /// The shortages of the node on which the supervisor acts.
 pub(super) struct Shortages {
     pub(super) pressure: watch::Receiver<NodePressure>,
-    /// For the workers, whose pods may have other pods end.
+    /// The channel for the workers, whose pods may require that other pods end.
     pub(super) orders: mpsc::Sender<EvictionOrder>,
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
 }

@@ -21,24 +21,24 @@ use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
 use limpet_server::bundle::{Bundles, BundlesState};
 
-/// What sources need beside what all parts share.
+/// What sources need besides what all parts share.
 pub(super) struct SourceInputs<'a> {
-    /// Pushed pods and objects.
+    /// The inbox of pushed pods and objects.
     pub(super) pushed: push::Inbox,
-    /// Who changes manifests.
+    /// Tells who changes manifests.
     pub(super) observer: &'a Arc<dyn WatchObserver>,
     pub(super) feeds: mpsc::Receiver<Feed>,
-    /// Where the images of bundles go.
+    /// The store for the images of bundles.
     pub(super) images: &'a Images,
 }
 
-/// The sources, and the ways to those that are driven from elsewhere.
+/// The sources, and the channels to those that other parts drive.
 pub(super) struct StartedSources {
-    /// In order of precedence.
+    /// The sources in order of precedence.
     pub(super) sources: Vec<Arc<Published>>,
-    /// To that of the apiserver, if the node is in a cluster.
+    /// The channel to the source of the apiserver, if the node is in a cluster.
     pub(super) api_updates: Option<mpsc::Sender<cluster_update::Update>>,
-    /// To that of bundles, if they are configured.
+    /// The channel to the source of bundles, if they are configured.
     pub(super) bundles: BundlesState,
 }
 
@@ -137,7 +137,7 @@ fn start_bundles(
     (published, Arc::new(intake))
 }
 
-/// Where bundles come from, for people.
+/// Where bundles come from, as text.
 fn bundle_place(shared: &SharedParts, settings: &BundleSettings) -> String {
     let directory = settings.directory.as_ref().map(|directory| directory.display().to_string());
     let url = shared.config.sources.bundle_url.as_ref().map(|url| url.address.to_string());

@@ -56,17 +56,17 @@ pub fn allocator(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins
 pub(super) struct CoreInputs {
     /// Requests that check whether the supervisor is alive.
     pub(super) heartbeat: Heartbeat,
-    /// Where the manifest watch takes further feeds of events.
+    /// The channel on which the manifest watch receives further feeds of events.
     pub(super) feeds: Option<mpsc::Sender<Feed>>,
     /// What the node is short of.
     pub(super) shortages: Shortages,
-    /// How the supervisor learns of a shutdown of the node.
+    /// The channel on which the supervisor learns of a shutdown of the node.
     pub(super) shutdown: ShutdownIntake,
     /// What users ask of pods.
     pub(super) user_orders: mpsc::Receiver<PodOrder>,
     /// The controllers of workloads, and the memory that they keep on disk.
     pub(super) workloads: (Controllers, WorkloadMemory),
-    /// The generations of sources; `None`: no source has any.
+    /// The generations of sources; `None` if no source has any.
     pub(super) trials: Option<Trials>,
     /// The claims of the sources.
     pub(super) volumes: ClaimedVolumes,

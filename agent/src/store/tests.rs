@@ -175,7 +175,7 @@ fn a_start_after_a_crash_salvages_the_database_set_aside() {
     assert_eq!(aside.unwrap().recovered, 1);
     assert_eq!(kept(&store, SourceKind::Push), ["web 1"]);
     drop(store);
-    // Removed by hand: then nothing is salvaged.
+    // If the file is removed manually, nothing is salvaged.
     fs::remove_file(&path).unwrap();
     let (store, aside) = Store::open(&path).unwrap();
     assert_eq!((aside, last_good(&store, SourceKind::Push).len()), (None, 0));
@@ -221,7 +221,8 @@ fn a_full_disk_is_reported_and_recovered_from() {
     outcome.unwrap();
 }
 
-/// As a power cut during the very first start would: what it leaves is no damage, or no orphan would be looked for.
+/// A power cut during the very first start leaves this. It must not count as damage, because orphans would then not be
+/// removed.
 #[test]
 fn a_database_whose_creation_was_interrupted_is_not_there() {
     let root = tempfile::tempdir().unwrap();
@@ -319,7 +320,7 @@ fn history_is_stored_with_the_manifest_in_order_and_survives_reopening() {
         changes
     };
     assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
-    // As at each start with a rejected manifest: no write.
+    // This happens at each start with a rejected manifest, and must not write.
     assert!(!store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
     assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "4"))).unwrap());
     assert_eq!(touched(&store, "web"), ["1", "2", "3", "4"]);
@@ -352,7 +353,7 @@ fn history_is_limited_per_pod_and_in_total() {
     assert!(touched(&store, "p0-0").is_empty());
 }
 
-/// A database as the first version of the format has it: every later version opens it. Never rewritten.
+/// A database in the first version of the format, which every later version can open. It is never rewritten.
 fn golden(path: &Path) {
     let packed = &include_bytes!("golden/limpet.db.gz")[..];
     std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut fs::File::create(path).unwrap()).unwrap();
@@ -377,7 +378,7 @@ fn a_database_of_the_first_format_opens() {
     assert_eq!(aside, None);
     assert_golden(&store);
     assert_eq!(touched(&store, "web"), ["1", "2"]);
-    // What is stored already is not written again, and a newer record replaces it.
+    // What is already stored is not written again, and a newer record replaces it.
     assert!(!store.apply(SourceKind::Push, &remove("default/gone")).unwrap());
     assert!(store.apply(SourceKind::Push, &remove("default/web")).unwrap());
     assert!(kept(&store, SourceKind::Push).is_empty());

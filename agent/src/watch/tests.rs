@@ -43,8 +43,8 @@ async fn watch_of(directory: &Path) -> DirectoryWatch {
     watch
 }
 
-/// The same, which reads the kernel's queue alone: tests of this process mount at any moment, and what is replaced just then is
-/// rescanned for the mount and again for the event.
+/// The same, but it reads only the kernel's queue. Tests in this process mount at any time, and a directory that is
+/// replaced just then is rescanned once for the mount and again for the event.
 async fn watch_without_mounts(directory: &Path) -> DirectoryWatch {
     DirectoryWatch { mounts: None, ..watch_of(directory).await }
 }
@@ -198,7 +198,7 @@ async fn a_file_system_mounted_over_the_directory_is_noticed() {
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Replaced));
 }
 
-/// Awaits a change of the mount table; whether the path is to be resolved again.
+/// Awaits a change of the mount table. Returns whether the path has to be resolved again.
 async fn is_resolved_again(watch: &DirectoryWatch) -> bool {
     let changed = mounts_changed(watch.mounts.as_ref());
     tokio::time::timeout(wait::soon(), changed).await.expect("no change");
@@ -216,7 +216,7 @@ async fn a_path_is_resolved_again_only_if_a_mount_changes_where_it_leads_to() {
     let (after_mount, unmounted) =
         (is_resolved_again(&watch).await, rustix::mount::unmount(&elsewhere, UnmountFlags::DETACH));
     let after_unmount = is_resolved_again(&watch).await;
-    // The same directory, through another mount.
+    // The path now leads to the same directory through another mount.
     rustix::mount::mount_bind_recursive(&test.parent, &test.parent).unwrap();
     let below_bind = is_resolved_again(&watch).await;
     rustix::mount::unmount(&test.parent, UnmountFlags::DETACH).unwrap();

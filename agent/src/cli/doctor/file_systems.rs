@@ -39,7 +39,7 @@ fn nearest(path: &Path) -> std::path::PathBuf {
 /// The file system of `path`: the last mount on the longest matching mount point.
 fn name_of<'a>(mounts: &'a [Mount], path: &Path) -> &'a str {
     let around = mounts.iter().filter(|mount| path.starts_with(&mount.point));
-    // Of equally long ones the last, which is mounted over the others.
+    // `max_by_key` returns the last of equally long ones, which is mounted over the others.
     around.max_by_key(|mount| mount.point.as_os_str().len()).map_or("unknown", |mount| &mount.file_system)
 }
 

@@ -1,4 +1,4 @@
-//! Which images may be used: the keys of `imagePolicy`, and containerd's image verifiers.
+//! Checks which images may be used: the keys of `imagePolicy`, and containerd's image verifiers.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;

@@ -13,7 +13,7 @@ use limpet_node::OtherAgent;
 use limpet_node::kernel_settings::{self, Deviation};
 use limpet_server::settings::{AuthorizationMode, ServerSettings};
 
-/// Settings a systemd unit must not have, because they give the service a mount namespace of its own.
+/// Settings that a systemd unit must not have, because they give the service its own mount namespace.
 const PRIVATE: [&str; 9] = [
     "PrivateTmp",
     "PrivateMounts",

@@ -1,4 +1,4 @@
-//! What the node is short of, and how the agent learns of it.
+//! Checks what the node is short of, and how the agent learns of it.
 
 use std::path::Path;
 

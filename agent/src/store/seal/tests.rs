@@ -58,7 +58,7 @@ fn a_sealed_secret_is_opened_at_its_place_alone() {
     }
 }
 
-/// As earlier versions sealed it, wherever it was.
+/// The record as earlier versions sealed it, without its place.
 fn placeless(sealer: &Sealer, record: &LastGood) -> LastGood {
     let Sealer::Ready(keys) = sealer else { panic!("no key") };
     let sealed = keys.seal(&record.manifests[1], PLACELESS).unwrap();
@@ -85,7 +85,7 @@ fn what_earlier_versions_sealed_is_renewed_at_the_start_and_read_no_more_then() 
     assert_eq!(stored(&open().sealed_by(sealer(2)).unwrap()), sealed, "another key loses nothing");
 }
 
-/// A key that is configured later counts for what is there already; one that is missing for a time loses nothing.
+/// A key that is configured later also seals what already exists, and one that is missing for a time loses nothing.
 #[test]
 fn a_database_is_sealed_from_the_start_with_a_key_on() {
     let root = tempfile::tempdir().unwrap();

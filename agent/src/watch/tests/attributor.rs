@@ -40,7 +40,7 @@ impl WatchObserver for RecordingOnlooker {
 }
 
 impl TestDirectory {
-    /// A watch with fanotify; prints that the test is skipped and returns `None` where fanotify is not available.
+    /// A watch with fanotify. Prints that the test is skipped and returns `None` if fanotify is not available.
     async fn watch_with_fanotify(&self, observer: &Arc<RecordingOnlooker>) -> Option<DirectoryWatch> {
         let settings =
             WatchSettings { wanted: ManifestWatch::Fanotify, observer: Arc::clone(observer) as Arc<dyn WatchObserver> };
@@ -53,7 +53,7 @@ impl TestDirectory {
         Some(watch)
     }
 
-    /// Runs `script` in a process of its own and returns its pid.
+    /// Runs `script` in a separate process and returns its pid.
     fn shell(&self, script: &str) -> u32 {
         let mut child = Command::new("sh").args(["-c", script]).current_dir(&self.directory).spawn().unwrap();
         let pid = child.id();
@@ -259,7 +259,7 @@ async fn programs_detached_under_load_are_replaced_and_no_change_is_missed() {
     let actor = who(&mut watch, "a.yaml").await.unwrap();
     assert_eq!((actor.pid, actor.user.as_deref()), (Some(7), Some("root")));
 
-    // One change was reported and a further one was not: the last actor is not known.
+    // One change was reported and a further one was not, so the last actor is not known.
     sender.send(sighting).await.unwrap();
     losses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     fs::write(test.directory.join("a.yaml"), "y").unwrap();

@@ -18,16 +18,16 @@ use limpet_model::attribution::{Backend, ManifestWatch, WatchObserver};
 
 /// The last file that is written.
 const END: &str = "end.yaml";
-/// Written until the programs are active.
+/// The file that is written until the programs are active.
 const PROBE: &str = "probe.yaml";
 const WRITERS: usize = 50;
 const CHANGES: usize = 200;
-/// Files of each writer.
+/// How many files each writer writes.
 const FILES: usize = 20;
 
-/// Writers that write once and exit.
+/// How many writers write once and exit.
 const AT_ONCE: usize = 200;
-/// Many times the kernel's queue.
+/// The most events that are caused, which is many times the kernel's queue.
 const MAX_EVENTS: usize = 1_000_000;
 
 /// A process that writes its own files repeatedly and exits. Fifty of them leave the reader little of an emulated CPU, so
@@ -73,7 +73,7 @@ impl Known {
         known.into_iter().for_each(|(known, count)| *count += usize::from(known));
     }
 
-    /// Those known whole, and as many more as found no room or were skipped, both of which are counted.
+    /// The changes whose process is known completely, and those that were counted as lost or skipped.
     fn accounted(&self) -> usize {
         (self.whole + usize::try_from(self.lost + self.skipped).unwrap()).min(self.handled)
     }
@@ -101,8 +101,8 @@ impl Known {
 /// Asks how many changes found no room, and at how many the program was skipped.
 type Losses = mpsc::Sender<oneshot::Sender<(u64, u64)>>;
 
-/// The BPF programs, active until the runtime shuts down, and who knows what they could not report; prints that the
-/// test is skipped and returns `None` where the kernel refuses them.
+/// The BPF programs, active until the runtime shuts down, and a channel that tells what they could not report. Prints
+/// that the test is skipped and returns `None` if the kernel rejects them.
 async fn programs() -> Option<(mpsc::Receiver<Feed>, Losses)> {
     let mut loaded = match Kernel::read().load(&Request { watch: true, ..Request::default() }) {
         Ok(loaded) => loaded,
@@ -125,7 +125,8 @@ async fn programs() -> Option<(mpsc::Receiver<Feed>, Losses)> {
             tokio::select! {
                 () = end.changed() => end.align(&mut loaded),
                 event = events.next() => end.forward_all(event.unwrap(), &mut events, &loaded).await,
-                // Once, at the end: the kernel skips the programs on a CPU whose process is preempted as it reads a map.
+                // This is asked only once, at the end, because the kernel skips the programs on a CPU whose process is
+                // preempted while it reads a map.
                 Some(answer) = asked.recv() => answer.send((loaded.lost(), loaded.skipped())).unwrap(),
             }
         }
@@ -144,7 +145,7 @@ async fn wait_until_active(watch: &mut DirectoryWatch, test: &TestDirectory) {
     fs::remove_file(test.directory.join(PROBE)).unwrap();
 }
 
-/// `None` where the kernel refuses the backend.
+/// Makes the changes, and returns what was known of their actors; `None` if the kernel refuses the backend.
 async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<Known> {
     let test = TestDirectory::new();
     let settings = WatchSettings { wanted, ..WatchSettings::default() };
@@ -173,14 +174,14 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<Known> {
         }
     });
     let (mut seen, mut known) = (BTreeMap::new(), Known::default());
-    // What was read of each name when it was counted last.
+    // The content of each name when it was last counted.
     let mut counted = BTreeMap::new();
     while !seen.contains_key(OsStr::new(END)) || seen != truth(&test) {
         let names = follow(&mut watch, &test, &mut seen).await;
         let actors = watch.actors();
         for name in names.into_iter().filter(|name| name != END && name != PROBE) {
             let actor = actors.get(&name).map(|actor| &**actor);
-            // What was read before is no change; an empty file is being written, and its writer not yet named.
+            // Unchanged content is not a change. An empty file is still being written, and its writer is not named yet.
             if let Some(content) = seen.get(&name).filter(|content| !content.is_empty())
                 && counted.insert(name.clone(), content.clone()).as_ref() != Some(content)
             {
@@ -215,7 +216,7 @@ async fn of_ten_thousand_changes_fanotify_knows_each_process() {
     }
 }
 
-/// Or its ring had no room, or the kernel skipped it, both of which are counted.
+/// Others must be counted as lost, because the ring had no room, or as skipped by the kernel.
 #[tokio::test]
 async fn of_ten_thousand_changes_the_programs_know_each_process_whole() {
     if let Some(known) = ten_thousand_changes(ManifestWatch::Ebpf).await {
@@ -224,7 +225,7 @@ async fn of_ten_thousand_changes_the_programs_know_each_process_whole() {
     }
 }
 
-/// One writer after the other, each exits as soon as it has written.
+/// The writers run one after the other, and each exits as soon as it has written.
 #[tokio::test]
 async fn a_writer_that_exits_at_once_is_known_at_least_by_pid() {
     let test = TestDirectory::new();
@@ -333,13 +334,13 @@ async fn a_directory_swapped_repeatedly_under_load_is_read_in_its_last_state() {
     }
 }
 
-/// As [`truth`], for a directory that may be missing at this time.
+/// Like [`truth`], but for a directory that may be missing.
 fn truth_if_there(test: &TestDirectory) -> BTreeMap<OsString, String> {
     let entries = fs::read_dir(&test.directory).into_iter().flatten().flatten();
     entries.map(|entry| (entry.file_name(), fs::read_to_string(entry.path()).unwrap_or_default())).collect()
 }
 
-/// Drops the capability from this thread, which is the test's own, permanently.
+/// Drops the capability permanently from this thread, which belongs only to the test.
 fn drop_capability(capability: CapabilitySet) {
     let mut now = rustix::thread::capabilities(None).unwrap();
     now.effective.remove(capability);

@@ -1,4 +1,4 @@
-//! Credential providers: kubelet's file, and what is refused in it.
+//! Credential providers: kubelet's file, and what is rejected in it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn entry(name: &str) -> String {
     )
 }
 
-/// What a configuration with these files makes of the providers, or its errors and warnings.
+/// The providers that a configuration with these files has and its warnings, or its errors and warnings.
 fn providers(files: &[(&str, &str)], path: &str) -> Result<(Vec<CredentialProvider>, Vec<String>, PathBuf), String> {
     let root = tempfile::tempdir().unwrap();
     let prefix = format!("{}/", root.path().display());
@@ -60,7 +60,7 @@ fn kubelets_file_is_read() {
     assert_eq!((read, warnings), (vec![wanted], Vec::new()));
 }
 
-/// An entry whose program gets tokens, with these of its keys.
+/// An entry whose program gets tokens, with these keys of `tokenAttributes`.
 fn entry_with_tokens(attributes: &str) -> String {
     format!("{HEAD}{}  tokenAttributes: {{{attributes}}}\n", entry("ecr"))
 }

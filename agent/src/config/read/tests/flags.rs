@@ -33,7 +33,7 @@ pub(super) fn loaded(arguments: &[&str]) -> Result<Config, Vec<String>> {
     }
 }
 
-/// A value that the flag takes.
+/// A value that the flag accepts.
 fn example(flag: &Arg) -> &'static str {
     match flag.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
         Some("BOOL") => "true",

@@ -1,4 +1,4 @@
-//! Settings of images: pulls side by side, garbage collection, who may use what was pulled.
+//! Settings of images: concurrent pulls, garbage collection, who may use what was pulled.
 
 use super::super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
@@ -21,7 +21,7 @@ fn parallel_pulls_are_computed_as_in_kubelet() {
 #[test]
 fn image_garbage_collection_is_checked_as_in_kubelet() {
     let policy = |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.image_gc);
-    // Zero is the default of an age.
+    // Zero stands for the default of an age.
     let zero = policy("imageMinimumGCAge: 0s\nimageMaximumGCAge: 0s\n");
     assert_eq!(zero, Ok(ImageGcPolicy::default()));
     assert!(policy("imageGCHighThresholdPercent: 100\n").unwrap().is_off());
@@ -46,7 +46,7 @@ fn the_verification_of_images_is_checked_as_in_kubelet() {
     let policy =
         |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.pulls.verification);
     let key = "imagePullCredentialsVerificationPolicy";
-    // As Go's encoder writes unset fields.
+    // Go's encoder writes unset fields like this.
     let unset = policy(&format!("{key}: ''\npreloadedImagesVerificationAllowlist: []\n"));
     assert_eq!(unset, Ok(VerificationPolicy::NeverVerifyPreloadedImages));
     for name in ["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"] {

@@ -1,4 +1,4 @@
-//! The keys for pods by the core, quotas of cpu, and what the kernel has to be.
+//! The keys for pods per core, CPU quotas, and what the kernel has to support.
 
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 
@@ -36,7 +36,7 @@ fn quotas_of_cpu_can_be_off_or_have_another_period() {
             [format!("config.yaml:3:20: cpuCFSQuotaPeriod: \"{text}\" is not a duration from 1ms to 1s")]
         );
     }
-    // A limit of one and a half cores, and one of a thousandth, which the kernel does not divide further.
+    // A limit of one and a half cores, and one of a thousandth, below which the kernel does not divide.
     assert_eq!(CpuQuotas::InPeriods(10_000).scaled(Some(150_000)), Some((15_000, 10_000)));
     assert_eq!(CpuQuotas::InPeriods(1_000).scaled(Some(1_000)), Some((1_000, 1_000)));
     assert_eq!((CpuQuotas::Off.scaled(Some(150_000)), CpuQuotas::default().scaled(None)), (None, None));
@@ -66,7 +66,7 @@ fn the_kernel_is_checked_only_on_demand() {
     assert_eq!((config.node.kernel.fail_swap_on, config.node.kernel.protect_defaults), (true, Some(true)));
 }
 
-/// As kubeadm writes it 0 counts as not set.
+/// In the form that kubeadm writes, 0 counts as not set.
 #[test]
 fn the_log_is_as_verbose_as_the_file_says_unless_a_flag_says_otherwise() {
     let verbosity = |text: &str| loaded(text).unwrap().verbosity;

@@ -13,7 +13,7 @@ const KUBEADM: &str = include_str!("kubeadm.yaml");
 fn zeros_are_defaults() {
     let (config, warnings, _) = load_text(KUBEADM, &[]);
     let (config, default) = (config.unwrap(), Config::default());
-    // It is tried without the flag here.
+    // This test does not give the flag.
     let without_cluster = |warning: &&String| !warning.contains("without --kubeconfig");
     assert_eq!(warnings.iter().filter(without_cluster).collect::<Vec<_>>(), Vec::<&String>::new());
     assert_eq!(config.sources.manifest_path.as_deref(), Some(Path::new("/etc/kubernetes/manifests")));

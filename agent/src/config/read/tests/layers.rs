@@ -1,4 +1,4 @@
-//! Files, drop-ins and kubelet's flags over one another.
+//! Files, drop-ins and kubelet's flags that override each other.
 
 use std::ffi::OsString;
 use std::fs;
@@ -61,7 +61,7 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
     assert_eq!(alone.node.max_pods, 31);
 }
 
-/// kubelet's `loadConfigFile` sets the defaults before the drop-ins are merged, and not where there are drop-ins alone.
+/// kubelet's `loadConfigFile` sets the defaults before the drop-ins are merged, but not if there are only drop-ins.
 #[test]
 fn thresholds_of_a_drop_in_count_beside_the_defaults_of_a_file_that_names_none() {
     let base = format!("{KUBELET_HEAD}staticPodPath: manifests\n");

@@ -1,4 +1,4 @@
-//! The keys for memory that is kept.
+//! The keys for memory that the kernel reserves.
 
 use limpet_model::pod::memory_qos::MemoryQos;
 

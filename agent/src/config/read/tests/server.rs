@@ -1,4 +1,4 @@
-//! The listeners on the network: keys, flags, and what contradicts itself.
+//! The listeners on the network: keys, flags, and contradictions between them.
 
 use super::*;
 

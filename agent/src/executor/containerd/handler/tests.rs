@@ -71,10 +71,10 @@ async fn a_command_has_a_code_and_bounded_output() {
     let Some(test) = TestContainer::start() else { return };
     let ended = run(&test, &["sh", "-c", "echo out; sleep 0.1; echo err >&2; exit 3"]).await.unwrap();
     assert_eq!(ended, Executed { code: 3, output: "out\nerr\n".to_owned() });
-    // More than is kept, and more than a pipe holds: the command does not wait for a reader.
+    // The output is more than is kept, and more than a pipe holds, but the command does not have to wait for a reader.
     let ended = run(&test, &["sh", "-c", "yes | head -c 200000; yes | head -c 200000 >&2; exit 4"]).await.unwrap();
     assert_eq!((ended.code, ended.output.len()), (4, MAX_OUTPUT));
-    // What it left behind holds its output open, and is not waited for.
+    // The process that it left behind keeps its output open, but is not waited for.
     let ended = run(&test, &["sh", "-c", "echo begun; sleep 1000 & exit 0"]).await.unwrap();
     assert_eq!(ended, Executed { code: 0, output: "begun\n".to_owned() });
     let error = run(&test, &["/no/such/program"]).await.unwrap_err();
@@ -86,7 +86,7 @@ async fn a_command_does_not_outlive_its_deadline() {
     let Some(test) = TestContainer::start() else { return };
     let late = within(Some(Instant::now()), run(&test, &["sleep", "1000"])).await;
     assert!(matches!(late, Err(HandlerError::TimedOut)));
-    // One whose output never pauses.
+    // The deadline also applies to a command whose output never pauses.
     let late = within(Some(Instant::now() + Duration::from_millis(200)), run(&test, &["yes"])).await;
     assert!(matches!(late, Err(HandlerError::TimedOut)));
     test.all_cleaned_up().await;

@@ -53,10 +53,10 @@ async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: &str, re
         }
     }
     received.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
-    // A reader that has enough is gone.
+    // This fails if the reader has read enough and closed the connection.
     let _ = stream.write_all(answer.as_bytes()).await;
     let _ = stream.shutdown().await;
-    // A connection closed with bytes unread is reset, and takes the answer with it.
+    // Closing a connection with unread bytes resets it, and the answer would be lost.
     let mut rest = [0; 1 << 10];
     while let Ok(1..) = stream.read(&mut rest).await {}
 }
@@ -174,7 +174,7 @@ async fn redirects_are_followed_at_their_host_alone() {
 async fn a_body_is_read_up_to_its_bound() {
     let server = Server::start(vec![ok(&"x".repeat(1 << 20))], None).await;
     assert_eq!(send(&action("HTTP", server.port, "/", &[])).await.unwrap().body.len(), MAX_OUTPUT);
-    // Without a length it ends with the connection.
+    // A body without a length ends with the connection.
     let server = Server::start(vec!["HTTP/1.0 503 Busy\r\n\r\nlater".to_owned()], None).await;
     let answer = send(&action("HTTP", server.port, "/", &[])).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.body.as_str()), (503, "later"));
@@ -217,7 +217,7 @@ async fn what_is_no_answer_is_a_failure() {
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
-/// TLS of a server that speaks `protocols`, by the names that the handshake has for them.
+/// TLS of a server that supports `protocols`, which are named as in the handshake.
 fn acceptor(protocols: &[&str]) -> TlsAcceptor {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).unwrap();
@@ -235,7 +235,7 @@ async fn any_certificate_will_do() {
     assert_eq!(send(&action("HTTPS", server.port, "/", &[])).await.unwrap().body, "secret");
 }
 
-/// Answers one connection over HTTP/2 alone; the result is the request.
+/// Answers one connection, only over HTTP/2, and returns the request.
 async fn answer_http2(listener: TcpListener, answer: Response<&'static str>) -> Request<()> {
     let (stream, _) = listener.accept().await.unwrap();
     let mut connection = h2::server::handshake(acceptor(&["h2"]).accept(stream).await.unwrap()).await.unwrap();
@@ -243,7 +243,7 @@ async fn answer_http2(listener: TcpListener, answer: Response<&'static str>) -> 
     let (head, body) = answer.into_parts();
     let mut sent = respond.send_response(Response::from_parts(head, ()), false).unwrap();
     sent.send_data(Bytes::from_static(body.as_bytes()), true).unwrap();
-    // Until the other end has closed it.
+    // The loop ends when the other end has closed the connection.
     while let Some(Ok(_)) = connection.accept().await {}
     request.map(drop)
 }
@@ -288,7 +288,7 @@ async fn a_hook_speaks_http_1_with_every_server() {
     let wanted = get(&action("HTTPS", server.port, "/", &[]), Purpose::Lifecycle);
     let answer = HttpGetter::default().send(wanted, &AtomicBool::new(false)).await.unwrap();
     assert_eq!(answer.body, "hooked");
-    // A probe, with a server that has no HTTP/2.
+    // A probe also works with a server without HTTP/2.
     let server = Server::start(vec![ok("probed")], Some(acceptor(&["http/1.1"]))).await;
     assert_eq!(send(&action("HTTPS", server.port, "/", &[])).await.unwrap().body, "probed");
 }
@@ -306,7 +306,7 @@ async fn a_server_without_tls_is_recognized() {
 
 #[tokio::test]
 async fn a_server_that_shares_no_cipher_suite_is_named_as_such() {
-    // A TLS alert: fatal, handshake_failure.
+    // This is a TLS alert: fatal, handshake_failure.
     let server = Server::start(vec!["\u{15}\u{3}\u{3}\u{0}\u{2}\u{2}\u{28}".to_owned()], None).await;
     let error = send(&action("HTTPS", server.port, "/", &[])).await.unwrap_err();
     assert!(error.cause.contains("no cipher suite with ECDHE") && !error.without_tls, "{error}");
