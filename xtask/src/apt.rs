@@ -99,8 +99,8 @@ fn archive_of(text: &str, codename: &str) -> Option<Archive> {
     let one_line = || text.lines().find_map(|line| archive_of_line(line, codename));
     let without_comments: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let stanzas = without_comments.split(|line| line.trim().is_empty());
-    let mut found = stanzas.filter_map(|stanza| archive_of_stanza(stanza, codename));
-    found.next().or_else(one_line)
+    let mut archives = stanzas.filter_map(|stanza| archive_of_stanza(stanza, codename));
+    archives.next().or_else(one_line)
 }
 
 fn archive_of_line(line: &str, codename: &str) -> Option<Archive> {
@@ -230,21 +230,21 @@ fn fetch_foreign(machine: &Machine, foreign: &Foreign<'_>, work: &Path, target: 
         process::checked(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(target))?;
         fetched.push(Fetched { package, version });
     }
-    fetched.sort_by(|one, other| one.package.cmp(&other.package));
+    fetched.sort_by(|left, other| left.package.cmp(&other.package));
     Ok(fetched)
 }
 
 fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &[&str], work: &Path) -> Result<()> {
     update(machine, &[suite.to_owned()], work)?;
     let (mut packages, mut seen) = (Vec::new(), 0);
-    let mut of = package.to_owned();
+    let mut dependent = package.to_owned();
     loop {
-        let output = process::checked(private(work, "apt-cache").args(["depends", "--important", &of]))?;
+        let output = process::checked(private(work, "apt-cache").args(["depends", "--important", &dependent]))?;
         let names = output.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         let names = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
         packages.extend(names.map(str::to_owned));
         let Some(next) = packages.get(seen) else { break };
-        of.clone_from(next);
+        dependent.clone_from(next);
         seen += 1;
     }
     if packages.is_empty() {

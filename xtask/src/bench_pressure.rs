@@ -70,12 +70,12 @@ impl Contender {
     }
 
     fn command(self) -> String {
-        let own = match self {
+        let program = match self {
             Self::Limpet => "/payload/limpet run",
             Self::Kubelet => "/payload/kubelet --root-dir /node/kubelet --cert-dir /node/kubelet/pki",
         };
         format!(
-            "{own} --config /etc/agent/config.yaml --kubeconfig /payload/kubeconfig --hostname-override {NODE} --node-ip 10.0.2.15"
+            "{program} --config /etc/agent/config.yaml --kubeconfig /payload/kubeconfig --hostname-override {NODE} --node-ip 10.0.2.15"
         )
     }
 }
@@ -209,8 +209,8 @@ impl Stage {
         }
         start(guest, scenario, contender)?;
         wait::until_true(SHELL_TIMEOUT, "the node in the cluster", || {
-            let found = self.cluster.get(&format!("/api/v1/nodes/{NODE}"));
-            found.is_ok_and(|node| node.is_some()) || wait::pass(Duration::from_secs(1)).is_err()
+            let shown = self.cluster.get(&format!("/api/v1/nodes/{NODE}"));
+            shown.is_ok_and(|node| node.is_some()) || wait::pass(Duration::from_secs(1)).is_err()
         })?;
         for pod in &api {
             self.cluster.create(PODS, pod)?;
@@ -268,7 +268,7 @@ fn how<'a>(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Boot<'a> {
 
 /// Writes the configuration of the contender and starts it.
 fn start(guest: &mut Guest, scenario: Scenario, contender: Contender) -> Result<()> {
-    let own = json!({
+    let settings = json!({
         "apiVersion": "limpet.dev/v1beta1",
         "kind": "LimpetConfiguration",
         "rootDirectory": "/node/limpet",
@@ -276,7 +276,7 @@ fn start(guest: &mut Guest, scenario: Scenario, contender: Contender) -> Result<
     });
     let mut configuration = scenario.configuration().to_string();
     if contender == Contender::Limpet {
-        configuration.push_str(&format!("\n---\n{own}"));
+        configuration.push_str(&format!("\n---\n{settings}"));
     }
     guest.run(&format!("cat > /etc/agent/config.yaml <<'END'\n{configuration}\nEND"))?;
     let properties =

@@ -86,8 +86,8 @@ pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
 
 /// The same, by `cargo rustc`, with flags for the last step alone.
 pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str]) -> Result<PathBuf> {
-    let found = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
-    Ok(found.with_context(|| format!("{command:?} reports no executable of {name}"))?.path)
+    let executable = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
+    Ok(executable.with_context(|| format!("{command:?} reports no executable of {name}"))?.path)
 }
 
 /// Sets and removes the variables for `other` that are set and removed for `command`.

@@ -112,7 +112,7 @@ fn join(which: &Which, mut node: TestNode, cluster: &Cluster) -> Result<Node> {
             kubelet.admit(cluster, &address)?;
             kubelet.spawn()?;
             let path = format!("/api/v1/nodes/{}", kubelet.name());
-            let ready = wait_at(cluster, &path, "ready", |found| condition(found, "Ready")["status"] == "True");
+            let ready = wait_at(cluster, &path, "ready", |shown| condition(shown, "Ready")["status"] == "True");
             ready.with_context(|| kubelet.log())?;
             Some(kubelet)
         }

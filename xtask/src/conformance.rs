@@ -125,8 +125,8 @@ enum Outcome {
 
 /// Runs the specs against both, then compares.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let all = arguments.specs.map_or_else(|| vec![Specs::Node, Specs::Cpus, Specs::Cluster], |one| vec![one]);
-    let agents = arguments.agent.map_or_else(|| vec![Agent::Limpet, Agent::Kubelet], |one| vec![one]);
+    let all = arguments.specs.map_or_else(|| vec![Specs::Node, Specs::Cpus, Specs::Cluster], |specs| vec![specs]);
+    let agents = arguments.agent.map_or_else(|| vec![Agent::Limpet, Agent::Kubelet], |agent| vec![agent]);
     for specs in all {
         if arguments.compare && arguments.specs.is_none() && !report(specs, Agent::Limpet).exists() {
             continue;
@@ -178,15 +178,15 @@ fn outcomes(path: &Path) -> Result<BTreeMap<String, Outcome>> {
 
 /// Two specs may differ in their labels alone: of these the one that ran counts, and rather the one that failed.
 fn by_name<'a>(specs: impl Iterator<Item = &'a Value>) -> BTreeMap<String, Outcome> {
-    let mut found = BTreeMap::new();
+    let mut outcomes = BTreeMap::new();
     for spec in specs {
         let (name, outcome) = (name(spec), outcome(spec));
-        let known = found.entry(name).or_insert(outcome);
+        let known = outcomes.entry(name).or_insert(outcome);
         if *known == Outcome::Skipped || outcome == Outcome::Failed {
             *known = outcome;
         }
     }
-    found
+    outcomes
 }
 
 /// Without the labels, which are in brackets.
@@ -207,7 +207,9 @@ fn outcome(spec: &Value) -> Outcome {
 /// The page.
 fn compared(head: &str, limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<String, Outcome>) -> String {
     let pairs = || {
-        limpet.iter().map(|(name, one)| (name.as_str(), *one, kubelet.get(name).copied().unwrap_or(Outcome::Skipped)))
+        limpet
+            .iter()
+            .map(|(name, outcome)| (name.as_str(), *outcome, kubelet.get(name).copied().unwrap_or(Outcome::Skipped)))
     };
     let names = |of_limpet, of_kubelet| -> Vec<&str> {
         pairs().filter(|pair| (pair.1, pair.2) == (of_limpet, of_kubelet)).map(|pair| pair.0).collect()
@@ -215,10 +217,10 @@ fn compared(head: &str, limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<S
     let mut page = String::from(head);
     page.push_str("| limpet | kubelet | specs |\n|---|---|---|\n");
     let all = [Outcome::Passed, Outcome::Failed, Outcome::Skipped];
-    for (one, other) in all.into_iter().flat_map(|one| all.map(|other| (one, other))) {
-        let count = names(one, other).len();
-        if count > 0 && (one, other) != (Outcome::Skipped, Outcome::Skipped) {
-            let _ = writeln!(page, "| {} | {} | {count} |", word(one), word(other));
+    for (left, other) in all.into_iter().flat_map(|left| all.map(|other| (left, other))) {
+        let count = names(left, other).len();
+        if count > 0 && (left, other) != (Outcome::Skipped, Outcome::Skipped) {
+            let _ = writeln!(page, "| {} | {} | {count} |", word(left), word(other));
         }
     }
     for (title, list) in [
@@ -327,9 +329,9 @@ mod tests {
             |label: &str, state: &str| json!({ "LeafNodeText": format!("DNS works {label}"), "State": state });
         let two = [labelled("[Conformance]", "passed"), labelled("[Provider:GCE]", "skipped")];
         assert_eq!(by_name(two.iter()), BTreeMap::from([("DNS works".to_owned(), Outcome::Passed)]));
-        let one = |outcome| BTreeMap::from([("spec".to_owned(), outcome)]);
-        let page = compared("", &one(Outcome::Failed), &one(Outcome::Passed));
+        let results = |outcome| BTreeMap::from([("spec".to_owned(), outcome)]);
+        let page = compared("", &results(Outcome::Failed), &results(Outcome::Passed));
         assert!(page.contains("| fails | passes | 1 |") && page.contains("| spec | not known |"), "{page}");
-        assert!(!compared("", &one(Outcome::Skipped), &one(Outcome::Skipped)).contains("skips | skips"));
+        assert!(!compared("", &results(Outcome::Skipped), &results(Outcome::Skipped)).contains("skips | skips"));
     }
 }

@@ -68,12 +68,12 @@ fn differences(table: &Table, used: &BTreeMap<String, BTreeSet<String>>) -> Vec<
     for (name, listed) in table {
         match used.get(name) {
             None => faults.push(format!("there is no crate {name}")),
-            Some(found) if found != listed => {
+            Some(used_crates) if used_crates != listed => {
                 let list = |names: &BTreeSet<String>| names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-                faults.push(format!("{name} uses {}; the table says {}", list(found), list(listed)));
+                faults.push(format!("{name} uses {}; the table says {}", list(used_crates), list(listed)));
             }
-            Some(found) => {
-                let below = found.iter().filter(|other| !above.contains(other.as_str()));
+            Some(used_crates) => {
+                let below = used_crates.iter().filter(|other| !above.contains(other.as_str()));
                 faults.extend(below.map(|other| format!("{name} uses {other}, whose row is not above its own")));
             }
         }

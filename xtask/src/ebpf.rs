@@ -37,16 +37,16 @@ struct Toolchain {
 
 impl Toolchain {
     /// What is there; none where the compiler or the source of `core` is missing.
-    fn found() -> Option<Self> {
+    fn find() -> Option<Self> {
         let output = process::checked(rustup().args(["rustc", "-vV"])).ok()?;
         let field = |key: &str| output.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned);
         let llvm = field("LLVM version: ")?;
         let sysroot = PathBuf::from(process::checked(rustup().args(["rustc", "--print", "sysroot"])).ok()?.trim());
-        let own = sysroot.join("lib/rustlib/src/rust/library");
+        let of_sysroot = sysroot.join("lib/rustlib/src/rust/library");
         Some(Self {
             compiler: output.lines().next()?.to_owned(),
             llvm: llvm.split('.').next()?.to_owned(),
-            library: Some(own).filter(|path| path.is_dir()).or_else(tools::rust_library)?,
+            library: Some(of_sysroot).filter(|path| path.is_dir()).or_else(tools::rust_library)?,
             sysroot,
         })
     }
@@ -142,11 +142,11 @@ fn set_up() -> Result<Toolchain> {
     if process::checked(rustup().args(["rustc", "-vV"])).is_err() {
         bail!("the programs need a nightly compiler: rustup toolchain install nightly --component rust-src");
     }
-    if Toolchain::found().is_none() {
+    if Toolchain::find().is_none() {
         let machine = Machine::read(Path::new("/"))?;
         apt::unpack_beside(&machine, &[SOURCE_SUITE.to_owned()], &["rust-src"])?;
     }
-    let toolchain = Toolchain::found().context("the source of core: rustup +nightly component add rust-src")?;
+    let toolchain = Toolchain::find().context("the source of core: rustup +nightly component add rust-src")?;
     if !toolchain.has_linker() {
         toolchain.build_linker()?;
     }
@@ -156,7 +156,7 @@ fn set_up() -> Result<Toolchain> {
 /// Why the object cannot be compared here with what its sources give: the recorded toolchain is not set up.
 pub(crate) fn obstacle() -> Option<String> {
     let recorded = fs::read_to_string(workspace_dir().join(RECORD)).unwrap_or_default();
-    match Toolchain::found() {
+    match Toolchain::find() {
         None => Some("there is no nightly compiler with the source of core".to_owned()),
         Some(toolchain) if !toolchain.has_linker() => Some("bpf-linker is not built".to_owned()),
         Some(toolchain) if toolchain.record() != recorded => {
@@ -168,7 +168,7 @@ pub(crate) fn obstacle() -> Option<String> {
 
 /// Builds, and compares with what is committed.
 pub(crate) fn compare() -> Result<()> {
-    let toolchain = Toolchain::found().context("the toolchain is missing")?;
+    let toolchain = Toolchain::find().context("the toolchain is missing")?;
     let (built, committed) = (fs::read(toolchain.build()?)?, fs::read(workspace_dir().join(OBJECT))?);
     if built != committed {
         bail!("{OBJECT} differs from a build of its sources; run: cargo xtask build-ebpf");

@@ -117,12 +117,12 @@ mod tests {
                     [d](other.md#gone), [e](../README.md), [f](gone.md), [g](https://x/y.md)\n    [h](code.md)\n";
         let pages = [("docs/page.md", page), ("docs/other.md", "# Here\n"), ("README.md", "")];
         let pages: BTreeMap<_, _> = pages.map(|(path, text)| (PathBuf::from(path), text.to_owned())).into();
-        let found = faults(&pages, |path| pages.contains_key(path));
+        let reported = faults(&pages, |path| pages.contains_key(path));
         let expected = [
             "docs/page.md:5: #twice-2: no such heading",
             "docs/page.md:6: other.md#gone: no such heading",
             "docs/page.md:6: gone.md: no such file",
         ];
-        assert_eq!(found, expected);
+        assert_eq!(reported, expected);
     }
 }

@@ -147,8 +147,8 @@ fn boot_side_by_side(
 /// The kernel, from the cache or from Debian.
 fn image(kernel: &Kernel) -> Result<PathBuf> {
     let directory = tools::cache_dir().join(format!("kernel-{}", kernel.suite));
-    if let Some(found) = vmlinuz_below(&directory) {
-        return Ok(found);
+    if let Some(image) = vmlinuz_below(&directory) {
+        return Ok(image);
     }
     let machine = Machine::read(Path::new("/"))?;
     apt::unpack_dependencies(
@@ -173,8 +173,8 @@ fn vmlinuz_below(directory: &Path) -> Option<PathBuf> {
     for entry in fs::read_dir(directory).ok()?.flatten() {
         let path = entry.path();
         if path.is_dir() && !path.is_symlink() {
-            if let Some(found) = vmlinuz_below(&path) {
-                return Some(found);
+            if let Some(image) = vmlinuz_below(&path) {
+                return Some(image);
             }
         } else if entry.file_name().to_string_lossy().starts_with("vmlinuz") {
             return Some(path);

@@ -118,8 +118,8 @@ pub(super) fn table(records: &[Record]) -> Result<String> {
     let mut text = String::new();
     let whos = unique(records.iter().map(|record| record.who.as_str()));
     for scenario in unique(records.iter().map(|record| record.scenario.as_str())) {
-        let of = |who: &&str| records.iter().find(|record| record.scenario == scenario && record.who == *who);
-        let outcomes = whos.iter().map(|who| of(who).map(|record| Outcome::read(&record.lines)).transpose());
+        let record_of = |who: &&str| records.iter().find(|record| record.scenario == scenario && record.who == *who);
+        let outcomes = whos.iter().map(|who| record_of(who).map(|record| Outcome::read(&record.lines)).transpose());
         let rows: Vec<_> = outcomes
             .map(|outcome| Ok(outcome?.map(|outcome| outcome.rows()).unwrap_or_default()))
             .collect::<Result<_>>()
@@ -139,9 +139,9 @@ pub(super) fn table(records: &[Record]) -> Result<String> {
 
 /// Each once, in the order of their first appearance.
 fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    all.fold(Vec::new(), |mut seen, one| {
-        if !seen.contains(&one) {
-            seen.push(one);
+    all.fold(Vec::new(), |mut seen, name| {
+        if !seen.contains(&name) {
+            seen.push(name);
         }
         seen
     })

@@ -9,15 +9,16 @@ pub(super) fn cyclic_components<'a>(edges: impl Iterator<Item = (&'a str, &'a st
         successors.entry(from).or_default().push(to);
         successors.entry(to).or_default();
     }
-    let mut search = Search { successors: &successors, visited: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };
+    let mut search =
+        Search { successors: &successors, visited: BTreeMap::new(), stack: Vec::new(), components: Vec::new() };
     for node in successors.keys() {
         if !search.visited.contains_key(node) {
             search.visit(node);
         }
     }
-    let mut found = search.found;
-    found.sort();
-    found
+    let mut components = search.components;
+    components.sort();
+    components
 }
 
 /// What is known of a node that the search has reached.
@@ -32,7 +33,7 @@ struct Search<'g, 'a> {
     successors: &'g BTreeMap<&'a str, Vec<&'a str>>,
     visited: BTreeMap<&'a str, Visited>,
     stack: Vec<&'a str>,
-    found: Vec<Vec<&'a str>>,
+    components: Vec<Vec<&'a str>>,
 }
 
 impl<'a> Search<'_, 'a> {
@@ -66,7 +67,7 @@ impl<'a> Search<'_, 'a> {
         }
         if members.len() > 1 {
             members.sort_unstable();
-            self.found.push(members);
+            self.components.push(members);
         }
     }
 }

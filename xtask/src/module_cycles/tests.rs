@@ -9,8 +9,8 @@ use super::*;
 /// Reads the crate whose root is `src/lib.rs`.
 fn tree_of(files: &[(&str, &str)]) -> Result<Tree> {
     tree::read(Path::new("src/lib.rs"), &|path| {
-        let found = files.iter().find(|(name, _)| Path::new("src").join(name) == path);
-        found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let file = files.iter().find(|(name, _)| Path::new("src").join(name) == path);
+        file.map(|(_, text)| (*text).to_owned()).ok_or_else(|| io::ErrorKind::NotFound.into())
     })
 }
 
@@ -68,8 +68,8 @@ fn a_crate_without_a_cycle_is_accepted() {
 fn cycles_below_the_top_level_are_reported() {
     let files =
         [("lib.rs", "mod a;"), ("a.rs", "mod x; mod y;"), ("a/x.rs", "use super::y;"), ("a/y.rs", "use crate::a::x;")];
-    let found = cycles(&tree_of(&files).unwrap());
-    assert_eq!(found.iter().map(|cycle| &cycle.members[..]).collect::<Vec<_>>(), [["a::x", "a::y"]]);
+    let cycles_seen = cycles(&tree_of(&files).unwrap());
+    assert_eq!(cycles_seen.iter().map(|cycle| &cycle.members[..]).collect::<Vec<_>>(), [["a::x", "a::y"]]);
 }
 
 #[test]

@@ -125,8 +125,11 @@ impl Source {
         // Modules written out in this file are directories on the way.
         let directory = around.iter().fold(self.directory.clone(), |directory, name| directory.join(name));
         let Some(path) = &declared.path else {
-            let own = directory.join(name);
-            return vec![(directory.join(format!("{name}.rs")), own.clone()), (own.join("mod.rs"), own)];
+            let of_module = directory.join(name);
+            return vec![
+                (directory.join(format!("{name}.rs")), of_module.clone()),
+                (of_module.join("mod.rs"), of_module),
+            ];
         };
         let base = if around.is_empty() { self.file.parent().unwrap_or(Path::new("")) } else { &directory };
         let file = base.join(path);

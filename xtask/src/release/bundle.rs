@@ -108,8 +108,8 @@ fn library(unpacked: &Path, name: &str) -> Result<Option<PathBuf>> {
         for entry in fs::read_dir(&directory).into_iter().flatten() {
             places.push(entry?.path());
         }
-        if let Some(found) = places.into_iter().map(|place| place.join(name)).find(|file| file.is_file()) {
-            return Ok(Some(found));
+        if let Some(file) = places.into_iter().map(|place| place.join(name)).find(|file| file.is_file()) {
+            return Ok(Some(file));
         }
     }
     Ok(None)

@@ -93,7 +93,7 @@ fn names(tree: &str) -> BTreeSet<(String, String)> {
 fn select(names: &BTreeSet<(String, String)>, metadata: Metadata) -> Result<Vec<LinkedCrate>> {
     let is_named = |package: &Package| names.contains(&(package.name.clone(), package.version.to_string()));
     let mut packages: Vec<_> = metadata.packages.into_iter().filter(is_named).collect();
-    packages.sort_by(|one, other| (&one.name, &one.version).cmp(&(&other.name, &other.version)));
+    packages.sort_by(|left, other| (&left.name, &left.version).cmp(&(&other.name, &other.version)));
     ensure!(packages.len() == names.len(), "cargo metadata has {} of {} linked crates", packages.len(), names.len());
     let places: BTreeMap<String, usize> =
         packages.iter().enumerate().map(|(place, package)| (package.id.clone(), place)).collect();

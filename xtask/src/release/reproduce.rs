@@ -44,6 +44,6 @@ pub(super) fn run(release: &Release, architectures: &[Architecture], profile: Pr
     fs::remove_dir_all(&elsewhere).with_context(|| format!("{}", elsewhere.display()))
 }
 
-fn are_equal(one: &Path, other: &Path) -> bool {
-    matches!((fs::read(one), fs::read(other)), (Ok(one), Ok(other)) if one == other)
+fn are_equal(left: &Path, other: &Path) -> bool {
+    matches!((fs::read(left), fs::read(other)), (Ok(left), Ok(other)) if left == other)
 }

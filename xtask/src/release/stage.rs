@@ -122,12 +122,12 @@ pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
 
 /// The files in a directory, by name.
 fn files(directory: &Path) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for entry in fs::read_dir(directory).with_context(|| format!("{}", directory.display()))? {
         let path = entry?.path();
         let bytes = fs::read(&path).with_context(|| format!("{}", path.display()))?;
-        found.push((super::file_name(&path), bytes));
+        files.push((super::file_name(&path), bytes));
     }
-    found.sort();
-    Ok(found)
+    files.sort();
+    Ok(files)
 }

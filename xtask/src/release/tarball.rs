@@ -78,9 +78,9 @@ mod tests {
             pack(&tree, "top", 1_000, &dir.join("out"))?;
             Ok(fs::read(dir.join("out"))?)
         };
-        let (one, other) = (make("one", ["etc/a", "b"])?, make("other", ["b", "etc/a"])?);
+        let (first, other) = (make("one", ["etc/a", "b"])?, make("other", ["b", "etc/a"])?);
         fs::remove_dir_all(&dir)?;
-        assert!(one == other);
+        assert!(first == other);
         Ok(())
     }
 }
