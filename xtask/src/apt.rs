@@ -9,16 +9,14 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use limpet_tests::{process, tools};
 
-/// The machine as far as its packages go.
+/// What the packages of this machine depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Machine {
-    /// What it calls itself.
     pub(crate) name: String,
     /// `debian` or `ubuntu`.
     id: String,
     /// `bookworm`, `noble`…
     pub(crate) codename: String,
-    /// Where its packages come from.
     archive: Archive,
 }
 
@@ -47,12 +45,12 @@ impl Machine {
         Ok(Self { name: field("PRETTY_NAME").unwrap_or_else(|| id.clone()), id, codename, archive })
     }
 
-    /// Debian itself, whose other releases are on the same mirror.
+    /// Whether it is Debian itself, whose mirror has its other releases, too.
     pub(crate) fn is_debian(&self) -> bool {
         self.id == "debian"
     }
 
-    /// The mirror its packages come from.
+    /// The URL of the mirror from which its packages come.
     pub(crate) fn mirror(&self) -> &str {
         &self.archive.uri
     }
@@ -62,7 +60,7 @@ impl Machine {
         self.archive.keyring.as_deref()
     }
 
-    /// The same with the archive of Debian's security updates, which is beside the main one.
+    /// The archive of Debian's security updates, which is beside the main one.
     fn security(&self) -> Option<Self> {
         let uri = self.archive.uri.trim_end_matches('/').strip_suffix("/debian")?;
         let archive = Archive { uri: format!("{uri}/debian-security"), keyring: self.archive.keyring.clone() };
@@ -127,7 +125,7 @@ fn archive_of_stanza(stanza: &[&str], codename: &str) -> Option<Archive> {
         return None;
     }
     let uri = field("URIs")?.split_whitespace().find(|uri| !uri.starts_with("cdrom:"))?;
-    // A key may also be in the stanza itself; only a path is used.
+    // A key may also be in the stanza itself, but only a path is used.
     let keyring = field("Signed-By").filter(|value| value.starts_with('/')).map(str::to_owned);
     Some(Archive { uri: uri.to_owned(), keyring })
 }
@@ -156,7 +154,7 @@ pub(crate) fn unpack_beside(machine: &Machine, suites: &[String], packages: &[&s
     })
 }
 
-/// Unpacks into `target` what `package` of `suite` depends on, as far as the names begin with one of `prefixes`: a package
+/// Unpacks into `target` those dependencies of `package` of `suite` whose names begin with one of `prefixes`. A package
 /// that depends on the newest of its kind is empty itself.
 pub(crate) fn unpack_dependencies(
     machine: &Machine,
@@ -183,11 +181,11 @@ pub(crate) struct Fetched {
     pub(crate) version: String,
 }
 
-/// Packages of Debian's for another architecture than the machine's.
+/// Packages of Debian for another architecture than the machine's.
 #[derive(Debug)]
 pub(crate) struct Foreign<'a> {
     pub(crate) suite: &'a str,
-    /// Whether the newest ones are taken, out of the archive of security updates.
+    /// Whether the newest versions are taken, which are in the archive of security updates.
     pub(crate) with_security_updates: bool,
     /// Debian's name.
     pub(crate) architecture: &'a str,
@@ -274,7 +272,7 @@ fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], wor
     Ok(())
 }
 
-/// The lists of `suites` in `work`.
+/// Fetches the lists of `suites` into `work`.
 fn update(machine: &Machine, suites: &[String], work: &Path) -> Result<()> {
     prepare(work)?;
     fs::write(work.join("sources.list"), machine.source_lines(suites))?;
@@ -283,7 +281,7 @@ fn update(machine: &Machine, suites: &[String], work: &Path) -> Result<()> {
     })
 }
 
-/// An apt in `work` that has nothing installed.
+/// Makes the directories of an apt in `work` that has nothing installed.
 fn prepare(work: &Path) -> Result<()> {
     for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
         fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
@@ -291,14 +289,14 @@ fn prepare(work: &Path) -> Result<()> {
     fs::write(work.join("status"), "").with_context(|| format!("{}", work.display()))
 }
 
-/// apt-get with its sources, lists, cache and notion of what is installed below `work`; proxies stay the machine's.
+/// Runs apt-get with its sources, lists, cache and list of installed packages below `work`; proxies stay the machine's.
 fn private_apt(work: &Path, args: &[&str]) -> Result<()> {
     let mut command = private(work, "apt-get");
     command.args(["-q", "-y"]).args(args).current_dir(work.join("debs"));
     process::checked(&mut command).map(drop)
 }
 
-/// The same for another program of apt's.
+/// A program of apt with the same directories, not started.
 fn private(work: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     for (key, place) in [
@@ -317,7 +315,8 @@ fn private(work: &Path, program: &str) -> Command {
     command
 }
 
-/// `containerd_1.7.24~ds1-6_amd64.deb` is unpacked to `containerd-1.7.24~ds1-6`; an epoch (`1%3a`) is left out.
+/// The directory for a package: `containerd_1.7.24~ds1-6_amd64.deb` is unpacked to `containerd-1.7.24~ds1-6`; an epoch
+/// (`1%3a`) is left out.
 fn unpacked_name(deb: &str) -> Option<String> {
     let mut parts = deb.split('_');
     let (package, version) = (parts.next()?, parts.next()?);
@@ -325,7 +324,7 @@ fn unpacked_name(deb: &str) -> Option<String> {
     Some(format!("{package}-{version}"))
 }
 
-/// Says what begins and how long it took.
+/// Runs `act`, and prints what begins and how long it took.
 pub(crate) fn say<T>(what: &str, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     eprintln!("setup: {what}");

@@ -27,10 +27,10 @@ pub(crate) enum Architecture {
 }
 
 impl Architecture {
-    /// All of them, in the order in which they are built.
+    /// All architectures, in the order in which they are built.
     pub(crate) const ALL: [Self; 4] = [Self::X86, Self::Aarch64, Self::Armv7, Self::Riscv64];
 
-    /// In names of files, as in `limpet-0.1.0-aarch64.tar.gz`.
+    /// Its name in names of files, as in `limpet-0.1.0-aarch64.tar.gz`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::X86 => "x86_64",
@@ -40,7 +40,7 @@ impl Architecture {
         }
     }
 
-    /// Rust's name.
+    /// Its name as a target of the compiler.
     pub(crate) fn target(self) -> &'static str {
         match self {
             Self::X86 => "x86_64-unknown-linux-gnu",
@@ -70,7 +70,7 @@ impl Architecture {
         }
     }
 
-    /// The program of QEMU's that runs its executables on another machine.
+    /// The program of QEMU that runs its executables on another machine.
     pub(crate) fn emulator(self) -> &'static str {
         match self {
             Self::X86 => "qemu-x86_64-static",
@@ -90,7 +90,7 @@ impl Architecture {
         }
     }
 
-    /// A program of GNU's that makes files for it: `gcc`, `ar`.
+    /// The name of a program of GNU that makes files for it: `gcc`, `ar`.
     pub(crate) fn program(self, name: &str) -> String {
         format!("{}-{name}", self.gnu())
     }

@@ -78,7 +78,6 @@ enum What {
     All,
 }
 
-/// Runs the selected benches.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::for_building()?;
     if arguments.what == What::Pressure {
@@ -117,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", name]);
         command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());
         match arguments.shim {
-            // Beside the agent.
+            // limpet's shim is built beside the agent.
             Some(Shim::Limpet) if arguments.dist => {
                 command.env(agent::SHIM_PROGRAM_VARIABLE, program.with_file_name(agent::SHIM.0));
                 command.env(agent::SHIM_VARIABLE, "limpet");

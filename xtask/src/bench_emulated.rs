@@ -26,7 +26,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// Measures `runs` times and looks on for `seconds`, each way.
+/// Measures each way `runs` times, and watches an idle one for `seconds`.
 pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
     setup::default()?;
     let image = vm_image::ensure()?;

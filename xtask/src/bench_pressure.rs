@@ -28,14 +28,15 @@ use crate::{dist, kubernetes, setup, vm_image};
 
 /// The machine's memory, in MiB.
 const MACHINE_MEMORY: u32 = 3_072;
-/// How long an emulated machine may take for what takes seconds elsewhere.
+/// How long a command may take on an emulated machine, which is slow.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a scenario is watched at most, and how long after its last event; ms. kubelet looks at its images every 5 minutes.
+/// How long a scenario is watched at most, and how long after its last event, in ms. kubelet checks its images every 5
+/// minutes.
 const WATCH_LIMITS: (u32, u32) = (420_000, 40_000);
-/// Pods are measured before the hog begins: kubelet does so every 10 to 15 s.
+/// How long pods run before the hog begins, so that they are measured: kubelet measures every 10 to 15 s.
 const SECONDS_BEFORE_HOG: u32 = 30;
 
-/// The disks, containerd, and the images.
+/// Mounts the disks, starts containerd, and imports the images.
 const INSTALL_SCRIPT: &str = "set -e
 card=$(ls /sys/class/net | grep -v -x lo | head -n 1)
 ip address add 10.0.2.15/24 dev \"$card\" && ip link set \"$card\" up
@@ -80,14 +81,14 @@ impl Contender {
     }
 }
 
-/// Which of them to run.
+/// What to run.
 #[derive(Debug)]
 pub(crate) struct Options {
-    /// All of them when it is empty.
+    /// The scenarios to run; empty for all.
     pub(crate) scenarios: Vec<Scenario>,
-    /// The executable for nodes instead of the one for tests.
+    /// Whether the executable for nodes runs, instead of the one for tests.
     pub(crate) dist: bool,
-    /// Measure this kubelet, too.
+    /// The kubelet to measure as well.
     pub(crate) kubelet: Option<PathBuf>,
 }
 
@@ -122,7 +123,7 @@ fn file_name(scenario: Scenario, contender: Contender) -> String {
     format!("{}-{}.lines", scenario.name(), contender.name())
 }
 
-/// What scenarios have left, in this run or an earlier one.
+/// The records of scenarios, of this run or an earlier one.
 fn records(results: &Path) -> Result<Vec<Record>> {
     let mut records = Vec::new();
     for scenario in Scenario::ALL {
@@ -237,7 +238,7 @@ impl Stage {
         Ok(all.join("\n") + "\n")
     }
 
-    /// Removes what a scenario before has left in the apiserver.
+    /// Removes what an earlier scenario has left in the apiserver.
     fn clear(&self) -> Result<()> {
         self.cluster.delete(&format!("{PODS}?gracePeriodSeconds=0"))?;
         let node = format!("/api/v1/nodes/{NODE}");
@@ -247,7 +248,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Lines of the pods that failed for another reason than an eviction, or had a container that did.
+    /// Lines about the pods that failed for another reason than an eviction, or that had such a container.
     fn reasons(&self) -> Result<Vec<String>> {
         let line = |pod: &Value| {
             let name = pod["metadata"]["name"].as_str()?.trim_end_matches(&format!("-{NODE}")).to_owned();
@@ -285,7 +286,7 @@ fn start(guest: &mut Guest, scenario: Scenario, contender: Contender) -> Result<
     guest.run(&format!("systemd-run --unit=agent {properties} {}", contender.command())).map(drop)
 }
 
-/// `first` ends, two images come that no pod uses, and the store is above its threshold when `second` ends.
+/// Has `first` end, imports two images that no pod uses, and has `second` end when the store is above its threshold.
 fn images_come_and_a_pod_ends(guest: &mut Guest) -> Result<()> {
     let ended = |name: &str| format!("sleep 1; cat {WATCH}/ready | grep -c 'ended {name} '");
     guest.run("rm /etc/agent/manifests/first.yaml")?;
@@ -297,12 +298,12 @@ fn images_come_and_a_pod_ends(guest: &mut Guest) -> Result<()> {
     guest.run("rm /etc/agent/manifests/second.yaml").map(drop)
 }
 
-/// Runs a command beside the shell.
+/// Runs a command in the background of the shell.
 fn background(guest: &mut Guest, command: &str) -> Result<()> {
     guest.run(&format!("setsid {command} < /dev/null > /dev/null 2>&1 &")).map(drop)
 }
 
-/// Everything that a scenario brings along.
+/// Writes everything that a scenario needs on the machine.
 fn write_payload(files: &Path, payload: &Path, cluster: &Cluster, limpet: &Path, kubelet: Option<&Path>) -> Result<()> {
     fs::copy(limpet, files.join("limpet"))?;
     if let Some(kubelet) = kubelet {
@@ -329,7 +330,7 @@ fn write_payload(files: &Path, payload: &Path, cluster: &Cluster, limpet: &Path,
     fs::remove_dir_all(files).context("clear the payload directory")
 }
 
-/// The node's kubeconfig, with its certificate beside it.
+/// Writes the node's kubeconfig, with its certificate beside it.
 fn write_credentials(files: &Path, cluster: &Cluster) -> Result<()> {
     let server = format!("https://kubernetes:{}", cluster.port());
     let path = cluster.node_credentials_at(&server, NODE)?;

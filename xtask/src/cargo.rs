@@ -1,4 +1,4 @@
-//! cargo, as the tasks call it: the one that runs this task, in the workspace, its output seen.
+//! cargo as the tasks call it: the cargo that runs this task, in the workspace, with visible output.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,17 +13,17 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Where cargo puts what it builds.
+/// The directory of cargo's results.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| agent::workspace_dir().join("target"), PathBuf::from)
 }
 
-/// Runs it to its end.
+/// Runs a command, whose output is seen, to its end.
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("{command:?}"))
 }
 
-/// Runs it; any failure is an error.
+/// Runs a command; any failure is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = status(command)?;
     if !status.success() {
@@ -37,13 +37,11 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 pub(crate) struct Executable {
     /// The target's name in its `Cargo.toml`.
     pub(crate) name: String,
-    /// Where it is.
     pub(crate) path: PathBuf,
-    /// The first of its sources.
+    /// The file with which its source begins.
     pub(crate) source: PathBuf,
     /// The kind of its target: `lib`, `bin` or `test`, among others.
     pub(crate) kind: String,
-    /// Whether it runs tests.
     pub(crate) is_test: bool,
 }
 
@@ -52,7 +50,7 @@ pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
     executables_linked(command, &[])
 }
 
-/// The same, by `cargo rustc`, with flags for the last step alone.
+/// As [`executables`], by `cargo rustc`, with flags for the last step alone.
 fn executables_linked(command: &mut Command, flags: &[&str]) -> Result<Vec<Executable>> {
     command.arg("--message-format=json");
     if !flags.is_empty() {
@@ -84,13 +82,13 @@ pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
     executable_linked(command, name, &[])
 }
 
-/// The same, by `cargo rustc`, with flags for the last step alone.
+/// As [`executable`], by `cargo rustc`, with flags for the last step alone.
 pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str]) -> Result<PathBuf> {
     let executable = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
     Ok(executable.with_context(|| format!("{command:?} reports no executable of {name}"))?.path)
 }
 
-/// Sets and removes the variables for `other` that are set and removed for `command`.
+/// Sets and removes for `other` the environment variables that are set and removed for `command`.
 pub(crate) fn set_environment_of(command: &Command, other: &mut Command) {
     for (name, value) in command.get_envs() {
         match value {

@@ -9,11 +9,11 @@ use limpet_tests::{process, tools};
 
 use crate::{apt, cargo};
 
-/// A program on crates.io, in the version that decides.
+/// A program on crates.io in a fixed version, so that its findings are the same everywhere.
 pub(crate) struct CargoProgram {
     name: &'static str,
     version: &'static str,
-    /// Its default features are left out.
+    /// The features to build; its default ones are left out.
     features: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl CargoProgram {
                 .args([self.name, "--features", self.features, "--version", self.version, "--root"])
                 .arg(&root)
                 .envs(profile.map(|(key, value)| (format!("CARGO_PROFILE_RELEASE_{key}"), value)));
-            // Not into the workspace's target directory, whose settings differ.
+            // The workspace's target directory has other settings.
             command.env("CARGO_TARGET_DIR", root.join("build")).current_dir("/");
             cargo::run(&mut command)
         })?;

@@ -30,7 +30,7 @@ enum Which {
     Kubelet,
 }
 
-/// A node of the cluster; its parts go in this order.
+/// A node of the cluster. Its parts are dropped in this order.
 pub(crate) struct Node {
     kubelet: Option<Kubelet>,
     node: TestNode,
@@ -81,7 +81,7 @@ fn control_plane() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// What the node consists of, with all that has to be fetched and built for it.
+/// The options of the node, after everything that it needs is fetched and built.
 fn options(which: &Which) -> Result<NodeOptions> {
     setup::default()?;
     Ok(match which {
@@ -93,7 +93,7 @@ fn options(which: &Which) -> Result<NodeOptions> {
     })
 }
 
-/// A node of that executable of limpet, not started yet.
+/// The options of a node that runs this executable of limpet.
 fn with_program(program: Option<PathBuf>) -> NodeOptions {
     NodeOptions { program, cni: true, agent: false, ..NodeOptions::default() }
 }
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// Takes it down; what is left on the machine is an error.
+    /// Takes the node down. Fails if anything is left on the machine.
     pub(crate) fn finish(self) -> Result<()> {
         drop(self.kubelet);
         self.node.finish()

@@ -46,7 +46,7 @@ enum Agent {
 }
 
 impl Specs {
-    /// The report of an agent, the page that compares both, and how it begins.
+    /// The name of an agent's report, the page that compares both, and how that page begins.
     fn files(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Node => ("", "conformance.md", HEAD_OF_NODE),
@@ -55,7 +55,7 @@ impl Specs {
         }
     }
 
-    /// Builds what they need.
+    /// Builds what the specs need.
     fn prepare(self) -> Result<()> {
         kubernetes::control_plane()?;
         kubernetes::kubelet()?;
@@ -69,7 +69,7 @@ impl Specs {
         }
     }
 
-    /// The case of the suite that runs them.
+    /// The name of the test case that runs the specs.
     fn case(self, agent: Agent) -> String {
         let specs = match self {
             Self::Node => "node",
@@ -89,7 +89,7 @@ impl Agent {
     }
 }
 
-/// Of a manifest that is removed and written again.
+/// Why a spec differs that removes a manifest and writes it again.
 const REWRITTEN: &str = "a manifest that is back at once with the same content restarts nothing, on purpose";
 /// Why specs fail, by a part of their names; the first that fits counts.
 const REASONS: &[(&str, &str)] = &[
@@ -114,12 +114,12 @@ const REASONS: &[(&str, &str)] = &[
     ("Summary API", "values that cgroup v1 or this machine does not give; limpet has no PSI there"),
 ];
 
-/// What became of a spec.
+/// The result of a spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Passed,
     Failed,
-    /// Its condition is not met here, or one before it in an ordered group failed.
+    /// Its condition is not met here, or an earlier spec of an ordered group failed.
     Skipped,
 }
 
@@ -133,7 +133,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         if !arguments.compare {
             specs.prepare()?;
-            // One after the other: the specs require kubelet's own ports. Some fail, which the comparison shows.
+            // The agents run one after the other, because the specs require kubelet's own ports. Some specs fail, which
+            // the comparison shows.
             for agent in &agents {
                 if !specs::is_of_a_part() {
                     fs::remove_file(report(specs, *agent)).ok();
@@ -176,7 +177,8 @@ fn outcomes(path: &Path) -> Result<BTreeMap<String, Outcome>> {
     Ok(by_name(specs.filter(|spec| spec["LeafNodeType"] == "It")))
 }
 
-/// Two specs may differ in their labels alone: of these the one that ran counts, and rather the one that failed.
+/// Outcomes by name. Two specs may differ only in their labels. Of these the one that ran counts, and a failed one
+/// before a passed one.
 fn by_name<'a>(specs: impl Iterator<Item = &'a Value>) -> BTreeMap<String, Outcome> {
     let mut outcomes = BTreeMap::new();
     for spec in specs {
@@ -189,7 +191,7 @@ fn by_name<'a>(specs: impl Iterator<Item = &'a Value>) -> BTreeMap<String, Outco
     outcomes
 }
 
-/// Without the labels, which are in brackets.
+/// A spec's name without its labels, which are in brackets.
 fn name(spec: &Value) -> String {
     let texts = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten().chain([&spec["LeafNodeText"]]);
     let words = texts.filter_map(Value::as_str).flat_map(str::split_whitespace);
@@ -204,7 +206,7 @@ fn outcome(spec: &Value) -> Outcome {
     }
 }
 
-/// The page.
+/// The page that compares both agents.
 fn compared(head: &str, limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<String, Outcome>) -> String {
     let pairs = || {
         limpet
@@ -248,7 +250,7 @@ fn compared(head: &str, limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<S
     page
 }
 
-/// The section of those that cannot run on the machine of the specs.
+/// The section about specs that cannot run on this machine.
 fn not_run() -> String {
     let mut section = String::from("\n## Cannot run here\n\n| specs | why |\n|---|---|\n");
     for (name, why) in specs::CANNOT_RUN {
@@ -277,7 +279,7 @@ fn word(outcome: Outcome) -> &'static str {
     }
 }
 
-/// How those of a node were run.
+/// The beginning of the page about a node's specs: how they were run.
 const HEAD_OF_NODE: &str = "\
 # Kubernetes' node conformance specs
 
@@ -289,7 +291,7 @@ is not counted. Those of kubelet's CPU manager are in [conformance-cpus.md](conf
 
 ";
 
-/// How those of the CPU manager were run.
+/// The beginning of the page about the CPU manager's specs.
 const HEAD_OF_CPUS: &str = "\
 # Kubernetes' specs of kubelet's CPU manager
 
@@ -300,7 +302,7 @@ two threads of a core, for cgroup v2 or for several NUMA nodes. [testing.md](tes
 
 ";
 
-/// How those of a cluster were run.
+/// The beginning of the page about a cluster's specs.
 const HEAD_OF_CLUSTER: &str = "\
 # Kubernetes' conformance specs on a cluster of one node
 

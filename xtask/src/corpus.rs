@@ -16,10 +16,10 @@ const NO_ADMISSION: &str = "ServiceAccount,DefaultTolerationSeconds,Priority,Lim
 /// Fields of the Pod API that are dropped unread while their gate is off.
 const GATES: &str = "ContainerStopSignals=true,EmptyDirVolumeMode=true,VolumeBindMountOptions=true,\
     GRPCContainerProbeTLS=true,AtomicWriteVolumeUserFields=true,EvictionRequestAPI=true";
-/// What of the metadata is the author's.
+/// The fields of the metadata that an author writes.
 const METADATA: [&str; 4] = ["annotations", "finalizers", "labels", "ownerReferences"];
 
-/// Asks and records.
+/// Sends every manifest to the apiserver and records its answer.
 pub(crate) fn run() -> Result<()> {
     kubernetes::apiserver()?;
     let work = tools::cache_dir().join(format!(".apiserver-{}", std::process::id()));
@@ -75,7 +75,7 @@ fn only_authored(pod: &Value) -> Value {
     Value::Object(object)
 }
 
-/// The fields a refusal names, sorted; none where the manifest could not be decoded.
+/// The fields that a refusal names, sorted; none if the manifest could not be decoded.
 fn refused_fields(status: &Value) -> Result<Vec<String>> {
     if status["kind"] != "Status" {
         bail!("unexpected answer: {status}");

@@ -9,9 +9,8 @@ use serde_json::Value;
 
 use crate::cargo;
 
-/// How the names of the crates begin, which the table leaves out.
+/// The prefix of the crates' names, which the table leaves out.
 const PREFIX: &str = "limpet-";
-/// The head of the table.
 const HEAD: &str = "| crate | contents | limpet's crates that it uses |";
 
 /// The crates of the table in its order, each with those that it uses.
@@ -44,7 +43,7 @@ fn table(page: &str) -> Table {
     rows.filter_map(row).collect()
 }
 
-/// What each of limpet's crates uses of the others, those for tests left out.
+/// The crates of limpet that each one uses, except those for tests.
 fn used(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let crates = packages.filter_map(|package| {
@@ -62,7 +61,7 @@ fn short(package: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// What the table and the workspace do not agree on. Programs that use the agent as a library have no row.
+/// The differences between the table and the workspace. Programs that use the agent as a library have no row.
 fn differences(table: &Table, used: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let (mut faults, mut above) = (Vec::new(), BTreeSet::new());
     for (name, listed) in table {

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use crate::setup;
 
-/// How the demo is to run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The major version of containerd; without it the machine's own, or 1.7.
@@ -26,7 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut demo = Demo { start: Instant::now(), took: Vec::new() };
     let choice = demo.step("set up", || setup::for_major(arguments.containerd))?;
     ensure!(tools::is_root(), "containers need root: sudo -E env PATH=\"$PATH\" cargo xtask demo");
-    // With the profile of the tests: it builds fastest, and `cargo xtask test` reuses it.
+    // The profile of the tests builds fastest, and `cargo xtask test` reuses the result.
     let program = demo.step("build the agent", || agent::build(&[]))?;
     sweep::sweep();
     let containerd = choice.first().map(|(_, major)| major.clone());
@@ -52,7 +51,7 @@ struct Demo {
 }
 
 impl Demo {
-    /// Says what is done and keeps how long it took.
+    /// Prints what is done and records how long it took.
     fn step<T>(&mut self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
         if wait::interrupted() {
             bail!("interrupted before: {what}");
@@ -64,7 +63,7 @@ impl Demo {
         Ok(done)
     }
 
-    /// The steps on the booted node; gives it back when all went well, else takes it down.
+    /// Runs the steps on the booted node. Returns the node if all went well, and otherwise takes it down.
     fn show(&mut self, mut node: TestNode) -> Result<TestNode> {
         match self.act(&mut node) {
             Ok(()) => Ok(node),

@@ -11,26 +11,28 @@ use limpet_tests::process;
 use crate::architecture::{self, Architecture};
 use crate::{cargo, setup};
 
-/// The first glibc that a static executable can resolve names with: files and DNS are part of it.
+/// The first glibc whose static executables can resolve names: files and DNS are part of it.
 const MIN_GLIBC: (u32, u32) = (2, 34);
 
-/// Not relocated either: every container's logger is a process of it, and relocation would dirty a MiB in each. Tried
-/// without gain: identical functions folded (0.9 %). Names of this kind distinguish the instances of a generic function, of
-/// which an idle agent runs few.
+/// The executable is not relocated either: every container's logger is a process of it, and relocation would dirty a
+/// MiB in each. Folding identical functions was tried without gain (0.9 %). Names of this kind distinguish the
+/// instances of a generic function, of which an idle agent runs few.
 const FLAGS: [&str; 6] =
     ["-C", "target-feature=+crt-static", "-C", "relocation-model=static", "-C", "symbol-mangling-version=v0"];
-/// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The
-/// compiler makes them whatever its options are, for the debug information in the standard library.
+/// The script that has the linker leave out the tables for unwinding, a twelfth of the file. Nothing unwinds, because a
+/// panic aborts. The compiler makes them whatever its options are, for the debug information in the standard library.
 const UNWIND_TABLES_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
 
-/// Has it place what an idle agent runs side by side, at the beginning of the text: see [`crate::idle_text`].
+/// The script that has the linker place the code of an idle agent side by side, at the beginning of the text: see
+/// [`crate::idle_text`].
 pub(crate) const IDLE_TEXT_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idle_text.ld");
 
-/// The agent's name, and its package's.
+/// The names of the agent's executable and package.
 const AGENT: (&str, &str) = ("limpet", "limpet");
 
-/// Both. armv7 has only the first: glibc passes a system call's number in the register that the linker uses for jumps
-/// beyond 16 MiB, so its functions have to stay beside each other (without this: SIGILL in the first `statx`).
+/// The linker scripts. armv7 has only the first, because glibc passes a system call's number in the register that the
+/// linker uses for jumps beyond 16 MiB. Its functions have to stay beside each other; otherwise the first `statx` ends
+/// in SIGILL.
 const SCRIPTS: [&str; 2] = [UNWIND_TABLES_SCRIPT, IDLE_TEXT_SCRIPT];
 
 /// What to build.
@@ -89,8 +91,8 @@ pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
     linked(&mut command, AGENT.0, &SCRIPTS, &[map])
 }
 
-/// Those for another architecture, or for this one: its compiler and libraries are installed if they are missing. Returns
-/// where the agent is.
+/// Builds the executables for an architecture, whose compiler and libraries are installed if they are missing. Returns
+/// the path of the agent.
 pub(crate) fn build_for(architecture: Architecture, profile: Profile) -> Result<PathBuf> {
     let target = architecture.target();
     if target == host()? {
@@ -108,7 +110,7 @@ pub(crate) fn build_for(architecture: Architecture, profile: Profile) -> Result<
     beside_each_other(build(AGENT, scripts)?, &build(agent::SHIM, &SCRIPTS[..1])?)
 }
 
-/// Those for this machine.
+/// Builds the executables for this machine.
 fn built_with(profile: Profile) -> Result<PathBuf> {
     let build = |executable: (&str, &str), scripts: &[&str]| {
         linked(&mut command_for(profile, &host()?, executable)?, executable.0, scripts, &[])
@@ -140,17 +142,17 @@ fn command_for(profile: Profile, target: &str, (name, package): (&str, &str)) ->
     let c_flags: Vec<_> =
         renamed.iter().map(|(path, name)| format!("-ffile-prefix-map={}={name}", path.display())).collect();
     let mut command = cargo::command(&["rustc", "--profile", profile.name(), "--package", package, "--bin", name]);
-    // RUSTFLAGS would be taken instead of those flags.
+    // RUSTFLAGS would replace those flags.
     command.args(["--target", target, "--config", &flags]).env_remove("RUSTFLAGS");
     command.env(format!("CFLAGS_{}", target.replace('-', "_")), c_flags.join(" "));
     Ok(command)
 }
 
-/// The directories of this machine, and what the executable calls them: builds in different ones are equal then.
+/// The directories of this machine, and their names in the executable, so that builds in different ones are equal.
 fn renamed_directories() -> Result<[(PathBuf, &'static str); 3]> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
-    // Of several that fit, the compiler takes the last.
+    // If several apply, the compiler uses the last.
     Ok([
         (workspace_dir(), "/limpet"),
         (home.context("neither CARGO_HOME nor HOME is set")?, "/cargo"),
@@ -158,7 +160,7 @@ fn renamed_directories() -> Result<[(PathBuf, &'static str); 3]> {
     ])
 }
 
-/// Builds it, with further arguments of the linker's driver.
+/// Builds an executable with further arguments for the linker's driver.
 fn linked(command: &mut Command, name: &str, scripts: &[&str], arguments: &[String]) -> Result<PathBuf> {
     let scripts = scripts.iter().map(|script| format!("-Wl,-T,{script}"));
     let arguments = arguments.iter().cloned().chain(scripts).chain(["-Wl,--no-eh-frame-hdr".to_owned()]);
@@ -185,7 +187,7 @@ fn sysroot() -> Result<PathBuf> {
 /// The compiler's objcopy, which knows all architectures.
 pub(crate) fn objcopy() -> Result<Command> {
     let mut command = Command::new(rust_programs()?.join("rust-objcopy"));
-    // It does not find the compiler's library by itself.
+    // objcopy does not find the compiler's library by itself.
     command.env("LD_LIBRARY_PATH", sysroot()?.join("lib"));
     Ok(command)
 }

@@ -23,9 +23,9 @@ const LINKER: &str = "0.13.0";
 /// The suite whose `rust-src` is as new as a nightly compiler.
 const SOURCE_SUITE: &str = "unstable";
 
-/// What builds the object.
+/// The programs and sources that build the object.
 struct Toolchain {
-    /// What the compiler calls itself.
+    /// The compiler's version.
     compiler: String,
     /// `22`, of `LLVM version: 22.1.4`.
     llvm: String,
@@ -36,7 +36,7 @@ struct Toolchain {
 }
 
 impl Toolchain {
-    /// What is there; none where the compiler or the source of `core` is missing.
+    /// The toolchain on this machine; `None` if the compiler or the source of `core` is missing.
     fn find() -> Option<Self> {
         let output = process::checked(rustup().args(["rustc", "-vV"])).ok()?;
         let field = |key: &str| output.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned);
@@ -51,13 +51,13 @@ impl Toolchain {
         })
     }
 
-    /// As it is recorded beside the object.
+    /// The record that is kept beside the object.
     fn record(&self) -> String {
         let source = self.library.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
         format!("{}\ncore of {source}\nbpf-linker {LINKER}\n", self.compiler)
     }
 
-    /// Where bpf-linker for this compiler is, or comes to be.
+    /// The directory of bpf-linker for this compiler, which may not be built yet.
     fn linker_root(&self) -> PathBuf {
         tools::cache_dir().join(format!("bpf-linker-{LINKER}-llvm-{}", self.llvm))
     }
@@ -153,7 +153,7 @@ fn set_up() -> Result<Toolchain> {
     Ok(toolchain)
 }
 
-/// Why the object cannot be compared here with what its sources give: the recorded toolchain is not set up.
+/// Why the object cannot be compared here with its sources: the recorded toolchain is not set up.
 pub(crate) fn obstacle() -> Option<String> {
     let recorded = fs::read_to_string(workspace_dir().join(RECORD)).unwrap_or_default();
     match Toolchain::find() {
@@ -166,7 +166,7 @@ pub(crate) fn obstacle() -> Option<String> {
     }
 }
 
-/// Builds, and compares with what is committed.
+/// Builds the object, and compares it with the committed one.
 pub(crate) fn compare() -> Result<()> {
     let toolchain = Toolchain::find().context("the toolchain is missing")?;
     let (built, committed) = (fs::read(toolchain.build()?)?, fs::read(workspace_dir().join(OBJECT))?);

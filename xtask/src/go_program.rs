@@ -11,22 +11,21 @@ use serde_json::Value;
 use crate::apt;
 use crate::kubernetes::go;
 
-/// A program, and what of its module is kept beside it.
+/// A program, and the files of its module that are kept beside it.
 #[derive(Debug)]
 pub(crate) struct GoProgram {
-    /// Its name.
     name: &'static str,
     /// The directory of the cache, without the version.
     package: &'static str,
     module: &'static str,
     version: &'static str,
-    /// The package of the module that holds its main: its directory, or `.`.
+    /// The module's package with the program's `main`: its directory, or `.`.
     main: &'static str,
     /// The variable that holds its version.
     version_variable: &'static str,
-    /// Files of the module.
+    /// The files of the module that are kept.
     files: &'static [&'static str],
-    /// How long it takes on two cores.
+    /// How long the build takes on two cores, as text.
     takes: &'static str,
 }
 
@@ -55,7 +54,7 @@ pub(crate) const METRICS_SERVER: GoProgram = GoProgram {
     takes: "3 minutes",
 };
 
-/// The store of a control plane that kubeadm sets up: it gives etcd flags of that release.
+/// The store of a control plane that kubeadm sets up, of the release for which kubeadm has flags.
 pub(crate) const ETCD: GoProgram = GoProgram {
     name: "etcd",
     package: "etcd",
@@ -92,7 +91,7 @@ pub(crate) const COSIGN: GoProgram = GoProgram {
 };
 
 impl GoProgram {
-    /// The program, built if it is not there yet.
+    /// Returns the program, which is built if it is missing.
     pub(crate) fn ready(&self) -> Result<PathBuf> {
         let dir = tools::cache_dir().join(format!("{}-{}", self.package, self.version));
         let program = dir.join(self.name);

@@ -8,7 +8,7 @@
 mod script;
 #[cfg(target_arch = "x86_64")]
 mod tracer;
-/// Breakpoints and registers are the processor's.
+/// Breakpoints and registers differ between processors, so nothing can be recorded on another one.
 #[cfg(not(target_arch = "x86_64"))]
 mod tracer {
     use std::time::Duration;
@@ -32,15 +32,15 @@ use crate::cluster::Node;
 use crate::dist::{self, IDLE_TEXT_SCRIPT};
 use crate::{kubernetes, test};
 
-/// Idle pods of the apiserver.
+/// How many pods the apiserver has on the idle node.
 const PODS: usize = 50;
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
-/// Far longer than their start takes.
+/// Far longer than the start of the pods takes.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 /// A node without a change for this time is idle.
 const SETTLE_TIME: Duration = Duration::from_secs(90);
-/// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of
-/// watches, up to 10 minutes.
+/// How long is recorded: during several renewals of the lease; then longer than the interval between two reports of the
+/// Node's status, 5 minutes, and the life of a watch, up to 10 minutes.
 const PERIODS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
 
 /// Builds the executable with its symbols, lets it idle in a cluster, records, and writes the script.

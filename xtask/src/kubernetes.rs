@@ -11,35 +11,35 @@ use serde_json::Value;
 
 use crate::{apt, setup};
 
-/// The release whose Pod API k8s-openapi offers by the feature in Cargo.toml.
+/// The release of the Pod API that the feature of k8s-openapi in Cargo.toml has.
 const VERSION: &str = "1.37.1";
-/// The oldest kubectl that nodes are tried with: it uses SPDY where newer ones use WebSocket.
+/// The oldest kubectl with which nodes are tested: it uses SPDY where newer ones use WebSocket.
 const OLD_KUBECTL: &str = "1.30.14";
 
-/// An apiserver, and the store that it needs.
+/// Builds an apiserver, and fetches the store that it needs.
 pub(crate) fn apiserver() -> Result<PathBuf> {
     setup::for_apiserver()?;
     ready("kube-apiserver", VERSION)
 }
 
-/// An apiserver with its store, its controllers and its scheduler.
+/// Builds an apiserver with its store, its controllers and its scheduler.
 pub(crate) fn control_plane() -> Result<()> {
     apiserver()?;
     ready("kube-controller-manager", VERSION)?;
     ready("kube-scheduler", VERSION).map(drop)
 }
 
-/// The kubelet that benches run beside limpet.
+/// Builds the kubelet that benches run beside limpet.
 pub(crate) fn kubelet() -> Result<PathBuf> {
     ready("kubelet", VERSION)
 }
 
-/// Kubernetes' own tests of a node, `test/e2e_node`, as one program.
+/// Builds Kubernetes' own tests of a node, `test/e2e_node`, as one program.
 pub(crate) fn node_tests() -> Result<PathBuf> {
     ready_from(Main::Suite, "e2e_node", VERSION)
 }
 
-/// A program of Kubernetes' conformance specs, with what runs it in several processes, and the programs of the images
+/// Builds a program of Kubernetes' conformance specs, its runner in several processes, and the programs of the images
 /// that they use.
 pub(crate) fn conformance_tests(name: &str) -> Result<()> {
     ready_from(Main::Of("github.com/onsi/ginkgo/v2"), "ginkgo", VERSION)?;
@@ -50,18 +50,18 @@ pub(crate) fn conformance_tests(name: &str) -> Result<()> {
     ready_from(Main::Suite, name, VERSION).map(drop)
 }
 
-/// What kubeadm sets up: itself, its control plane's programs, kube-proxy and a kubectl.
+/// Builds kubeadm and what it sets up: its control plane's programs, kube-proxy and a kubectl.
 pub(crate) fn kubeadm() -> Result<()> {
     control_plane()?;
     ["kubeadm", "kube-proxy", "kubectl"].iter().try_for_each(|name| ready(name, VERSION).map(drop))
 }
 
-/// The kubectls that nodes are tried with.
+/// Builds the kubectls with which nodes are tested.
 pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
     Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])
 }
 
-/// kubelet's sample device plugin, and a program with kubelet's own client of PodResources.
+/// Builds kubelet's sample device plugin, and a program with kubelet's own client of PodResources.
 pub(crate) fn device_programs() -> Result<[PathBuf; 2]> {
     let client = Main::Text(include_str!("../../tests/programs/pod-resources/main.go"));
     Ok([
@@ -70,25 +70,26 @@ pub(crate) fn device_programs() -> Result<[PathBuf; 2]> {
     ])
 }
 
-/// Where the main of a program is.
+/// Where the `main` of a program comes from.
 #[derive(Debug, Clone, Copy)]
 enum Main {
     /// In a package of the program's name, below this directory of Kubernetes.
     In(&'static str),
     /// In a package of the program's name, of this module that Kubernetes requires.
     Of(&'static str),
-    /// It is this text.
+    /// The text of the program.
     Text(&'static str),
     /// `go test` makes it, for the tests of a package below `test`.
     Suite,
 }
 
-/// The program `name` of `k8s.io/kubernetes/cmd` of that version, built if it is not there yet.
+/// Returns the program `name` of `k8s.io/kubernetes/cmd` of that version, which is built if it is missing.
 fn ready(name: &str, version: &str) -> Result<PathBuf> {
     ready_from(Main::In("cmd"), name, version)
 }
 
-/// The same of another main. One whose text is here is rebuilt each time: the text may have changed.
+/// Returns a program with another `main`. One whose text is here is rebuilt each time, because the text may have
+/// changed.
 fn ready_from(main: Main, name: &str, version: &str) -> Result<PathBuf> {
     let dir = tools::cache_dir().join(format!("kubernetes-{version}"));
     let program = dir.join(name);
@@ -127,8 +128,8 @@ fn build(main: Main, name: &str, version: &str, dir: &Path, program: &Path) -> R
     fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
 }
 
-/// A module of our own that requires what Kubernetes requires: its staging modules are in its own tree, and
-/// for others are released as v0.
+/// Writes a module that requires what Kubernetes requires. Kubernetes' staging modules are in its own tree, and are
+/// released as v0 for others.
 fn write_module(version: &str, work: &Path) -> Result<()> {
     let name = format!("k8s.io/kubernetes@v{version}");
     let output = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
@@ -148,7 +149,7 @@ fn write_module(version: &str, work: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The go command; where its archive puts it, if it is not on the path.
+/// The go command: that on the path, or else where its archive puts it.
 fn go_program() -> PathBuf {
     tools::on_path("go").unwrap_or_else(|| PathBuf::from("/usr/local/go/bin/go"))
 }
@@ -158,7 +159,7 @@ pub(crate) fn has_go() -> bool {
     go_program().exists()
 }
 
-/// The go command in a module of our own.
+/// A go command that runs in the module in `work`.
 pub(crate) fn go(work: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(go_program());
     command.args(args).current_dir(work).env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOWORK", "off");

@@ -30,7 +30,7 @@ use tree::Tree;
 /// The kinds of targets that are neither a library nor an executable.
 const NOT_CHECKED: [&str; 4] = ["bench", "custom-build", "example", "test"];
 
-/// Modules that all depend on one another.
+/// Modules that depend on each other in a circle.
 #[derive(Debug, PartialEq, Eq)]
 struct Cycle {
     members: Vec<String>,
@@ -42,11 +42,11 @@ struct Cycle {
 struct Edge {
     from: String,
     to: String,
-    /// How many paths make it.
+    /// How many paths in the code make the dependency.
     references: usize,
-    /// What they name there.
+    /// The names that those paths lead to.
     names: BTreeSet<String>,
-    /// One of them, as `file:line`.
+    /// The place of one such path, as `file:line`.
     example: String,
 }
 

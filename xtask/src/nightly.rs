@@ -82,7 +82,7 @@ impl Part {
             Self::ContainerdTwo => &["test", "--containerd", "2", "--workspace", "--tests", "--no-fail-fast"],
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
             Self::ContainerdsShim => &["test", "--shim", "runc-v2", "--workspace", "--tests", "--no-fail-fast"],
-            // One after the other: what is measured is an idle agent.
+            // The cases run one after the other, because an idle agent is measured.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
@@ -101,12 +101,12 @@ impl Part {
             Self::Site => &["site"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
             Self::Cosign => &["test", "-p", "limpet-tests", "--test", "image_policy", "--", "what_cosign_has_signed"],
-            // One after the other: what is measured is the agent's memory.
+            // The cases run one after the other, because the agent's memory is measured.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
     }
 
-    /// Builds what this part alone needs.
+    /// Builds what only this part needs.
     fn prepare(self) -> Result<()> {
         match self {
             Self::Link => kubernetes::apiserver().and_then(|_| setup::for_clocks()),
@@ -132,7 +132,8 @@ impl Part {
         let mut command = cargo::command(&["xtask"]);
         command.args(self.task());
         if matches!(self, Self::Leaks | Self::Streams) {
-            // Every mount on the machine has an agent look at its watch again; those of others are not seen here.
+            // Every mount on the machine makes an agent check its watch; those of other processes are not seen in this
+            // namespace.
             command = cargo::in_own_mount_namespace(&command);
         }
         let has_long_form = matches!(
@@ -154,7 +155,7 @@ impl Part {
     }
 }
 
-/// Runs them all, whatever fails; what failed comes last.
+/// Runs all parts, whatever fails, and lists at the end what failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut parts = arguments.parts.clone();
     if parts.is_empty() {

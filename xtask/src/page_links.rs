@@ -94,7 +94,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     names
 }
 
-/// The text of links, without punctuation, in lower case.
+/// The name of a heading: the text of its links, without punctuation, in lower case.
 fn name(title: &str) -> String {
     let mut text = String::new();
     let mut left = title;

@@ -15,9 +15,9 @@ use serde_json::json;
 
 use crate::setup;
 
-/// Columns and lines.
+/// The columns and lines of the screen.
 const SIZE: (u16, u16) = (100, 20);
-/// Of a character, in pixels.
+/// The size of a character in pixels.
 const CHARACTER_SIZE: (u16, u16) = (8, 17);
 const MARGIN: u16 = 10;
 /// How long each screen is shown.
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The screens, each with what brought it.
+/// The screens, each with the key that led to it.
 fn record(node: &TestNode) -> Result<Vec<(&'static str, Screen)>> {
     let say = |what: &str| format!("for i in 1 2 3 4 5; do echo \"{what} $i of 5\"; usleep 200000; done; {IDLE}");
     let camera = with(shell("main", ""), json!({ "image": "127.0.0.1:1/camera:2" }));
@@ -96,7 +96,7 @@ fn svg(screens: &[(&str, Screen)]) -> Result<String> {
          <rect width=\"100%\" height=\"100%\" rx=\"6\" fill=\"#1b1b1b\"/>\n"
     );
     for (number, (what, screen)) in screens.iter().enumerate() {
-        // Where nothing moves the first one is shown.
+        // Where nothing is animated, the first screen is shown.
         let first = if number == 0 { "visibility:visible;" } else { "" };
         writeln!(svg, "<g class=\"s\" style=\"{first}animation-delay:{}s\">", number * SECONDS_PER_SCREEN)?;
         for y in 0..SIZE.1 {
@@ -112,7 +112,7 @@ fn svg(screens: &[(&str, Screen)]) -> Result<String> {
     Ok(svg)
 }
 
-/// One line. Its length is given, so that columns align in any font.
+/// Writes one line. Its length is given, so that columns align in any font.
 fn text(svg: &mut String, y: u16, line: &str, length: usize) -> Result<()> {
     let (baseline, length) = (MARGIN + y * CHARACTER_SIZE.1 + 13, length * usize::from(CHARACTER_SIZE.0));
     writeln!(
@@ -122,7 +122,7 @@ fn text(svg: &mut String, y: u16, line: &str, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// How many columns of the line are written.
+/// How many columns of the line have text.
 fn length(screen: &Screen, y: u16) -> usize {
     let written = |x: &u16| screen.cell(y, *x).is_some_and(|cell| !cell.contents().trim().is_empty());
     (0..SIZE.0).rev().find(written).map_or(0, |last| usize::from(last) + 1)

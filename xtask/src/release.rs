@@ -35,7 +35,6 @@ use stage::Stage;
 /// The version of what is released.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What to make.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// An architecture; may be repeated. Without it all of them.
@@ -65,20 +64,20 @@ pub(crate) struct Arguments {
     reproduce: bool,
 }
 
-/// What is the same for all architectures.
+/// The settings that are the same for all architectures.
 #[derive(Debug)]
 struct Release {
-    /// Where the results are put.
+    /// The directory of the results.
     out: PathBuf,
-    /// Where trees are staged. Emptied at the start.
+    /// The directory in which trees are staged. It is emptied at the start.
     work: PathBuf,
     /// The time of every file.
     time: Timestamp,
-    /// Of the runtime.
+    /// Whether the runtime is taken with Debian's security updates.
     with_security_updates: bool,
 }
 
-/// Makes all of it, and prints the path of each file.
+/// Makes all files, and prints the path of each.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let architectures = if arguments.arch.is_empty() { Architecture::ALL.to_vec() } else { arguments.arch.clone() };
     ensure!(
@@ -133,7 +132,7 @@ impl Release {
         })
     }
 
-    /// Everything for one architecture; returns the files.
+    /// Makes all files for one architecture, and returns them.
     fn package(&self, architecture: Architecture, program: &Path, documents: &Path) -> Result<Vec<PathBuf>> {
         let linked = crates::linked(architecture, &crates::ROOTS)?;
         let sbom = sbom::document(&linked, architecture, self.time);
@@ -162,7 +161,7 @@ impl Release {
         self.time.as_second().unsigned_abs()
     }
 
-    /// `SHA256SUMS`, as sha256sum reads it.
+    /// Writes `SHA256SUMS`, in the form that sha256sum reads.
     fn checksums(&self, files: &[PathBuf]) -> Result<PathBuf> {
         let mut lines = Vec::new();
         for file in files {
@@ -185,7 +184,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// That of `SOURCE_DATE_EPOCH`, or of the last commit.
+/// The time of `SOURCE_DATE_EPOCH`, or of the last commit.
 fn time() -> Result<Timestamp> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what is missing on this machine, and how it gets here.
+//! `cargo xtask setup`: installs or unpacks what is missing on this machine.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     containerd: Option<u32>,
 }
 
-/// A package that apt installs, and the program by which its presence is known.
+/// Packages that apt installs, each with the program by which its presence is known.
 const INSTALLED: [(&str, &str); 3] = [("protobuf-compiler", "protoc"), ("runc", "runc"), ("iptables", "iptables")];
 
 /// Packages that are unpacked beside the machine: installed, they would start services, replace another package or
@@ -73,7 +73,7 @@ impl Beside {
     }
 }
 
-/// Brings what is missing; silent when nothing is.
+/// Installs what is missing, and prints nothing if nothing is.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let install: Vec<_> = INSTALLED
         .iter()
@@ -94,39 +94,40 @@ pub(crate) fn default() -> Result<()> {
     run(&Arguments { containerd: None })
 }
 
-/// The same, and containerd 2 beside the other one.
+/// Sets up containerd 2 as well, beside the other one.
 pub(crate) fn with_containerd_2() -> Result<()> {
     run(&Arguments { containerd: Some(2) })
 }
 
-/// What building limpet needs beside Rust.
+/// Sets up what building limpet needs besides Rust.
 pub(crate) fn for_building() -> Result<()> {
     let install: &[&str] = if tools::on_path("protoc").is_none() { &["protobuf-compiler"] } else { &[] };
     fetch_all(install, &[], false)
 }
 
-/// What an apiserver needs beside itself: its store, and its client.
+/// Sets up what an apiserver needs: its store, and its client.
 pub(crate) fn for_apiserver() -> Result<()> {
     let install: &[&str] = if tools::on_path("curl").is_none() { &["curl"] } else { &[] };
     fetch_all(install, &[Beside::Etcd], false)
 }
 
-/// The Prometheus that reads a node's metrics in tests.
+/// Sets up the Prometheus that reads a node's metrics in tests.
 pub(crate) fn for_dashboard() -> Result<()> {
     fetch_all(&[], &[Beside::Prometheus], false)
 }
 
-/// gVisor, as a runtime class in tests.
+/// Sets up gVisor, which is a runtime class in tests.
 pub(crate) fn for_runtime_classes() -> Result<()> {
     fetch_all(&[], &[Beside::Runsc], false)
 }
 
-/// What shows a node another time of day in tests.
+/// Sets up what shows a node another time of day in tests.
 pub(crate) fn for_clocks() -> Result<()> {
     fetch_all(&[], &[Beside::Faketime], false)
 }
 
-/// Setup for `--containerd MAJOR` of another task, and the choice of that version for the harness.
+/// Sets up what `--containerd MAJOR` of another task needs. Returns the variables by which the harness uses that
+/// version.
 pub(crate) fn for_major(major: Option<u32>) -> Result<Vec<(&'static str, String)>> {
     run(&Arguments { containerd: major })?;
     Ok(major.map(|major| (tools::CONTAINERD_VARIABLE, major.to_string())).into_iter().collect())
@@ -159,7 +160,7 @@ fn fetch_all(install: &[&str], wanted: &[Beside], containerd_one: bool) -> Resul
     }
 }
 
-/// The machine, when this process can set it up.
+/// The machine, if this process can set it up.
 fn able_machine(install: &[&str], beside: &[Beside]) -> Result<Machine> {
     let packages: Vec<_> = install.iter().copied().chain(beside.iter().map(|beside| beside.package())).collect();
     let missing = packages.join(", ");

@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     trace: bool,
 }
 
-/// Ends with the simulator's own lines and exit code.
+/// Runs the simulator, whose lines and exit code come last.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::for_building()?;
     let mut command = cargo::command(&["test", "--quiet", "-p", "limpet", "--test", "simulate", "--"]);

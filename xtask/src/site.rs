@@ -53,12 +53,11 @@ const PARTS: [(&str, &[&str]); 4] = [
     ),
     ("Decisions", &["docs/decisions/README.md"]),
 ];
-/// Where the pages of single decisions are.
+/// The directory of the pages about single decisions.
 const DECISIONS: &str = "docs/decisions";
-/// A page for whoever changes its directory.
+/// A page that is only for people who change its directory.
 const NOT_ON_THE_SITE: [&str; 1] = ["agent/fuzz/README.md"];
 
-/// Where the site is made.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The directory that is replaced by the site; without it `site` in cargo's target directory.
@@ -90,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
     Ok(html.join("index.html"))
 }
 
-/// mdBook's configuration.
+/// The text of mdBook's configuration.
 fn book() -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
@@ -124,7 +123,7 @@ fn index(page: &Path) -> PathBuf {
     if page.ends_with("README.md") { page.with_file_name("index.md") } else { page.to_owned() }
 }
 
-/// A page whose links to READMEs lead to the pages of the site.
+/// The page with links to READMEs changed to pages of the site.
 fn with_index_links(text: &str) -> String {
     let mut linked = text.to_owned();
     for (_, target) in page_links::links(text).filter(|(_, target)| target.contains("README.md")) {
@@ -161,7 +160,7 @@ fn contents(pages: &BTreeMap<PathBuf, String>) -> Result<String> {
     Ok(text)
 }
 
-/// Every page of the site but the one for addresses that do not exist, by its path.
+/// Every page of the site, by its path, except the one for addresses that do not exist.
 fn read_html(html: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let mut pages = BTreeMap::new();
     let mut directories = vec![html.to_owned()];

@@ -32,7 +32,7 @@ pub(crate) enum Shim {
 }
 
 impl Shim {
-    /// Has nodes of tests use it: limpet's is built with further arguments such as `--release`.
+    /// Has the nodes of tests use this shim. limpet's is built with further arguments such as `--release`.
     pub(crate) fn choose(self, command: &mut Command, args: &[&str]) -> Result<()> {
         match self {
             Self::Limpet => {
@@ -45,7 +45,8 @@ impl Shim {
     }
 }
 
-/// Ends with cargo's own lines and its exit code, unless only suites have failed: then with their names.
+/// Runs the tests. The last lines and the exit code are cargo's, unless only suites have failed: then it fails with
+/// their names.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.rest.is_empty() {
         ensure!(
@@ -67,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
-        // What a few cases have; without it they fail, and no others.
+        // Only a few cases need this executable; without it they fail, and no others.
         match dist::for_tests() {
             Ok(program) => drop(command.env(agent::STATIC_PROGRAM_VARIABLE, program)),
             Err(error) => eprintln!("without the static executable: {error:#}"),
@@ -88,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
-    // Some cases have it whatever the others do.
+    // Some cases need limpet's shim whatever the others use.
     command.env(agent::SHIM_PROGRAM_VARIABLE, agent::build_shim(&[])?);
     if let Some(shim) = arguments.shim {
         shim.choose(&mut command, &[])?;
@@ -97,7 +98,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut suites = Ok(());
     if arguments.rest.is_empty() {
         let (all, others) = suites::all()?;
-        // Before cargo's tests, whose lines come last; their failure does not hide those either. There are no doc tests.
+        // The suites run before cargo's tests, whose lines come last and are not hidden by a failure of the suites.
+        // There are no doc tests.
         suites = suites::run(all, &command);
         command.args(others);
     }
@@ -120,7 +122,7 @@ const TOOLS: [(&str, &str); 7] = [
     ("zstd", "zstd"),
 ];
 
-/// Installs what is missing of them, where that can be done; elsewhere the tests report what they lack, and fail.
+/// Installs the missing ones where that is possible. Elsewhere the tests report what they lack, and fail.
 pub(crate) fn tools_of_tests() -> Result<()> {
     let missing = TOOLS.iter().filter(|(_, program)| tools::on_path(program).is_none());
     let missing: Vec<_> = missing.map(|(package, _)| *package).collect();

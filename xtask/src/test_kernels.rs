@@ -32,15 +32,15 @@ pub(crate) struct Arguments {
 /// A stock kernel.
 struct Kernel {
     name: &'static str,
-    /// The suite that has it.
+    /// The release of Debian that has it.
     suite: &'static str,
-    /// What its command line needs.
+    /// Options for its command line.
     options: &'static str,
-    /// Whether it is among those of `cargo xtask test`.
+    /// Whether `cargo xtask test` boots it.
     everyday: bool,
     /// Modules that its machine needs, below its `kernel/`.
     modules: &'static [&'static str],
-    /// What it cannot run. A skip that is not here fails the run, and so does one that is here and ran.
+    /// The cases that it cannot run. A skip that is not listed fails the run, and so does a listed one that ran.
     skips: &'static [Skip],
 }
 
@@ -48,7 +48,7 @@ static KERNELS: [Kernel; 4] = [
     Kernel {
         // Its default order of security modules leaves BPF out.
         options: "lsm=lockdown,yama,apparmor,bpf",
-        // Its fanotify takes no tmpfs: a RAM disk has a file system as nodes have.
+        // Its fanotify does not accept tmpfs. A RAM disk has a file system like that of nodes.
         modules: &["drivers/block/brd.ko"],
         ..kernel("5.10", "bullseye", true)
     },
@@ -57,7 +57,7 @@ static KERNELS: [Kernel; 4] = [
     kernel("newest", "unstable", true),
 ];
 
-/// One that takes everything as it is.
+/// A kernel that runs every case without further settings.
 const fn kernel(name: &'static str, suite: &'static str, everyday: bool) -> Kernel {
     Kernel { name, suite, options: "", everyday, modules: &[], skips: &[] }
 }
@@ -67,7 +67,7 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(600);
 /// The maximum number of boots of one machine.
 const MAX_BOOTS: usize = 3;
-/// What the first process prints first: later failures may be caused by it.
+/// The first line of the first process; later failures may be caused by it.
 const BOOTED_MARKER: &str = "the first process runs";
 
 /// Boots all selected kernels.
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     boot_all(KERNELS.iter().filter(wanted))
 }
 
-/// The two of every test run: the oldest and the newest.
+/// Boots the two kernels of every test run, the oldest and the newest.
 pub(crate) fn everyday() -> Result<()> {
     match vm_image::obstacle()? {
         None => boot_all(KERNELS.iter().filter(|kernel| kernel.everyday)),
@@ -104,7 +104,7 @@ fn boot_all(kernels: impl Iterator<Item = &'static Kernel>) -> Result<()> {
         apt::install(&["qemu-system-x86"])?;
     }
     let programs = Programs { kernels: static_test()?, agent: agent_tests()? };
-    // One after the other: the package manager locks its directory.
+    // The images are made one after the other, because the package manager locks its directory.
     let images: Vec<_> = kernels.map(|kernel| (kernel, image(kernel))).collect();
     let work = Machines::Kernels.dir();
     // Two at once: a machine keeps one core busy.

@@ -5,17 +5,15 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Not a pod: the start of the line that a hog prints when it has allocated everything.
+/// The begin of the line that a hog prints when it has allocated everything. It stands where other lines name a pod.
 pub(super) const FILLED: &str = "filled";
 
-/// What a scenario has left of one contender.
+/// The record of one contender in a scenario.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// What the scenario is called.
     pub(super) scenario: String,
     /// Who ran the pods.
     pub(super) who: String,
-    /// Its lines.
     pub(super) lines: String,
 }
 
@@ -24,24 +22,24 @@ pub(super) struct Record {
 struct Outcome {
     /// When the hog had allocated everything.
     filled: Option<f64>,
-    /// Pods that ended, in this order.
+    /// Pods that ended, in the order of their ends.
     ended: Vec<(String, f64)>,
     /// Containers that ran again.
     again: Vec<(String, f64)>,
-    /// Images that were removed, in this order.
+    /// Images that were removed, in the order of their removal.
     removed: Vec<(String, f64)>,
-    /// Pods that run in the end.
+    /// Pods that run at the end.
     run: Vec<String>,
-    /// Images that are there in the end.
+    /// Images that are present at the end.
     kept: Vec<String>,
     /// What is left of what was short.
     left: Vec<String>,
-    /// What a pod's status gives as its end, where that is not an eviction.
+    /// The reason in the status of a pod that did not end by an eviction.
     reasons: BTreeMap<String, String>,
 }
 
 impl Outcome {
-    /// Reads them. Any other line is an error: `began|ended POD MS`, `removed IMAGE MS`, `kept IMAGE`,
+    /// Reads the lines of a record. Any other line is an error: `began|ended POD MS`, `removed IMAGE MS`, `kept IMAGE`,
     /// `reason POD TEXT`, `left TEXT`, `over MS`.
     fn read(lines: &str) -> Result<Self> {
         let mut outcome = Self::default();
@@ -89,7 +87,7 @@ impl Outcome {
         }
     }
 
-    /// What the table shows, each with its heading; empty where there is nothing.
+    /// The rows of the table, each with its heading; empty if there is nothing to show.
     fn rows(&self) -> [(&'static str, String); 7] {
         let timed = |all: &[(String, f64)]| {
             all.iter().map(|(name, at)| format!("{name} {at:.0}")).collect::<Vec<_>>().join(", ")
@@ -137,7 +135,7 @@ pub(super) fn table(records: &[Record]) -> Result<String> {
     Ok(text)
 }
 
-/// Each once, in the order of their first appearance.
+/// Each text once, in the order of first appearance.
 fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     all.fold(Vec::new(), |mut seen, name| {
         if !seen.contains(&name) {

@@ -8,18 +8,18 @@ use super::record::FILLED;
 
 /// The directory of the observer's FIFOs, and where containers find it.
 pub(super) const WATCH: &str = "/run/pressure";
-/// What the node is called.
+/// The node's name.
 pub(super) const NODE: &str = "gateway";
 /// A class of the priority 1000.
 pub(super) const HIGH: &str = "high";
-/// The pod that takes too much.
+/// The name of the pod that uses too much.
 pub(super) const HOG: &str = "hog";
-/// What is taken of process ids in all, and how many there are.
+/// How many process ids the pods use together, and how many there are.
 const PROCESSES: (u32, u32) = (10_000, 12_000);
-/// Bytes of an image, which takes them twice: packed and unpacked.
+/// The size of an image, which needs it twice: packed and unpacked.
 const IMAGE: usize = 12 << 20;
 
-/// One against which limpet and kubelet are held.
+/// A situation in which limpet and kubelet are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Scenario {
     /// A pod fills the disk of the agent's root directory.
@@ -35,7 +35,6 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    /// All of them.
     pub(super) const ALL: [Self; 5] = [Self::Disk, Self::Memory, Self::Processes, Self::Images, Self::ManifestHog];
 
     /// The name of its files.
@@ -60,18 +59,18 @@ impl Scenario {
         }
     }
 
-    /// The hard threshold, and no other.
+    /// The only hard threshold of the scenario.
     fn threshold(self) -> Value {
         match self {
             Self::Disk => json!({ "nodefs.available": "120Mi" }),
             Self::Memory | Self::ManifestHog => json!({ "memory.available": "2000Mi" }),
             Self::Processes => json!({ "pid.available": "6000" }),
-            // Never met: without any there would be kubelet's defaults.
+            // This is never met. Without any threshold kubelet's defaults would apply.
             Self::Images => json!({ "memory.available": "50Mi" }),
         }
     }
 
-    /// The KubeletConfiguration of both.
+    /// The KubeletConfiguration of both contenders.
     pub(super) fn configuration(self) -> Value {
         json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -90,7 +89,7 @@ impl Scenario {
             "imageGCHighThresholdPercent": if self == Self::Images { 75 } else { 100 },
             "imageGCLowThresholdPercent": 60,
             "imageMinimumGCAge": "1s",
-            // kubelet ranks by what it measured then.
+            // kubelet ranks by its last measurement.
             "volumeStatsAggPeriod": "10s",
         })
     }
@@ -155,7 +154,7 @@ impl Scenario {
             Self::Memory | Self::ManifestHog => {
                 format!("for i in $(seq 50); do {}; sleep 1; done", allocate(20))
             }
-            // Shells that wait for a line that never comes: nothing but a process each.
+            // Each shell waits for a line that never comes, so it is nothing but a process.
             _ => {
                 let each = PROCESSES.0 / 100 - 1;
                 format!(
@@ -171,7 +170,7 @@ impl Scenario {
         pod
     }
 
-    /// What a command prints of what is left.
+    /// The command that prints how much is left of what is short.
     pub(super) fn left(self) -> &'static str {
         match self {
             Self::Disk => "df --output=avail -m /node | tail -n 1 | sed 's/^ *//; s/$/ MiB of the disk/'",
@@ -184,7 +183,7 @@ impl Scenario {
     }
 }
 
-/// What a pod has for a priority, or that it is of a manifest, which kubelet never ends.
+/// The priority of a pod, or that it is one of a manifest, which kubelet never ends.
 #[derive(Debug, Clone, Copy)]
 enum Priority {
     None,
@@ -203,7 +202,7 @@ enum Request {
     All,
 }
 
-/// A pod beside the hog. It takes so many MiB, or processes.
+/// A pod beside the hog, which uses so many MiB, or processes.
 #[derive(Debug, Clone, Copy)]
 struct Member {
     name: &'static str,
@@ -220,10 +219,10 @@ const CAST: [Member; 5] = [
     Member { name: "static", priority: Priority::Manifest, request: Request::None, takes: 24 },
 ];
 
-/// The image that no pod uses and that is pinned.
+/// The name of the pinned image, which no pod uses.
 pub(super) const PINNED: &str = "registry.test/pinned:1";
 
-/// The images that are there from the beginning, and those that come later.
+/// The images that are present from the beginning, and those that are imported later.
 pub(super) fn images() -> Result<[Vec<Image>; 2]> {
     let build = |name: &&str| {
         ImageBuilder::new(&format!("registry.test/{name}:1")).file("noise", noise(name, IMAGE), 0o644).build()
@@ -232,17 +231,17 @@ pub(super) fn images() -> Result<[Vec<Image>; 2]> {
     Ok([first, ["unused-a", "unused-b"].iter().map(build).collect::<Result<_>>()?])
 }
 
-/// How many processes there may be, as a kernel setting.
+/// The kernel's limit of processes.
 pub(super) fn threads_max() -> u32 {
     PROCESSES.1
 }
 
-/// Takes so many MiB of memory: a reader whose output finds no room.
+/// The command that allocates so many MiB of memory: a reader whose output finds no room.
 fn allocate(mib: u32) -> String {
     format!("{{ dd if=/dev/zero bs={mib}M count=1 2> /dev/null | sleep 100000 & }}")
 }
 
-/// A pod of the image that is called as it is.
+/// A pod whose image has the same name.
 fn simple(name: &str) -> Value {
     let image = format!("registry.test/{name}:1");
     pod(name, &image, &format!("trap 'exit 0' TERM; exec 9> /watch/{name}; sleep 100000 & wait $!"))

@@ -1,4 +1,4 @@
-//! From a linker's map and the functions that ran to the linker script that has them side by side.
+//! Makes the linker script that places functions side by side, from a linker's map and the functions that ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,16 +14,15 @@ const END: &str = "  }
 INSERT BEFORE .text;
 ";
 
-/// A section of text that one of the objects brings: most functions of Rust have one of their own.
+/// A section of text of one of the objects: most functions of Rust have their own.
 #[derive(Debug)]
 pub(super) struct Section {
     begin: u64,
     size: u64,
-    /// How the script names it.
     pattern: Pattern,
 }
 
-/// The words of the script for a section, and for all others that differ from it by their hash alone.
+/// The words of the script for a section, which also match all others that differ only in their hash.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pattern(String);
 
@@ -36,11 +35,11 @@ impl Pattern {
         }
         let file = object.rsplit('/').next().unwrap_or(object);
         let Some((archive, member)) = file.strip_suffix(')').and_then(|file| file.split_once('(')) else {
-            // One of the program itself is called by a hash.
+            // An object of the program itself has a hash for a name.
             let file = if file.ends_with(".rcgu.o") { "" } else { file };
             return Self(format!("*{file}({section})"));
         };
-        // A crate's archive is called by a hash, and so are its objects.
+        // The name of a crate's archive contains a hash, and so do those of its objects.
         let hashed = archive.strip_suffix(".rlib").and_then(|archive| archive.split_once('-'));
         let text = match (hashed, member.split_once('-')) {
             (Some((archive, _)), Some((_, member))) => format!("*{archive}-*:*-{member}({section})"),
@@ -60,7 +59,7 @@ fn without_hashes(name: &str) -> String {
         let (kept, length) = match left.as_bytes() {
             [b'C', b's', ..] => ("Cs*_", number_end),
             [b'B', ..] => ("B*_", number_end),
-            // Numbers: of an item of the same name, of a lifetime, and a constant's value.
+            // These are numbers: of an item of the same name, of a lifetime, and a constant's value.
             [b's' | b'L' | b'G', ..] => (&left[..number_end], number_end),
             [b'K', next, ..] if !matches!(next, b'p' | b'B') => (&left[..number_end], number_end),
             // A namespace may be any letter.
@@ -74,10 +73,10 @@ fn without_hashes(name: &str) -> String {
     general
 }
 
-/// An identifier at the beginning of a name, its length before it; and how long both are.
+/// The identifier at the beginning of a name, which follows its length, and how long both are together.
 fn identifier(name: &str) -> (&str, usize) {
     let digits = name.find(|c: char| !c.is_ascii_digit()).unwrap_or(name.len());
-    // No identifier has the number 0 before it: that is one without letters, such as a closure's.
+    // The length 0 stands alone, because nothing follows it, for example in a closure's name.
     let digits = if name.starts_with('0') { 1 } else { digits };
     let length: usize = name[..digits].parse().unwrap_or_default();
     let separator = usize::from(name[digits..].starts_with('_'));
@@ -105,8 +104,8 @@ fn section(line: &str) -> Option<Section> {
     Some(Section { begin: number(begin)?, size: number(size)?, pattern: Pattern::new(object, section) })
 }
 
-/// The script: what ran in the first period comes first. Of a period, the sections that were used whole come first,
-/// those of which most is of other instances of the same function last.
+/// The text of the script. What ran in the first period comes first. Within a period, the sections that were used whole
+/// come first, and those last of which most belongs to other instances of the same function.
 pub(super) fn text(sections: &[Section], periods: &[Vec<u64>]) -> String {
     let mut sizes: BTreeMap<&Pattern, u64> = BTreeMap::new();
     for section in sections {

@@ -1,5 +1,5 @@
-//! Records which functions of a running program are executed, by a breakpoint at each that is removed when it is hit: the
-//! program runs at its own speed soon. For x86-64.
+//! Records which functions of a running program are executed, by a breakpoint at each that is removed when it is hit,
+//! so that the program soon runs at its own speed. For x86-64.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -17,27 +17,27 @@ const BREAKPOINT: u8 = 0xcc;
 /// Ends a period of the recording; nothing else sends it to the program.
 const END_SIGNAL: Signal = Signal::SIGURG;
 
-/// Which of the `functions`, by the addresses that they begin at, the process executes for the first time in each of
-/// the periods, which follow each other.
+/// Returns which of the `functions`, by the addresses at which they begin, the process executes for the first time in
+/// each of the consecutive periods.
 pub(super) fn executed(pid: u32, functions: &[u64], periods: &[Duration]) -> Result<Vec<Vec<u64>>> {
     let pid = Pid::from_raw(pid.try_into().context("a process id")?);
     let mut tracer = Tracer::attach(pid, functions)?;
     let recorded: Result<_> = periods.iter().map(|period| tracer.record(*period)).collect();
     let released = tracer.release();
-    // Why nothing could be recorded matters more: of a program that has ended nothing can be released.
+    // Why nothing could be recorded matters more, because nothing can be released in a program that has ended.
     let recorded = recorded?;
     released.map(|()| recorded)
 }
 
 struct Tracer {
     pid: Pid,
-    /// What each function began with.
+    /// The first byte of each function, by its address.
     begins: Vec<(u64, u8)>,
     hit: Vec<u64>,
 }
 
 impl Tracer {
-    /// Stops all threads, places the breakpoints, and lets the threads go on.
+    /// Stops all threads, places the breakpoints, and lets the threads continue.
     fn attach(pid: Pid, functions: &[u64]) -> Result<Self> {
         let options = Options::PTRACE_O_TRACECLONE
             | Options::PTRACE_O_TRACEFORK
@@ -67,7 +67,7 @@ impl Tracer {
     }
 
     /// Follows the threads, and the processes that they start until those execute a program, until the time has passed.
-    /// What is hit for the first time.
+    /// Returns what is hit for the first time.
     fn record(&mut self, period: Duration) -> Result<Vec<u64>> {
         let pid = self.pid;
         std::thread::spawn(move || {
@@ -129,8 +129,8 @@ impl Tracer {
     }
 }
 
-/// The functions that a stopped thread is in, and will return to: loops that wait are never entered again. A word on its stack
-/// that a function has left there may count, too.
+/// The functions in which a stopped thread is, and to which it will return, because loops that wait are never entered
+/// again. A word that a function has left on the stack may count, too.
 fn on_stack(thread: Pid, memory: &File, functions: &[u64]) -> Result<Vec<u64>> {
     let registers = ptrace::getregs(thread)?;
     let maps = format!("/proc/{thread}/maps");

@@ -23,7 +23,6 @@ pub(super) fn cyclic_components<'a>(edges: impl Iterator<Item = (&'a str, &'a st
 
 /// What is known of a node that the search has reached.
 struct Visited {
-    /// The node's place in the order of visits.
     index: usize,
     /// Whether its component is still open.
     on_stack: bool,

@@ -34,7 +34,7 @@ pub(super) struct Declared {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) module: ModulePath,
-    /// From the root of the crate: modules, then maybe items.
+    /// The path from the root of the crate: modules, then perhaps items.
     pub(super) target: Vec<String>,
     pub(super) line: usize,
 }
@@ -44,11 +44,10 @@ pub(super) struct Named {
 pub(super) struct Import {
     pub(super) module: ModulePath,
     pub(super) name: String,
-    /// From the root of the crate, or the name of another crate below `module`.
+    /// The path from the root of the crate, or the name of another crate below `module`.
     pub(super) target: Vec<String>,
 }
 
-/// Reads the text of the file of `module`.
 pub(super) fn scan(text: &str, module: &[String]) -> Result<Scanned> {
     let tokens: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
         anyhow!("line {}: not a Rust token: {error}", error.span().start().line)
@@ -61,7 +60,7 @@ pub(super) fn scan(text: &str, module: &[String]) -> Result<Scanned> {
 /// One path of a `use` declaration or an expression.
 struct Leaf {
     segments: Vec<String>,
-    /// What `use` calls it; none for a glob.
+    /// The name that `use` gives it; `None` for a glob.
     name: Option<String>,
     line: usize,
 }
@@ -95,7 +94,7 @@ impl Scanned {
         }
     }
 
-    /// Attributes and what they belong to: left out when it is for tests alone.
+    /// Reads attributes and their item, which is left out if it is only for tests.
     fn attributes(&mut self, tokens: &[TokenTree], start: usize, module: &[String]) -> usize {
         let (mut at, mut tests, mut path) = (start, false, None);
         while let Some((attribute, end)) = attribute(tokens, at) {
@@ -119,7 +118,7 @@ impl Scanned {
         }
     }
 
-    /// `mod name;` and `mod name { ... }`
+    /// Reads `mod name;` or `mod name { ... }`.
     fn module(&mut self, tokens: &[TokenTree], at: usize, path: Option<String>, module: &[String]) -> usize {
         let Some(TokenTree::Ident(name)) = tokens.get(at + 1) else { return at + 1 };
         let module = [module, &[text(name)]].concat();
@@ -136,7 +135,7 @@ impl Scanned {
         at + 3
     }
 
-    /// `use ...;`
+    /// Reads `use ...;`.
     fn declaration(&mut self, tokens: &[TokenTree], at: usize, module: &[String]) -> usize {
         // A path that begins with `::` is another crate's.
         if is_separator(tokens, at + 1) {
@@ -180,7 +179,7 @@ fn read_path(tokens: &[TokenTree], mut at: usize, prefix: &[String], leaves: &mu
                 read_group(group, &segments, leaves);
                 return at + 1;
             }
-            // A glob, or the arguments of a generic function.
+            // This is a glob, or the arguments of a generic function.
             Some(other) if segments.len() > prefix.len() => break (None, other.span().start().line),
             _ => return at,
         }
@@ -197,7 +196,7 @@ fn read_path(tokens: &[TokenTree], mut at: usize, prefix: &[String], leaves: &mu
     }
 }
 
-/// The branches of `{a, b::c}`.
+/// Reads the branches of `{a, b::c}`.
 fn read_group(group: &Group, prefix: &[String], leaves: &mut Vec<Leaf>) {
     let tokens: Vec<TokenTree> = group.stream().into_iter().collect();
     for branch in tokens.split(|token| matches!(token, TokenTree::Punct(comma) if comma.as_char() == ',')) {
@@ -242,7 +241,7 @@ fn is_of_tests(attribute: &Group) -> bool {
     }
 }
 
-/// Whether a predicate of `cfg` holds in tests alone.
+/// Whether a predicate of `cfg` holds only in tests.
 fn implies_test(predicate: TokenStream) -> bool {
     let tokens: Vec<TokenTree> = predicate.into_iter().collect();
     let branches = |group: &Group| -> Vec<TokenStream> {

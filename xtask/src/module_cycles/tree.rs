@@ -12,10 +12,10 @@ use super::scan::{self, Declared, ModulePath, Scanned};
 /// A crate's modules and what they name of each other.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    /// All modules, the root among them.
+    /// All modules, including the root.
     pub(super) modules: BTreeSet<ModulePath>,
     pub(super) references: Vec<Reference>,
-    /// What a name means that `use` has brought into a module.
+    /// The targets of names that `use` has brought into a module.
     imports: BTreeMap<(ModulePath, String), Vec<String>>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Reference {
     pub(super) line: usize,
 }
 
-/// How files are read: from disk, or from a table in tests.
+/// Reads a file: from disk, or from a table in tests.
 pub(super) type Read<'a> = &'a dyn Fn(&Path) -> io::Result<String>;
 
 /// Reads the crate that begins with the file `root`.
@@ -59,7 +59,7 @@ fn is_for_tests(file: &Path) -> bool {
 }
 
 impl Reference {
-    /// What the path names in the end: a type, a function, or the module itself.
+    /// The name at the end of the path: a type, a function, or the module itself.
     pub(super) fn name(&self) -> Option<&str> {
         self.target.last().map(String::as_str)
     }
@@ -79,7 +79,7 @@ impl Tree {
         self.modules.extend(scanned.inline);
     }
 
-    /// The two children of `parent` that a reference leads from and to, when they are two.
+    /// The children of `parent` from which and to which a reference leads, if they differ.
     pub(super) fn siblings<'a>(&'a self, parent: &[String], reference: &'a Reference) -> Option<(&'a str, &'a str)> {
         let from = reference.module.strip_prefix(parent)?.first()?;
         let to = self.child(parent, &reference.target)?;
@@ -99,7 +99,7 @@ impl Tree {
 /// A file of the crate.
 struct Source {
     file: PathBuf,
-    /// Where the files of its submodules are.
+    /// The directory of its submodules' files.
     directory: PathBuf,
     module: ModulePath,
     text: String,
@@ -118,11 +118,11 @@ impl Source {
         bail!("{}:{}: module {} has no file", self.file.display(), declared.line, declared.module.join("::"))
     }
 
-    /// Where that file may be, and where the files of its own submodules are then.
+    /// The paths at which the file may be, each with the directory of its own submodules.
     fn candidates(&self, declared: &Declared) -> Vec<(PathBuf, PathBuf)> {
         let inner = declared.module.strip_prefix(&self.module[..]).unwrap_or(&declared.module);
         let (name, around) = inner.split_last().map_or(("", inner), |(name, around)| (name.as_str(), around));
-        // Modules written out in this file are directories on the way.
+        // A module that is written out in this file is a directory on the way.
         let directory = around.iter().fold(self.directory.clone(), |directory, name| directory.join(name));
         let Some(path) = &declared.path else {
             let of_module = directory.join(name);

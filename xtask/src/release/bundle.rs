@@ -23,9 +23,9 @@ const PACKAGES: [&str; 5] = ["containerd", "runc", "containernetworking-plugins"
 const INSTALLED: &str = "/opt/limpet/runtime";
 
 const PROGRAMS: [&str; 3] = ["usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/sbin/runc"];
-/// Those that a configuration for one node uses: all of them would add 20 MB to the file.
+/// The plugins that a configuration for one node uses; all of them would add 20 MB to the file.
 const PLUGINS: [&str; 8] = ["bridge", "firewall", "host-local", "ipvlan", "loopback", "macvlan", "portmap", "static"];
-/// Where Debian keeps them.
+/// The directory of the plugins in Debian's package.
 const PLUGIN_DIRECTORY: &str = "usr/lib/cni";
 
 /// Packs `tree` and the runtime.
@@ -76,7 +76,7 @@ fn add_runtime(unpacked: &Path, runtime: &Path) -> Result<()> {
     add_libraries(unpacked, runtime, libraries)
 }
 
-/// Adds the libraries, those that they need themselves, and the loader, which is one of these.
+/// Adds the missing libraries, those that they need themselves, and the loader, which is one of these.
 fn add_libraries(unpacked: &Path, runtime: &Path, mut missing: BTreeSet<String>) -> Result<()> {
     let mut added = BTreeSet::new();
     while let Some(name) = missing.pop_first() {

@@ -1,4 +1,4 @@
-//! `cargo xtask release --check`: what is made is what the distributions ask for, and runs.
+//! `cargo xtask release --check`: the packages meet the rules of the distributions, and run.
 //!
 //! lintian and rpmlint without an error; the executable, emulated where the processor is another one, prints its version,
 //! accepts a manifest and examines the machine.
@@ -16,7 +16,7 @@ use crate::apt::{self, Machine};
 use crate::architecture::Architecture;
 use crate::dist;
 
-/// Packages of the checks, and the program by which each is known.
+/// Packages that the checks need, and the program by which the presence of each is known.
 const TOOLS: [(&str, &str); 3] = [("lintian", "lintian"), ("rpmlint", "rpmlint"), ("mandoc", "mandoc")];
 
 const MANIFEST: &str =
@@ -54,7 +54,7 @@ fn rpmlint(package: &Path) -> Result<()> {
     process::checked(command.arg(package)).map(drop)
 }
 
-/// Every manual page is read without an error.
+/// Checks that mandoc reads every manual page without an error.
 fn pages(tree: &Path) -> Result<()> {
     for section in ["man1", "man5"] {
         let directory = tree.join("usr/share/man").join(section);
@@ -65,7 +65,7 @@ fn pages(tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The executable runs.
+/// Checks that the executable runs.
 fn executable(architecture: Architecture, program: &Path) -> Result<()> {
     let version = process::checked(command(architecture, program)?.arg("--version"))?;
     ensure!(version.trim() == format!("limpet {VERSION}"), "{} prints {version}", program.display());
@@ -74,7 +74,7 @@ fn executable(architecture: Architecture, program: &Path) -> Result<()> {
     let accepted = process::checked(command(architecture, program)?.arg("validate").arg(&manifest));
     fs::remove_file(&manifest).ok();
     accepted?;
-    // This machine need not be able to run pods: what counts is that everything is examined.
+    // This machine need not be able to run pods. It only matters that everything is examined.
     let report = process::run(command(architecture, program)?.args(["doctor", "-o", "json"]), b"")?;
     let text = String::from_utf8_lossy(&report.stdout);
     let document: serde_json::Value = serde_json::from_str(&text).with_context(|| {
@@ -96,7 +96,8 @@ fn command(architecture: Architecture, program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// QEMU's, the machine's own or unpacked beside it: installed it would register itself for all programs.
+/// The path of QEMU's program: the machine's own, or one that is unpacked beside it, because an installed one would
+/// register itself for all programs.
 fn emulator(architecture: Architecture) -> Result<PathBuf> {
     let name = architecture.emulator();
     if let Some(emulator) = tools::emulator(name) {

@@ -14,18 +14,18 @@ use crate::cargo;
 /// The packages whose executables are released: the agent's, and the shim's.
 pub(super) const ROOTS: [&str; 2] = ["limpet", "limpet-shim"];
 
-/// A crate that is linked.
+/// A crate that is linked into an executable.
 #[derive(Debug)]
 pub(super) struct LinkedCrate {
     pub(super) name: String,
     pub(super) version: Version,
     /// An SPDX expression.
     pub(super) licence: String,
-    /// Where its sources are.
+    /// The directory of its sources.
     pub(super) directory: PathBuf,
     /// Whether it comes from crates.io; the others are limpet's own.
     pub(super) is_published: bool,
-    /// The places in the list of those that it uses itself.
+    /// The indexes, in the list, of the crates that it uses itself.
     pub(super) dependencies: Vec<usize>,
 }
 
@@ -69,7 +69,7 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// Those of the executables of these packages, by name and version.
+/// The crates of the executables of these packages, by name and version.
 pub(super) fn linked(architecture: Architecture, packages: &[&str]) -> Result<Vec<LinkedCrate>> {
     let target = architecture.target();
     // The tree knows which features these packages enable, and leaves out what runs in the compiler.

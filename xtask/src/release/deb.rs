@@ -34,17 +34,17 @@ pub(super) fn make(release: &Release, architecture: Architecture, tree: &Path) -
     let package = release.out.join(format!("limpet_{VERSION}-1_{}.deb", architecture.debian()));
     let mut command = Command::new("dpkg-deb");
     command.args(["--root-owner-group", "-Zxz", "--build"]).arg(&root).arg(&package);
-    // Times that are later than this one are set to it: all of them.
+    // dpkg-deb sets times to this one that are later, which all of them are.
     process::checked(command.env("SOURCE_DATE_EPOCH", release.seconds().to_string()))?;
     Ok(package)
 }
 
-/// What Debian has elsewhere, or asks for.
+/// Moves what Debian has elsewhere, and adds what its policy requires.
 fn follow_policy(root: &Path, release: &Release) -> Result<()> {
     let completions = root.join("usr/share/zsh");
     fs::rename(completions.join("site-functions"), completions.join("vendor-completions"))?;
     let documents = root.join("usr/share/doc/limpet");
-    // In /usr/share/common-licenses.
+    // Debian has this text in /usr/share/common-licenses.
     fs::remove_file(documents.join("LICENSE"))?;
     let copyright = fs::read(source("copyright")).context("deploy/deb/copyright")?;
     stage::write(&documents.join("copyright"), &copyright, 0o644)?;
@@ -62,7 +62,7 @@ fn source(name: &str) -> PathBuf {
     workspace_dir().join("deploy/deb").join(name)
 }
 
-/// The size of a tree's files.
+/// The size of a tree's files in KiB.
 fn kibibytes(tree: &Path) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(tree).with_context(|| format!("{}", tree.display()))? {

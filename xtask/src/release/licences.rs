@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result};
 
 use super::crates::LinkedCrate;
 
-/// How the names of files begin that have a licence or what it asks to be passed on.
+/// The prefixes of files that have a licence, or a text that it requires to be passed on.
 const FILES: [&str; 6] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
-/// No licence is longer.
+/// The limit of a licence's length, which none reaches.
 const MAX_BYTES: u64 = 256 << 10;
 
 /// The text for an executable of these crates.
@@ -34,7 +34,7 @@ pub(super) fn text(linked: &[LinkedCrate]) -> Result<String> {
     Ok(std::iter::once(head.to_owned()).chain(sections).collect())
 }
 
-/// What comes with a crate, else the texts of the licences that it names.
+/// The texts that come with a crate, or else those of the licences that it names.
 fn texts(linked: &LinkedCrate) -> Result<Vec<String>> {
     let mut files: Vec<PathBuf> = entries(&linked.directory)?;
     files.sort();
@@ -69,14 +69,14 @@ fn named(expression: &str) -> Result<Vec<String>> {
     Ok(ids.map(|id| normal(id.text())).collect())
 }
 
-/// The same text for files that differ in the ends of their lines alone.
+/// The text with uniform ends of lines, so that files that differ only in these are equal.
 fn normal(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     lines.join("\n").trim_matches('\n').to_owned()
 }
 
-/// What is linked and is no crate: Rust's standard library, the C library, gcc's. Their licences are the same for all
-/// architectures.
+/// The licences of what is linked and is not a crate: Rust's standard library, the C library, gcc's. They are the same
+/// for all architectures.
 fn toolchain() -> Result<Vec<(&'static str, String)>> {
     let glibc = "the GNU C library (LGPL-2.1-or-later; its source is that of Debian's package glibc)";
     let gcc = "libgcc (GPL-3.0-or-later WITH GCC-exception-3.1; its source is that of Debian's package gcc)";

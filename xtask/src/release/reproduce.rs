@@ -13,7 +13,8 @@ use crate::architecture::Architecture;
 use crate::cargo;
 use crate::dist::Profile;
 
-/// Clones the last commit, makes the same from the clone, with another target directory, and compares each file of `made`.
+/// Clones the last commit, makes the same files from the clone with another target directory, and compares each file of
+/// `made`.
 pub(super) fn run(release: &Release, architectures: &[Architecture], profile: Profile, made: &[PathBuf]) -> Result<()> {
     let changes = process::checked(
         Command::new("git").args(["status", "--porcelain", "--untracked-files=no"]).current_dir(workspace_dir()),

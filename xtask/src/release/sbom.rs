@@ -40,7 +40,7 @@ fn component(linked: &LinkedCrate) -> Value {
 
 /// The package's URL, which also is its name within the document.
 fn reference(linked: &LinkedCrate) -> String {
-    // `+` of a version's metadata has another meaning in URLs.
+    // The `+` before a version's metadata has another meaning in URLs.
     let version = linked.version.to_string().replace('+', "%2B");
     format!("pkg:cargo/{}@{version}", linked.name)
 }

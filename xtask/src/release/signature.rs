@@ -15,11 +15,11 @@ pub(super) fn sign(key: &Path, file: &Path) -> Result<PathBuf> {
         apt::install(&["minisign"])?;
     }
     let signature = file.with_file_name(format!("{}.minisig", file_name(file)));
-    // The comment is signed, too: a file that was renamed is not taken for another one.
+    // The comment is signed, too, so that a renamed file does not pass for another one.
     let comment = format!("limpet {VERSION} file:{}", file_name(file));
     let mut command = Command::new("minisign");
     command.args(["-S", "-t", &comment, "-s"]).arg(key).arg("-m").arg(file).arg("-x").arg(&signature);
-    // Not captured: minisign asks for the key's password.
+    // The output is not captured, because minisign asks for the key's password.
     let status = command.status().context("minisign")?;
     ensure!(status.success(), "minisign cannot sign {} with {}: {status}", file.display(), key.display());
     Ok(signature)

@@ -13,7 +13,7 @@ use limpet_tests::agent::workspace_dir;
 #[derive(Debug)]
 pub(super) struct Stage {
     tree: PathBuf,
-    /// What `package_files` has written.
+    /// The directory that `package_files` has written.
     documents: PathBuf,
 }
 
@@ -30,10 +30,10 @@ const SOURCES: [(&str, &str, u32); 8] = [
     ("README.md", "usr/share/doc/limpet/README.md", 0o644),
 ];
 
-/// Directories without a file, or with a mode of their own.
+/// Directories that have no file, or another mode than usual.
 const DIRECTORIES: [(&str, u32); 2] = [("etc/limpet", 0o700), ("etc/limpet/manifests", 0o700)];
 
-/// Where each shell looks for completions of packages.
+/// Each shell, and the path at which it looks for the completions of a package.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/limpet"),
     ("fish", "usr/share/fish/vendor_completions.d/limpet.fish"),
@@ -47,7 +47,7 @@ impl Stage {
         Ok(Self { tree: tree.to_owned(), documents: documents.to_owned() })
     }
 
-    /// Everything but the executables.
+    /// Adds everything except the executables.
     pub(super) fn add_all(&self, sbom: &str, licences: &str) -> Result<()> {
         for (from, to, mode) in SOURCES {
             let bytes = fs::read(workspace_dir().join(from)).with_context(|| from.to_owned())?;
@@ -76,7 +76,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A program from elsewhere.
+    /// The path for a program that is made elsewhere.
     pub(super) fn program(&self, to: &str) -> Result<PathBuf> {
         let path = self.tree.join(to);
         create_parent(&path)?;
@@ -100,7 +100,7 @@ fn create_parent(path: &Path) -> Result<()> {
     fs::create_dir_all(parent).with_context(|| format!("{}", parent.display()))
 }
 
-/// The repository's script that installs a tarball.
+/// Adds the repository's script that installs a tarball.
 pub(super) fn add_script(tree: &Path) -> Result<()> {
     let script = fs::read(workspace_dir().join("deploy/install.sh")).context("deploy/install.sh")?;
     write(&tree.join("install.sh"), &script, 0o755)
@@ -113,7 +113,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     limpet_tests::process::checked(command.arg("-a").arg(from.join(".")).arg(to)).map(drop)
 }
 
-/// gzip without a name and a time in its header.
+/// Compresses by gzip, without a name and a time in the header.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
     encoder.write_all(bytes)?;

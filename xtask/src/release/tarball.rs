@@ -11,7 +11,7 @@ use tar::{Builder, EntryType, Header};
 use super::{Release, base_name, stage};
 use crate::architecture::Architecture;
 
-/// The tarball of one architecture: all of a package below one directory, with the script that installs it.
+/// Makes the tarball of one architecture: the whole package below one directory, with the script that installs it.
 pub(super) fn make(release: &Release, architecture: Architecture, tree: &Path) -> Result<PathBuf> {
     let name = base_name(architecture);
     let root = release.work.join(architecture.name()).join("tarball");
