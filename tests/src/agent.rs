@@ -315,10 +315,10 @@ fn lines(lines: &[String]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// The result of a command of the agent's.
+/// The result of one of the agent's commands.
 #[derive(Debug)]
 pub struct Reply {
-    /// Its exit code; `None` when a signal ended it.
+    /// Its exit code; `None` if a signal ended it.
     pub code: Option<i32>,
     /// What it printed.
     pub stdout: String,

@@ -17,7 +17,7 @@ use crate::{cni, wait};
 /// containerd's namespace for everything Kubernetes.
 pub const NAMESPACE: &str = "k8s.io";
 
-/// One task as `ctr tasks ls` shows it.
+/// A task as `ctr tasks ls` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Task {
     /// The container's id.
@@ -28,7 +28,7 @@ pub struct Task {
     pub state: String,
 }
 
-/// One snapshot as `ctr snapshots ls` shows it.
+/// A snapshot as `ctr snapshots ls` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// Its key: for an active one the id of its container, for a committed one the chain id of its layers.

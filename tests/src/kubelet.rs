@@ -36,7 +36,7 @@ pub(crate) const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// `$0` is its directory, and the arguments are its own.
+/// Starts kubelet. `$0` is its directory, and the arguments are kubelet's.
 ///
 /// containerd has to see what it mounts in its root directory; all other mounts stay its own.
 const START: &str = r#"set -e
@@ -190,7 +190,7 @@ impl Kubelet {
     }
 }
 
-/// Its defaults, except for directories and ports and for what this machine does not have or must not lose.
+/// The defaults, except for directories and ports and for what this machine does not have or must not lose.
 fn configuration(dir: &Path, node: &TestNode, [open, closed]: &[Port; 2], cgroup: &str) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

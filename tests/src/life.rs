@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::manifest::{shell, with};
 use crate::wait;
 
-/// Generous, because it is only reached on failure.
+/// The limit is generous, because it is only reached on failure.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What happened to the process.

@@ -1,4 +1,4 @@
-//! A block device of the node: a loop device over a file of its own.
+//! A block device of the node: a loop device with its own file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use crate::process;
 /// Its size in bytes.
 const SIZE: u64 = 4 << 20;
 
-/// The device; detached when it is dropped.
+/// The device, which is detached when it is dropped.
 #[derive(Debug)]
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// A device over `file`, which is made.
+    /// Creates `file` and a device with it.
     ///
     /// # Errors
-    /// No loop device is free, or losetup is not there.
+    /// No loop device is free, or losetup does not exist.
     pub fn attach(file: &Path) -> Result<Self> {
         File::create(file)?.set_len(SIZE)?;
         let attached = process::checked(Command::new("losetup").args(["--find", "--show"]).arg(file));

@@ -33,7 +33,7 @@ impl MessageBus {
         &self.address
     }
 
-    /// A directory of its own.
+    /// The directory of the bus.
     pub fn directory(&self) -> &Path {
         &self.directory
     }

@@ -16,7 +16,7 @@ use crate::agent::workspace_dir;
 use crate::manifest::{IDLE, pod, shell, simple, with};
 use crate::node::NodeOptions;
 
-/// The name of the node that has left them. It is part of the pods' names.
+/// The name of the node that has left the directories. It is part of the pods' names.
 pub const NODE_NAME: &str = "edge-recorded";
 /// The pod of a file, and the one that was applied, with a ConfigMap that was applied too.
 pub const PODS: [&str; 2] = ["from-file", "applied"];

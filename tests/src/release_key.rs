@@ -22,7 +22,7 @@ pub struct ReleaseKey {
 }
 
 impl ReleaseKey {
-    /// Makes one: `NAME.key` and `NAME.pub`.
+    /// Makes a key pair: `NAME.key` and `NAME.pub`.
     pub fn new(dir: &Path, name: &str) -> Result<Self> {
         let (private, public) = (dir.join(format!("{name}.key")), dir.join(format!("{name}.pub")));
         process::checked(Command::new("openssl").args(["genpkey", "-algorithm", "ED25519", "-out"]).arg(&private))?;

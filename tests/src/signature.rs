@@ -15,7 +15,7 @@ use crate::registry::Registry;
 
 const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 
-/// Who signs: a key pair in a directory.
+/// A signer with a key pair in a directory.
 #[derive(Debug)]
 pub struct Signer {
     private: PathBuf,

@@ -53,7 +53,7 @@ const NMETER: &str = r#"#!/bin/sh
 set -- $(adjtimex | sed -n 's/.*tv_u*sec: *//p')
 printf '%s.%03d\n' "$(date -u -d "@$1" +%T)" "$(($2 / 1000))"
 "#;
-/// What they use of networks: `tests/programs/network-tools` by these names.
+/// The network programs that the specs use: `tests/programs/network-tools` by these names.
 const NETWORK_TOOLS: [&str; 4] = ["curl", "dig", "getent", "nc"];
 
 /// The specs of one program, for one run.
@@ -61,15 +61,15 @@ const NETWORK_TOOLS: [&str; 4] = ["curl", "dig", "getent", "nc"];
 pub struct Specs<'a> {
     /// Kubernetes' program, below the tools.
     pub program: &'a str,
-    /// What the report is called.
+    /// The name of the report.
     pub report: &'a str,
-    /// Which of Kubernetes' labels the specs carry that count.
+    /// The labels of Kubernetes that select the specs.
     pub labels: &'a str,
-    /// The one that is run, by a part of its name; `None`: all.
+    /// The only spec that is run, by a part of its name; `None` for all.
     pub alone: Option<&'a str>,
     /// Those of them that cannot run, by a part of their names, and why.
     pub left_out: &'a [(&'a str, &'a str)],
-    /// The program's own.
+    /// The arguments of the program.
     pub arguments: &'a [String],
 }
 

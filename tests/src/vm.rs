@@ -1,8 +1,8 @@
 //! A whole machine under QEMU's emulation: Debian with systemd and cgroup v2, which reboots and loses power for real.
 //!
-//! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a layer of its
-//! own over that image; a [`Guest`] is one boot of it, or takes up a memory kept there. Commands reach the guest
-//! through its second serial port, where a shell answers each base64 line with an exit code and base64 output.
+//! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a separate layer
+//! over that image; a [`Guest`] is one boot of it, or continues from a memory that was saved there. Commands reach the
+//! guest through its second serial port, where a shell answers each base64 line with an exit code and base64 output.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -20,7 +20,7 @@ use crate::wait;
 
 /// Names the directory that holds `disk.img`, `vmlinuz` and `initrd.img`.
 pub const IMAGE_VARIABLE: &str = "LIMPET_TEST_VM";
-/// Set: the long tests, too.
+/// If it is set, the long tests run, too.
 pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 /// The end-to-end suites to run inside the machine, separated by colons.
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
@@ -31,14 +31,14 @@ pub const TPM_EMULATOR: &str = "swtpm";
 pub const DEFAULT_MEMORY_MIB: u32 = 1_536;
 /// This machine's loopback, as a guest with a network card sees it.
 pub const LOOPBACK: &str = "10.0.2.2";
-/// What a machine's memory is called on its disk.
+/// The name of a machine's saved memory on its disk.
 const KEPT: &str = "kept";
-/// What the guest's shell says first.
+/// The first line of the guest's shell.
 const GREETING: &str = "ready";
-/// How long an emulated machine may take to boot, and any one command.
+/// How long an emulated machine may take to boot, and for each command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The directory of the image, when there is one.
+/// The directory of the image, if there is one.
 pub fn image() -> Option<PathBuf> {
     std::env::var_os(IMAGE_VARIABLE).map(PathBuf::from)
 }
@@ -48,12 +48,12 @@ pub fn image() -> Option<PathBuf> {
 pub struct Suite {
     /// Its executable.
     pub path: PathBuf,
-    /// A part of the names of the cases that run; empty: all.
+    /// A part of the names of the cases that run; if it is empty, all run.
     pub cases: String,
 }
 
-/// The suites that [`SUITES_VARIABLE`] names: their paths, each with `=` and a part of the names of its cases where not all
-/// run, separated by colons.
+/// The suites that [`SUITES_VARIABLE`] names: their paths, separated by colons, each with `=` and a part of the names
+/// of its cases if not all run.
 pub fn suites() -> Vec<Suite> {
     let named = std::env::var(SUITES_VARIABLE).unwrap_or_default();
     let suite = |text: &str| {
@@ -63,7 +63,7 @@ pub fn suites() -> Vec<Suite> {
     named.split(':').filter(|text| !text.is_empty()).map(suite).collect()
 }
 
-/// The guest's root disk: what it writes goes to a file of its own, over a base that stays as it is.
+/// The guest's root disk. What the guest writes goes to a separate file, over a base that does not change.
 #[derive(Debug)]
 pub struct Disk {
     layer: PathBuf,
@@ -78,7 +78,7 @@ impl Disk {
         Ok(Self { layer: layer.to_owned() })
     }
 
-    /// A new disk that begins as this one is now, memory included when it holds one.
+    /// A copy of this disk in its current state, including the saved memory if there is one.
     pub fn copy(&self, layer: &Path) -> Result<Self> {
         fs::copy(&self.layer, layer).with_context(|| format!("{}", layer.display()))?;
         Ok(Self { layer: layer.to_owned() })
@@ -88,21 +88,22 @@ impl Disk {
 /// How a guest is booted.
 #[derive(Debug, Clone)]
 pub struct Boot<'a> {
-    /// The image's directory, for kernel and initrd.
+    /// The image's directory, with kernel and initrd.
     pub image: &'a Path,
-    /// A second disk, read only, with the files of the test; the guest mounts it at `/payload`.
+    /// A second, read-only disk with the files of the test, which the guest mounts at `/payload`.
     pub payload: &'a Path,
-    /// Where the console's log and the control socket go.
+    /// The directory of the console's log and the control socket.
     pub dir: &'a Path,
-    /// What the hardware clock says: `2026-01-01T00:00:00`; the host's time without.
+    /// The time of the hardware clock, as in `2026-01-01T00:00:00`; `None` for the host's time.
     pub clock: Option<&'a str>,
     /// Its memory, in MiB.
     pub memory: u32,
-    /// Further words of the kernel's command line; none: empty.
+    /// Further words of the kernel's command line; may be empty.
     pub kernel: &'a str,
-    /// Gives it a network card, behind which this machine's loopback is [`LOOPBACK`]. The guest sets its own address.
+    /// Whether it has a network card, behind which this machine's loopback is [`LOOPBACK`]. The guest sets its own
+    /// address.
     pub network: bool,
-    /// Gives it a TPM 2.0, whose state is in this directory; another directory is another TPM.
+    /// The directory with the state of its TPM 2.0, if it has one. Another directory is another TPM.
     pub tpm: Option<&'a Path>,
 }
 
@@ -113,7 +114,7 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// A machine that runs.
+/// A running machine.
 #[derive(Debug)]
 pub struct Guest {
     qemu: Daemon,
@@ -166,7 +167,8 @@ impl Guest {
         let mut guest = Self::start(disk, boot, &[])?;
         let mut greeting = guest.line();
         if greeting.is_err() && guest.console().contains("Kernel panic") {
-            // The emulation's: it now and then runs code that the kernel is just patching. Nothing is mounted yet.
+            // This is a fault of the emulation, which sometimes runs code that the kernel is just patching. Nothing is
+            // mounted yet.
             eprintln!("the emulated kernel panicked while it booted: once more");
             guest = Self::start(guest.power_cut(), boot, &[])?;
             greeting = guest.line();
@@ -176,14 +178,14 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Takes up what [`Self::keep`] kept on `disk`.
+    /// Continues the machine that [`Self::keep`] saved on `disk`.
     pub fn resume(disk: Disk, boot: &Boot<'_>) -> Result<Self> {
         let mut guest = Self::start(disk, boot, &["-loadvm", KEPT])?;
         guest.run("true").context("resume")?;
         Ok(guest)
     }
 
-    /// Stops the machine with its memory kept on its disk.
+    /// Stops the machine, and saves its memory on its disk.
     pub fn keep(mut self) -> Result<Disk> {
         let mut monitor = Monitor::connect(&self.monitor)?;
         monitor.command(&format!("savevm {KEPT}"))?;
@@ -196,7 +198,7 @@ impl Guest {
         let (console, socket) = (boot.dir.join("console.log"), boot.dir.join("control.sock"));
         fs::remove_file(&socket).ok();
         let mut command = Command::new(EMULATOR);
-        // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
+        // cx16 is off, because QEMU 7.2 sometimes emulates cmpxchg16b wrongly.
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2"]);
         command.args(["-m", &boot.memory.to_string(), "-display", "none", "-no-reboot"]);
         match boot.network {
@@ -226,7 +228,7 @@ impl Guest {
         Ok(Self { qemu, _tpm: tpm, control: BufReader::new(stream), console, monitor, disk })
     }
 
-    /// Runs `script` in the guest's bash; an exit code other than 0 is an error that holds what it printed.
+    /// Runs `script` in the guest's bash. An exit code other than 0 is an error that contains what it printed.
     pub fn run(&mut self, script: &str) -> Result<String> {
         let (code, output) = self.attempt(script)?;
         ensure!(code == 0, "{script}: exit {code}: {output}\n{}", self.console());
@@ -244,13 +246,13 @@ impl Guest {
         self.line().with_context(|| script.to_owned())
     }
 
-    /// Begins `script` and does not wait for it: what comes next may be the guest's end.
+    /// Starts `script` and does not wait for it, because the guest may end next.
     pub fn send(&mut self, script: &str) -> Result<()> {
         let line = format!("{}\n", BASE64.encode(script));
         self.control.get_mut().write_all(line.as_bytes()).context("the guest's control port")
     }
 
-    /// Runs `script` until it succeeds and `accept` takes its output.
+    /// Runs `script` until it succeeds and `accept` accepts its output.
     pub fn until<T>(
         &mut self,
         limit: Duration,
@@ -264,7 +266,7 @@ impl Guest {
                 Ok(line) => line,
                 Err(error) => return Some(Err(error)),
             };
-            // The emulated serial line loses a byte now and then; the script runs once more anyway.
+            // The emulated serial line sometimes loses a byte; the script is run again anyway.
             let (code, output) = decoded(&line).ok()?;
             let accepted = (code == 0).then(|| accept(&output)).flatten().map(Ok);
             last = output;
@@ -273,7 +275,7 @@ impl Guest {
         answered.with_context(|| format!("{script} said last: {last}"))?
     }
 
-    /// Takes the power away, at once.
+    /// Cuts the power at once.
     pub fn power_cut(mut self) -> Disk {
         self.qemu.kill();
         self.disk
@@ -304,14 +306,14 @@ impl Guest {
     }
 }
 
-/// The exit code and the output in a line of the guest's.
+/// The exit code and the output in a line of the guest.
 fn decoded(line: &str) -> Result<(i32, String)> {
     let (code, output) = line.split_once(' ').unwrap_or((line, ""));
     let bytes = BASE64.decode(output).context("an odd answer")?;
     Ok((code.parse()?, String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Starts a TPM for the emulator, and has it find that.
+/// Starts a TPM, and configures the emulator to use it.
 fn add_tpm(command: &mut Command, state: &Path) -> Result<Daemon> {
     fs::create_dir_all(state).with_context(|| format!("{}", state.display()))?;
     let socket = state.join("control.sock");

@@ -1,11 +1,11 @@
-//! Waiting for what can be observed, with an end and a reason: never a fixed sleep.
+//! Waits for what can be observed, with a limit and a reason, and never for a fixed time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// How long a test waits for what should happen soon. Generous: it is reached on failure only.
+/// How long a test waits for what should happen soon. The limit is generous, because it is only reached on failure.
 pub const SOON: Duration = Duration::from_secs(60);
 
 /// Multiplies every wait on a machine that is slow because it is emulated.
@@ -16,8 +16,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From here on Ctrl-C and SIGTERM end every wait with an error, so that what was made is taken down again.
-/// A second one ends the process at once.
+/// Makes Ctrl-C and SIGTERM end every wait with an error from here on, so that what was made is removed again. A second
+/// signal ends the process at once.
 pub fn end_on_signal() {
     let install = ctrlc::set_handler(|| {
         if INTERRUPTED.swap(true, Ordering::SeqCst) {
@@ -42,7 +42,7 @@ pub fn until<T>(limit: Duration, what: &str, observe: impl FnMut() -> Option<T>)
     watch(limit, what, interrupted, observe)
 }
 
-/// Waits until `fact` holds, whether the run is interrupted or not: for what cleans up.
+/// Waits until `fact` holds, even if the run is interrupted. For code that cleans up.
 pub fn until_clean(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -> Result<()> {
     watch(limit, what, || false, || fact().then_some(()))
 }
@@ -91,18 +91,18 @@ pub fn until_none(limit: Duration, what: &str, mut look: impl FnMut() -> Result<
         .with_context(|| format!("cannot look for {what}"))
 }
 
-/// [`SOON`] on this machine, slow or not: what a test gives `timeout` and the like.
+/// [`SOON`], adapted to a slow machine, for `timeout` and the like.
 pub fn soon() -> Duration {
     patient(SOON)
 }
 
-/// `limit`, longer on a machine that is slow. Every limit of a test is passed through here, by [`until`] or by itself.
+/// `limit`, extended on a slow machine. Every limit of a test passes through here, either in [`until`] or directly.
 pub fn patient(limit: Duration) -> Duration {
     let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
     limit * set.unwrap_or(1)
 }
 
-/// Lets `time` pass, for benches that measure an idle process: nothing is waited for.
+/// Lets `time` pass without waiting for anything, for benches that measure an idle process.
 ///
 /// # Errors
 /// The run is interrupted.

@@ -31,14 +31,14 @@ impl Web {
                 if stopped.load(Ordering::SeqCst) {
                     return;
                 }
-                // A client that goes away in between is none of this server's business.
+                // It does not matter to this server if a client disconnects in between.
                 let _ = answer(stream, &served.lock().unwrap_or_else(PoisonError::into_inner));
             }
         });
         Ok(Self { port, body, stop, thread: Some(thread) })
     }
 
-    /// From now on, serves this.
+    /// Serves this from now on.
     pub fn serve(&self, body: &str) {
         body.clone_into(&mut self.body.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -65,10 +65,10 @@ pub fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
 impl Drop for Web {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Wakes it from waiting for the next client.
+        // This wakes the thread, which waits for the next client.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, its port is closed as well.
+            // The thread does not panic; if it did, its port would be closed as well.
             let _ = thread.join();
         }
     }

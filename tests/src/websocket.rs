@@ -1,4 +1,4 @@
-//! A client of kubelet's WebSockets, down to its bytes: it may read nothing, and be cut off anywhere.
+//! A client of kubelet's WebSockets that controls every byte: it may read nothing, and be cut off anywhere.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// How long a client waits for what is to come.
+/// How long a client waits for the next message.
 const READ_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The protocol of commands, in its newest version.
 pub const COMMANDS: &str = "v5.channel.k8s.io";
 
-/// What carries a WebSocket. Reads end with an error after some time.
+/// A connection that carries a WebSocket. Reads end with an error after some time.
 pub trait Connection: Read + Write + Send {}
 
 impl<C: Read + Write + Send> Connection for C {}
 
-/// A connection that has become a WebSocket. Dropped, it is cut off.
+/// A connection that has become a WebSocket. Dropping it cuts it off.
 pub struct WebSocket(BufReader<Box<dyn Connection>>);
 
 impl WebSocket {
@@ -45,7 +45,7 @@ impl WebSocket {
 
     /// Sends a message on a channel.
     pub fn send(&mut self, channel: u8, data: &[u8]) -> Result<()> {
-        // Binary, the last of its message, masked with zeros.
+        // The frame is binary, the last of its message, and masked with zeros.
         let mut frame = vec![0x82];
         match data.len() + 1 {
             length @ ..126 => frame.push(0x80 | length as u8),
@@ -60,7 +60,8 @@ impl WebSocket {
         self.0.get_mut().write_all(&frame).context("send")
     }
 
-    /// The next message of a channel; `None`: the WebSocket is closed. Pings alone are an error after some time.
+    /// The next message of a channel; `None` if the WebSocket is closed. If only pings come, this is an error after
+    /// some time.
     pub fn receive(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         let start = Instant::now();
         loop {
@@ -85,7 +86,7 @@ impl WebSocket {
         }
     }
 
-    /// All that comes on each of the channels 0 to 3, to the end.
+    /// Everything that comes on each of the channels 0 to 3 until the end.
     pub fn finish(mut self) -> Result<[Vec<u8>; 4]> {
         let mut all: [Vec<u8>; 4] = Default::default();
         while let Some((channel, data)) = self.receive()? {

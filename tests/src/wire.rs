@@ -1,4 +1,4 @@
-//! A way to a server on loopback that counts what goes over it, and that can be cut or swallow what it is given.
+//! A link to a server on loopback that counts what passes through it, and that can be cut or swallow what is sent.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Sub;
@@ -12,14 +12,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What has gone over it: the streams' bytes, encrypted as they are, without the headers of TCP and IP.
+/// What has passed through it: the streams' bytes, encrypted as they are, without the headers of TCP and IP.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// To the server.
+    /// Bytes to the server.
     pub sent: u64,
-    /// From the server.
+    /// Bytes from the server.
     pub received: u64,
-    /// Connections that were made.
+    /// How many connections were made.
     pub connections: u64,
 }
 
@@ -49,16 +49,17 @@ struct Counters {
     connections: AtomicU64,
 }
 
-/// When Linux sends bytes on a connection again where the way is short, and how far apart the last of these moments are.
+/// After how long Linux retransmits the bytes of a connection with a short way for the first time. Each further pause
+/// is twice as long, up to [`MAX_RETRANSMISSION_PAUSE`].
 const RETRANSMISSION_TIMEOUT: Duration = Duration::from_millis(200);
 /// See [`RETRANSMISSION_TIMEOUT`].
 const MAX_RETRANSMISSION_PAUSE: Duration = Duration::from_secs(120);
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1_024;
-/// Longer than the kernel takes for a connection on loopback that it takes.
+/// The timeout of a connection on loopback, which is longer than the kernel takes for one that it accepts.
 const NOT_TAKEN: Duration = Duration::from_millis(100);
 
-/// What becomes of connections.
+/// What happens to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WireState {
     Open,
@@ -66,20 +67,20 @@ enum WireState {
     Swallowing,
 }
 
-/// The way; it is there as long as this process.
+/// The link, which exists as long as this process.
 #[derive(Debug)]
 pub struct Wire {
-    /// Where its own end is, on 127.0.0.1.
+    /// The port of its own end, on 127.0.0.1.
     pub port: u16,
     counters: Arc<Counters>,
     state: watch::Sender<WireState>,
     listener: std::net::TcpListener,
-    /// Connections of its own that wait to be accepted, so that there is no place for others.
+    /// Its own connections that wait to be accepted, so that there is no place for others.
     fillers: Mutex<Vec<std::net::TcpStream>>,
 }
 
 impl Wire {
-    /// A way to that port.
+    /// A link to that port.
     pub fn to(port: u16) -> Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen on loopback")?;
         listener.set_nonblocking(true)?;
@@ -92,18 +93,17 @@ impl Wire {
         Ok(Self { port: listening_port, counters, state, listener, fillers: Mutex::default() })
     }
 
-    /// Ends all connections, and those that are made from now on, until it is [joined](Self::join).
+    /// Ends all connections, and new ones at once, until it is [joined](Self::join).
     pub fn cut(&self) {
         self.open_as(WireState::Cut);
     }
 
-    /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and
-    /// neither end learns of it. What was sent meanwhile arrives after that, when TCP sends it once more. Other than on
-    /// a line that is dead, the kernel acknowledges what is sent on connections that are there. A few connections of
-    /// its own are counted afterwards.
+    /// Carries nothing until it is [joined](Self::join): connections stay open, new ones are not made, and neither end
+    /// notices. What was sent meanwhile arrives after that, when TCP would retransmit it. Unlike on a dead line, the
+    /// kernel acknowledges what is sent on existing connections. A few of its own connections are counted afterwards.
     pub fn swallow(&self) -> Result<()> {
         self.state.send_replace(WireState::Swallowing);
-        // The kernel does not answer the first packet of a connection when there is no place for it.
+        // The kernel does not answer the first packet of a connection if there is no place for it.
         rustix::net::listen(&self.listener, 0)?;
         let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
@@ -123,17 +123,17 @@ impl Wire {
 
     fn open_as(&self, state: WireState) {
         self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // It listens already: nothing but the number changes.
+        // It already listens, so only the number changes.
         rustix::net::listen(&self.listener, BACKLOG).ok();
         self.state.send_replace(state);
     }
 
-    /// Its own end, as a kubeconfig has it.
+    /// The address of its own end, as in a kubeconfig.
     pub fn address(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// What has gone over it so far.
+    /// What has passed through it so far.
     pub fn traffic(&self) -> Traffic {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { sent, received, connections } = &*self.counters;
@@ -149,7 +149,7 @@ async fn accept(
 ) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     loop {
-        // Without a `Wire` nothing changes any more.
+        // An error means that the `Wire` was dropped, after which nothing changes.
         now.wait_for(|state| *state != WireState::Swallowing).await.ok();
         let client = tokio::select! {
             biased;
@@ -158,7 +158,7 @@ async fn accept(
         };
         let Ok((client, _)) = client else { continue };
         let (counters, mut seen, state) = (Arc::clone(&counters), now.clone(), now.clone());
-        // The server may be gone: then the client's end closes.
+        // If the server is gone, the client's end closes.
         tokio::spawn(async move {
             tokio::select! {
                 biased;
@@ -180,15 +180,15 @@ async fn carry(
     server.set_nodelay(true)?;
     counters.connections.fetch_add(1, Ordering::Relaxed);
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
-    // One side that ends ends the connection.
+    // If one side ends, the connection ends.
     tokio::select! {
         done = copy(from_client, to_server, &counters.sent, state.clone()) => done,
         done = copy(from_server, to_client, &counters.received, state.clone()) => done,
     }
 }
 
-/// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice
-/// as far away as the one before.
+/// Waits while everything is swallowed, until the next time at which TCP would retransmit after that. Each pause is
+/// twice as long as the one before.
 async fn pass(state: &watch::Receiver<WireState>) {
     let mut pause = RETRANSMISSION_TIMEOUT;
     while *state.borrow() == WireState::Swallowing {

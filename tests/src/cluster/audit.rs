@@ -16,7 +16,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Of an apiserver that has not been started; `dir` is for the log and what it is to have.
+    /// The log of an apiserver that has not been started; `dir` is for the log and the policy of what it contains.
     pub fn prepare(dir: &Path) -> Result<Self> {
         let policy = json!({
             "apiVersion": "audit.k8s.io/v1",

@@ -1,4 +1,4 @@
-//! A node that joins a cluster without a certificate of its own, by a bootstrap kubeconfig.
+//! A node that joins a cluster without its own certificate, by a bootstrap kubeconfig.
 
 use std::fs;
 use std::path::PathBuf;

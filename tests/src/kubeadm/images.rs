@@ -57,7 +57,7 @@ fn image(name: &str, tag: &str, program: &Path) -> Result<ImageBuilder> {
     Ok(builder.config("Env", json!(["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/bin"])))
 }
 
-/// Its pods name arguments alone, no command.
+/// The image has an entry point, because its pods have arguments but no command.
 fn coredns_image(program: &Path) -> Result<ImageBuilder> {
     Ok(image("coredns", "v1.14.6", program)?.config("Entrypoint", json!(["/usr/local/bin/coredns"])))
 }
@@ -72,7 +72,8 @@ fn with_iptables(mut builder: ImageBuilder) -> Result<ImageBuilder> {
     let mut libraries = linked(&[program])?;
     let xtables =
         libraries.iter().find(|path| path.to_string_lossy().contains("libxtables")).context("no libxtables")?;
-    // Where it is compiled to look for them: the linker may know the directory by a link.
+    // iptables looks for its extensions in the directory with which it was compiled, which the linker may know by a
+    // link.
     let extensions = fs::canonicalize(xtables.with_file_name("xtables"))?;
     let entries = fs::read_dir(&extensions).with_context(|| format!("{}", extensions.display()))?;
     let extensions = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;

@@ -15,7 +15,7 @@ use crate::agent::workspace_dir;
 pub struct Case {
     /// The family and the pod's name.
     pub family: String,
-    /// What the manifest calls the pod.
+    /// The pod's name in the manifest.
     pub name: String,
     /// The manifest, with names for what differs between runs: `NODE_DIR` for the node's directory, `MOST_MEMORY` for
     /// more than half of its memory, `LOOPBACK` for an address of its loopback device.
@@ -52,7 +52,7 @@ pub enum Then {
     Delete,
     /// It is evicted, as `kubectl drain` does.
     Evict,
-    /// Its first container is to have more than half of the node's memory.
+    /// Its first container is resized to more than half of the node's memory.
     Resize,
 }
 
@@ -74,12 +74,12 @@ struct Entry {
     kubelet: Vec<String>,
 }
 
-/// Where the corpus is.
+/// The directory of the corpus.
 pub fn dir() -> PathBuf {
     workspace_dir().join("tests/views")
 }
 
-/// Where the pods of a cluster are.
+/// The directory of the pods of a cluster.
 pub fn dir_of_cluster() -> PathBuf {
     dir().join("cluster")
 }
@@ -107,7 +107,7 @@ fn family(path: &Path) -> Result<Vec<Case>> {
     Ok(entries.into_iter().map(|entry| filled(family, entry)).collect())
 }
 
-/// The whole manifest. What every pod would say is not in the files.
+/// Completes the manifest with what all pods have in common, which is not in the files.
 fn filled(family: &str, entry: Entry) -> Case {
     let Entry { name, metadata, mut spec, after, then, until, kubelet } = entry;
     for (list, own_name) in [("initContainers", "init"), ("containers", "main")] {

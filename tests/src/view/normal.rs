@@ -18,7 +18,7 @@ impl Names {
         }
     }
 
-    /// A line without anything of this run.
+    /// The line with the texts of this run replaced.
     pub fn normal(&self, line: &str) -> String {
         let mut line = line.trim_end().to_owned();
         for (text, name) in &self.0 {
@@ -160,7 +160,7 @@ pub fn name_namespaces(of_pod: &mut [(&mut View, bool)], machine: &Machine) {
             let Some((kind, id)) = line.split_once(' ') else { continue };
             let whose = match (machine.namespaces.get(kind.trim_end_matches("_for_children")), seen.get(line)) {
                 (Some(uid), _) if uid == id => "the node's",
-                // The number of a namespace that is gone with its container may belong to another one by now.
+                // The number of a namespace that was removed with its container may already belong to another one.
                 (_, Some(2..)) if *runs => "shared in the pod",
                 _ => "own",
             };

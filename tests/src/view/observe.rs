@@ -45,7 +45,7 @@ impl Stage {
         }
     }
 
-    /// The same of a kubelet on `node`.
+    /// The stage of a kubelet on `node`.
     pub fn of_kubelet(node: &TestNode, kubelet: &Kubelet) -> Self {
         Self {
             dir: node.dir().to_owned(),
@@ -84,7 +84,7 @@ fn most_mebibytes(memory: u64) -> u64 {
     (memory / 20 * 11) >> 20 | 1
 }
 
-/// An address of the loopback device that is no other run's: pods on the node's network listen there.
+/// An address of the loopback device that no other run uses, because pods on the node's network listen there.
 fn loopback() -> String {
     let [_, second, third, last] = std::process::id().to_be_bytes();
     format!("127.{}.{third}.{last}", second | 64)
@@ -99,7 +99,7 @@ const POD_CGROUP: [&str; 5] = [
     "pids/pids.max",
 ];
 
-/// A profile of the node's: everything but chroot.
+/// A seccomp profile on the node, which allows everything but chroot.
 const PROFILE: &str =
     r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["chroot"],"action":"SCMP_ACT_ERRNO"}]}"#;
 
@@ -121,7 +121,7 @@ pub fn prepare(node: &TestNode, root: &Path) -> Result<()> {
     fs::write(profiles.join("no-chroot.json"), PROFILE)?;
     let [plain, user] = images()?;
     node.import(&[&plain, &user])?;
-    // A mount whose own mounts pods may see, and make.
+    // Mounts below this one are propagated to pods and from them.
     let shared = node.dir().join("shared");
     fs::create_dir_all(&shared)?;
     rustix::mount::mount("limpet-test", &shared, "tmpfs", MountFlags::empty(), c"size=1m").context("a shared mount")?;
@@ -130,17 +130,17 @@ pub fn prepare(node: &TestNode, root: &Path) -> Result<()> {
     fs::create_dir_all(host.join("directory/below"))?;
     fs::write(host.join("file"), "of the node\n")?;
     fs::write(host.join("directory/file"), "in a directory of the node\n")?;
-    // It stays after its listener.
+    // The socket's file stays after its listener is dropped.
     std::os::unix::net::UnixListener::bind(host.join("socket"))?;
     Ok(())
 }
 
-/// Runs all `cases` at the same time until each has what is to be compared. Returns their views, and which were not
-/// in time.
+/// Runs all `cases` at the same time until each has the state to compare. Returns their views, and the cases that did
+/// not reach it in time.
 pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Duration) -> Result<(Views, Vec<String>)> {
     let machine = machine()?;
     let (mut later, mut at_once): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.after.is_some());
-    // Their time runs from here on, and not from when it is their turn to start.
+    // Pods with a deadline are created first, because their time starts with their creation.
     at_once.sort_by_key(|case| case.manifest["spec"]["activeDeadlineSeconds"].is_null());
     at_once.into_iter().try_for_each(|case| stage.apply(case, agent, &machine))?;
     let mut views = Views::new();
@@ -213,7 +213,7 @@ pub fn seen(
     Ok(views)
 }
 
-/// What is this run's in what the pod shows.
+/// The names for the parts of the pod's view that belong to this run.
 pub fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     let mut names = Names::default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -241,7 +241,7 @@ pub fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     names
 }
 
-/// What a container has written, without the log's own columns.
+/// The output of a container, without the log's own columns.
 fn log(pod: &Value, container: &str, stage: &Stage) -> Option<String> {
     let text = |key: &str| pod["metadata"][key].as_str().map(str::to_owned);
     let dir = format!("{}_{}_{}", text("namespace")?, text("name")?, text("uid")?);
@@ -251,7 +251,7 @@ fn log(pod: &Value, container: &str, stage: &Stage) -> Option<String> {
     Some(log.lines().filter_map(columns).collect())
 }
 
-/// The pod's own cgroup, as the node sees it; `None` where it has gone.
+/// The pod's own cgroup, as the node sees it; `None` if it was removed.
 fn cgroup(pod: &Value, stage: &Stage) -> Option<Vec<String>> {
     let uid = pod["metadata"]["uid"].as_str()?;
     let parents = ["", "/burstable", "/besteffort"].into_iter();
@@ -271,11 +271,11 @@ fn cgroup(pod: &Value, stage: &Stage) -> Option<Vec<String>> {
     Some(lines)
 }
 
-/// What this machine has.
+/// The facts of this machine.
 pub fn machine() -> Result<Machine> {
     let memory = rustix::system::sysinfo();
     let mut machine = Machine { memory: memory.totalram * u64::from(memory.mem_unit), ..Machine::default() };
-    // Nothing is sent: the kernel says from where it would be.
+    // Nothing is sent; the kernel only tells from which address it would be.
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     if socket.connect("192.0.2.1:9").is_ok() {
         machine.address = socket.local_addr()?.ip().to_string();

@@ -13,10 +13,10 @@ use super::{View, Views};
 /// The differences of two views, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Only the first has them.
+    /// The lines that only the first has.
     #[serde(rename = "-", default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// Only the second has them.
+    /// The lines that only the second has.
     #[serde(rename = "+", default, skip_serializing_if = "Vec::is_empty")]
     pub added: Vec<String>,
 }
@@ -31,12 +31,12 @@ impl Difference {
 #[derive(Serialize, Deserialize)]
 struct Line {
     view: String,
-    /// By section.
+    /// The differences by section.
     #[serde(flatten)]
     differences: BTreeMap<String, Difference>,
 }
 
-/// How `other` differs from `recorded`, section by section; what is equal is left out.
+/// The differences of `other` from `recorded`, by section; equal sections are left out.
 pub fn differences(recorded: &View, other: &View) -> BTreeMap<String, Difference> {
     let sections: BTreeSet<_> = recorded.keys().chain(other.keys()).collect();
     let all = sections.into_iter().map(|section| {
@@ -140,18 +140,19 @@ pub fn read(text: &str) -> Result<Views> {
     Ok(views)
 }
 
-/// Where kubelet's views are, of the pods in that directory.
+/// The file with kubelet's views of the pods in that directory.
 pub fn path(dir: &Path) -> PathBuf {
     dir.join("kubelet.jsonl")
 }
 
-/// What a real kubelet gave.
+/// The recorded views of a real kubelet.
 pub fn of_kubelet(dir: &Path) -> Result<Views> {
     let path = path(dir);
     read(&fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?)
 }
 
-/// Adds what kubelet gave now; a pod that is not among it keeps what it had. Returns what was recorded before.
+/// Replaces the recorded views by those of kubelet in `views`; pods without new views keep theirs. Returns what was
+/// recorded before.
 pub fn renew(dir: &Path, views: &Views) -> Result<Views> {
     let before = of_kubelet(dir).unwrap_or_default();
     let mut record: Views = before.clone();

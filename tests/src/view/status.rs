@@ -20,13 +20,13 @@ fn walk(value: &Value, path: &str, lines: &mut Vec<String>) {
         }
         Value::Array(items) => {
             for (index, item) in items.iter().enumerate() {
-                // An item is known by its name, where it has one; its place says nothing.
+                // An item is identified by its name if it has one, because its position means nothing.
                 let name = ["name", "type"].iter().find_map(|key| item[*key].as_str());
                 let name = name.map_or_else(|| index.to_string(), str::to_owned);
                 walk(item, &format!("{path}[{name}]"), lines);
             }
         }
-        // As little as a field that is not there.
+        // Null counts as a missing field.
         Value::Null => {}
         Value::String(text) if is_time(text) => lines.push(format!("{path} = TIME")),
         Value::String(text) => lines.push(format!("{path} = {}", text.replace('\n', "\\n"))),
