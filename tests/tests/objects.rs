@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64_STANDARD;
 use limpet_tests::image::ImageBuilder;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
-use limpet_tests::node::container;
+use limpet_tests::node::{container, container_id};
 use limpet_tests::registry::{self, Registry};
 use limpet_tests::{TestNode, case, suite, wait};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
     suite::run([
         case!(the_environment_comes_from_both_and_stays),
         case!(a_mounted_config_map_changes_at_once_and_restarts_nothing),
+        case!(a_value_that_only_a_start_reads_restarts_its_reader_if_that_is_wanted),
         case!(volumes_are_adopted_and_follow_edits_made_meanwhile),
         case!(a_secret_is_in_memory_only_and_shown_nowhere),
         case!(its_memory_is_dumped_nowhere),
@@ -126,6 +127,49 @@ fn the_environment_comes_from_both_and_stays(node: &mut TestNode) -> Result<()> 
     })?;
     node.ensure_unchanged("web", &before)?;
     ensure!(node.exec("web", "main", &["sh", "-c", "echo $COLOUR"])? == "green\n");
+    Ok(())
+}
+
+/// In the same pod, once per change, also when the agent was away.
+fn a_value_that_only_a_start_reads_restarts_its_reader_if_that_is_wanted(node: &mut TestNode) -> Result<()> {
+    let map = |colour: &str| config_map("settings", json!({ "COLOUR": colour }));
+    node.apply(&map("green"))?;
+    let env = json!({ "envFrom": [{ "configMapRef": { "name": "settings" } }] });
+    let file = json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/one", "subPath": "COLOUR" }] });
+    let whole = json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }] });
+    let containers =
+        json!([with(shell("main", IDLE), env), with(shell("file", IDLE), file), with(shell("whole", IDLE), whole),]);
+    let volumes = json!([{ "name": "conf", "configMap": { "name": "settings" } }]);
+    let mut web = pod("web", json!({ "containers": containers, "volumes": volumes }));
+    web["metadata"]["annotations"] = json!({ "limpet.dev/restart-on-change": "configmaps" });
+    node.apply(&web)?;
+    let before = node.wait_running("web")?;
+    let address = &before["status"]["podIP"];
+    let id = |pod: &Value, name: &str| container_id(pod, name).unwrap_or_default();
+    let restarted = |node: &TestNode, before: &Value, count: u64| {
+        node.wait_pod("web", "restarted", |pod| {
+            ["main", "file"].iter().all(|name| {
+                let status = container(pod, name);
+                status["ready"] == true && status["restartCount"] == count && id(pod, name) != id(before, name)
+            })
+        })
+    };
+    node.apply(&map("red"))?;
+    let red = restarted(node, &before, 1)?;
+    ensure!(id(&red, "whole") == id(&before, "whole"), "what follows an edit was restarted: {red:#}");
+    ensure!(red["metadata"]["uid"] == before["metadata"]["uid"] && red["status"]["podIP"] == *address, "{red:#}");
+    ensure!(node.exec("web", "main", &["sh", "-c", "echo $COLOUR"])? == "red\n");
+    ensure!(node.exec("web", "file", &["cat", "/one"])? == "red");
+    node.wait_event("Container main is restarted: values that it has read at its start have changed")?;
+
+    node.agent.kill();
+    node.apply(&map("blue"))?;
+    node.agent.start()?;
+    let blue = restarted(node, &red, 2)?;
+    ensure!(node.exec("web", "main", &["sh", "-c", "echo $COLOUR"])? == "blue\n");
+    node.agent.kill();
+    node.agent.start()?;
+    ensure!(id(&node.wait_running("web")?, "main") == id(&blue, "main"), "restarted without a change");
     Ok(())
 }
 

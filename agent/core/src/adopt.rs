@@ -157,6 +157,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         pause: Duration::from_secs(identity.backoff_seconds).min(MAX_BACKOFF),
         stop_signal: identity.stop_signal,
         user: identity.user.clone().map(Arc::new),
+        start_values: identity.start_values,
         sandbox: identity.sandbox.clone(),
         pod_restarts: identity.pod_restarts,
         ..Instance::new(container.id.clone(), identity.attempt, identity.fingerprint.clone())

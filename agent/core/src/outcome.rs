@@ -240,9 +240,12 @@ fn begin_start(pod: &mut PodState, index: usize) {
 
 fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &KillCause) {
     pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
-    if let Some(Instance { life: Life::Running { stopping, .. }, replaced, .. }) = instance(pod, index) {
+    if let Some(Instance { life: Life::Running { stopping, .. }, replaced, restart_asked, .. }) = instance(pod, index) {
         // Only the first phase says why the container ends.
-        *replaced |= stopping.is_none() && matches!(cause, KillCause::DefinitionChanged | KillCause::RestartAsked);
+        let is_first = stopping.is_none();
+        *replaced |= is_first
+            && matches!(cause, KillCause::DefinitionChanged | KillCause::RestartAsked | KillCause::ValuesChanged);
+        *restart_asked |= is_first && *cause == KillCause::ValuesChanged;
         *stopping = Some(*entered);
     }
 }

@@ -46,6 +46,8 @@ pub enum KillCause {
     AllRestart,
     /// `limpet restart` has asked for it.
     RestartAsked,
+    /// Values that it has read at its start have changed, and its pod wants a restart for that.
+    ValuesChanged,
 }
 
 /// One action. Containers are identified by their index in [`PodState::containers`].

@@ -11,6 +11,7 @@ mod restart_rule;
 mod retry;
 mod slot;
 mod slots;
+mod start_values;
 mod stop;
 mod volumes;
 
@@ -331,6 +332,7 @@ impl PodState {
             None => self.storage = None,
         }
         self.add_ephemeral(record);
+        self.note_start_values();
         self.clear_pauses();
         touched
     }
@@ -386,6 +388,7 @@ impl PodState {
             return;
         }
         self.objects = objects;
+        self.note_start_values();
         self.end_pauses(Changes::OBJECTS);
         let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
         for slot in self.containers.iter_mut().filter(|_| pulls_with_secrets) {

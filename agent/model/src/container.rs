@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::device_allocation::DeviceAllocation;
 use crate::hex::hex;
+use crate::object::StartValues;
 use crate::pod::{NameError, PodKey, PodUid};
 use crate::probe::ProbeRecord;
 use crate::source::SourceKind;
@@ -134,6 +135,9 @@ pub struct ContainerIdentity {
     /// Who its first process runs as; earlier versions recorded none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<ContainerUser>,
+    /// Hashes of the values of ConfigMaps and Secrets that it has read at its start; earlier versions recorded none.
+    #[serde(default, skip_serializing_if = "StartValues::is_empty")]
+    pub start_values: StartValues,
 }
 
 impl ContainerIdentity {

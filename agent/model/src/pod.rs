@@ -40,6 +40,7 @@ pub mod record;
 pub mod replaceable;
 pub mod requests;
 pub mod resize;
+pub mod restart_on_change;
 pub mod role;
 pub mod security;
 pub(crate) mod size;

@@ -273,6 +273,9 @@ impl Reporter {
             }
             KillCause::AllRestart => format!("Container {} is restarted with all containers of its pod", slot.name),
             KillCause::RestartAsked => format!("Container {} is restarted on request", slot.name),
+            KillCause::ValuesChanged => {
+                format!("Container {} is restarted: values that it has read at its start have changed", slot.name)
+            }
             KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         };
         let signal = slot.instance.as_ref().map(|instance| instance.stop_signal).unwrap_or_default();

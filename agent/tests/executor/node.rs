@@ -201,6 +201,7 @@ impl RealNode {
             ephemeral: None,
             devices: Vec::new(),
             user: None,
+            start_values: Default::default(),
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);

@@ -128,6 +128,18 @@ pub struct ObjectDiffDocument {
     pub files_of: Vec<String>,
     /// Pods that use the new values only when a container starts next.
     pub starts_of: Vec<String>,
+    /// Containers that are restarted for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restarts: Vec<ObjectRestartDocument>,
+}
+
+/// The containers of a pod that are restarted for an object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectRestartDocument {
+    /// As `namespace/name`.
+    pub pod: String,
+    pub containers: Vec<String>,
 }
 
 /// One value that differs. The values of Secrets and binary values are not shown.
@@ -223,6 +235,11 @@ impl ObjectDiffDocument {
             values: object.values.iter().map(value).collect(),
             files_of: names(&object.files_of),
             starts_of: names(&object.starts_of),
+            restarts: object
+                .restarts
+                .iter()
+                .map(|(pod, containers)| ObjectRestartDocument { pod: pod.to_string(), containers: containers.clone() })
+                .collect(),
         })
     }
 }

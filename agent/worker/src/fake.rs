@@ -20,7 +20,7 @@ use limpet_core::state::{CONFIG_ERROR, ContainerSlot, Instance, Life, Now, PodSa
 use limpet_core::storage::StorageUsage;
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
-use limpet_model::object::ObjectKind;
+use limpet_model::object::{ObjectKind, StartValues};
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
@@ -196,7 +196,7 @@ impl FakeExecutor {
         }
         let result = started.map(|(id, task, started_at, sandbox)| {
             let version = self.world().version(&id);
-            let mut instance = instance(slot, id, started_at, sandbox);
+            let mut instance = instance(pod, slot, id, started_at, sandbox);
             (instance.fingerprint, instance.pod_restarts) = version.unwrap_or_default();
             match task {
                 Task::Running { pid } | Task::Unknown { pid } => {
@@ -390,11 +390,24 @@ fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
     })
 }
 
-fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbox: Option<String>) -> Instance {
+/// The values of objects that a container reads at its start.
+pub(crate) fn start_values(pod: &PodState, slot: &ContainerSlot) -> StartValues {
+    let container = pod.container_spec(&slot.name);
+    container.map(|container| StartValues::new(&pod.record, container, &pod.objects)).unwrap_or_default()
+}
+
+fn instance(
+    pod: &PodState,
+    slot: &ContainerSlot,
+    id: ContainerId,
+    started_at: Timestamp,
+    sandbox: Option<String>,
+) -> Instance {
     Instance {
         started_at: Some(started_at),
         pause: slot.next_pause(),
         sandbox,
+        start_values: start_values(pod, slot),
         ..Instance::new(id, slot.next_attempt(), slot.fingerprint.clone())
     }
 }

@@ -7,7 +7,8 @@ use super::super::validate;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::{Fault, Severity};
 use limpet_wire::diff::{
-    DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, PodDiffDocument, ValueDocument,
+    DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, ObjectRestartDocument, PodDiffDocument,
+    ValueDocument,
 };
 use limpet_wire::pods::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
 
@@ -186,7 +187,16 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
     if object.files_of.is_empty() && object.starts_of.is_empty() {
         page.push_str("  reaches: no pod\n");
     }
-    page.push_str("  restarts: nothing\n");
+    match object.restarts.is_empty() {
+        true => page.push_str("  restarts: nothing\n"),
+        false => {
+            let containers = |restart: &ObjectRestartDocument| {
+                format!("{} ({})", list(std::slice::from_ref(&restart.pod)), list(&restart.containers))
+            };
+            let restarts: Vec<String> = object.restarts.iter().map(containers).collect();
+            page.push_str(&format!("  {} {}\n", screen.paint(Tone::Warn, "restarts:"), restarts.join(", ")));
+        }
+    }
     page
 }
 

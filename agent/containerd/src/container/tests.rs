@@ -43,6 +43,7 @@ fn identity(container: &str) -> ContainerIdentity {
         ephemeral: None,
         devices: Vec::new(),
         user: None,
+        start_values: Default::default(),
     }
 }
 

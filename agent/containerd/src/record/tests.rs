@@ -22,8 +22,10 @@ const WITH_PROBES: &str = include_str!("golden/2-probes.json");
 const WITH_RESIZE: &str = include_str!("golden/3-resize.json");
 /// The format before the user was recorded.
 const WITH_RESTARTS: &str = include_str!("golden/4-restart-all.json");
+/// The format before values of objects.
+const WITH_USER: &str = include_str!("golden/5-user.json");
 /// The current format, with every field.
-const PRESENT: &str = include_str!("golden/5-user.json");
+const PRESENT: &str = include_str!("golden/6-start-values.json");
 
 fn golden(text: &str) -> HashMap<String, Any> {
     let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).unwrap();
@@ -55,6 +57,7 @@ fn first_identity() -> ContainerIdentity {
         ephemeral: None,
         devices: Vec::new(),
         user: None,
+        start_values: Default::default(),
     }
 }
 
@@ -69,6 +72,7 @@ fn present() -> (ContainerIdentity, ContainerState, ProbeRecord) {
         pod_restarts: 2,
         resized_at: Some(Timestamp::from_second(2).unwrap()),
         user: Some(ContainerUser { uid: 7, gid: 8, groups: vec![8, 9] }),
+        start_values: serde_json::from_str(r#"{"config_maps": "000102030405060708090a0b0c0d0e0f"}"#).unwrap(),
         ..first_identity()
     };
     let finished_at = Timestamp::from_millisecond(1500).unwrap();
@@ -88,10 +92,13 @@ fn the_first_record_is_read_with_defaults() {
 #[test]
 fn the_records_since_probes_came_are_read() {
     let (identity, state, probes) = present();
-    let with_restarts = ContainerIdentity { user: None, ..identity };
+    let with_user = ContainerIdentity { start_values: Default::default(), ..identity };
+    let with_restarts = ContainerIdentity { user: None, ..with_user.clone() };
     let with_resize = ContainerIdentity { pod_restarts: 0, ..with_restarts.clone() };
     let with_probes = ContainerIdentity { resized_at: None, ..with_resize.clone() };
-    for (text, identity) in [(WITH_PROBES, with_probes), (WITH_RESIZE, with_resize), (WITH_RESTARTS, with_restarts)] {
+    for (text, identity) in
+        [(WITH_PROBES, with_probes), (WITH_RESIZE, with_resize), (WITH_RESTARTS, with_restarts), (WITH_USER, with_user)]
+    {
         let read = recorded(&golden(text)).unwrap();
         assert_eq!((&read.identity, &read.state, read.probes), (&identity, &state, probes));
     }

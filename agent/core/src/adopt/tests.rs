@@ -48,6 +48,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         ephemeral: None,
         devices: Vec::new(),
         user: None,
+        start_values: Default::default(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt, 0),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::merge::DesiredPods;
 use crate::source::Snapshots;
-use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, references};
+use k8s_openapi::api::core::v1::Container;
+use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, PodObjects, StartValues, mounted, references};
+use limpet_model::pod::restart_on_change::RestartOnChange;
 use limpet_model::pod::{PodKey, edits_between};
 use limpet_model::source::SourceKind;
 
@@ -33,6 +35,8 @@ pub struct ObjectForecast {
     pub files_of: Vec<PodKey>,
     /// Pods that use it only from the next start of a container on.
     pub starts_of: Vec<PodKey>,
+    /// The containers that are restarted for it, because their pods want that: by pod.
+    pub restarts: Vec<(PodKey, Vec<String>)>,
 }
 
 impl ObjectForecast {
@@ -51,7 +55,8 @@ pub(super) fn changes(before: &Snapshots, after: &Snapshots, will: &DesiredPods)
             let (old, new) = (old.get(key), new.get(key));
             let same = old.zip(new).is_some_and(|(old, new)| old.same_content(new));
             if !same {
-                changes.push(change(source, key, old, new, will));
+                let restarts = restarts(source, key, before, after, will);
+                changes.push(ObjectForecast { restarts, ..change(source, key, old, new, will) });
             }
         }
     }
@@ -78,7 +83,36 @@ fn change(
         },
         files_of: keys(files_of),
         starts_of: keys(starts_of),
+        restarts: Vec::new(),
     }
+}
+
+/// The containers that have read values of an object at their start, if a change of them restarts them.
+fn restarts(
+    source: SourceKind,
+    key: &ObjectKey,
+    before: &Snapshots,
+    after: &Snapshots,
+    will: &DesiredPods,
+) -> Vec<(PodKey, Vec<String>)> {
+    let (before, after) = (&before[source.index()].objects, &after[source.index()].objects);
+    let users = will.pods.values().filter(|pod| pod.source == source && references(pod).contains(key));
+    let restarts = users.filter_map(|pod| {
+        let wanted = RestartOnChange::from_pod(pod);
+        let old = PodObjects::collect(pod, |key| before.get(key).cloned());
+        // Other objects count with their own change.
+        let new = PodObjects::collect(pod, |other| if other == key { after } else { before }.get(other).cloned());
+        let is_restarted = |container: &&Container| {
+            let values = |objects| StartValues::new(pod, container, objects);
+            wanted.is_wanted() && values(&new).demand_restart(values(&old), wanted)
+        };
+        let runs_once = |container: &Container| container.restart_policy.as_deref() != Some("Always");
+        let sidecars = pod.spec().init_containers.iter().flatten().filter(|init| !runs_once(init));
+        let containers = sidecars.chain(&pod.spec().containers).filter(is_restarted);
+        let names: Vec<String> = containers.map(|container| container.name.clone()).collect();
+        (!names.is_empty()).then(|| (pod.key.clone(), names))
+    });
+    restarts.collect()
 }
 
 /// The fields of a workload or claim that differ, unless it is new or gone.

@@ -17,7 +17,8 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     // A stop that has begun is completed, whatever the desired version is by then. A container that should not start
     // yet is replaced at once if the start of the container before it waits for that.
     let replaced = wanted || pod.cgroup_waits_for_other_versions();
-    if slot.stopping().is_some() || slot.is_running() && (replaced && slot.is_outdated() || is_asked_to_restart(slot)) {
+    let restarts = || is_asked_to_restart(slot) || pod.has_stale_values(slot);
+    if slot.stopping().is_some() || slot.is_running() && (replaced && slot.is_outdated() || restarts()) {
         return replace(plan, pod, index, now);
     }
     resize(plan, pod, index, now);
@@ -91,8 +92,12 @@ fn is_asked_to_restart(slot: &ContainerSlot) -> bool {
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
     if image(plan, pod, index, now) && pod.cgroup_lets_replace() || slot.stopping().is_some() {
-        let asked = is_asked_to_restart(slot) && !slot.is_outdated();
-        let cause = if asked { KillCause::RestartAsked } else { KillCause::DefinitionChanged };
+        let cause = match () {
+            () if slot.is_outdated() => KillCause::DefinitionChanged,
+            () if is_asked_to_restart(slot) => KillCause::RestartAsked,
+            () if pod.has_stale_values(slot) => KillCause::ValuesChanged,
+            () => KillCause::DefinitionChanged,
+        };
         stop(plan, index, slot, grace(pod), cause, now);
     }
 }

@@ -11,6 +11,7 @@ use crate::probe::Probes;
 use crate::state::{Changes, Hooks, Now, PostStart, Resize, RetryState, Stopping};
 use limpet_model::container::{ContainerId, ContainerUser, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::object::StartValues;
 use limpet_model::pod::Role;
 use limpet_model::probe::ProbeKind;
 use limpet_model::process::{ProcessHandle, ProcessName, Sender};
@@ -83,6 +84,8 @@ pub struct Instance {
     /// Who its first process runs as; `None` if that was never determined, or an earlier version of limpet started
     /// it.
     pub user: Option<Arc<ContainerUser>>,
+    /// The values of objects that it has read at its start.
+    pub start_values: StartValues,
     /// The id of the sandbox it was started in.
     pub sandbox: Option<String>,
     /// How often all containers of its pod had been restarted before its start.
@@ -91,7 +94,7 @@ pub struct Instance {
     pub asked_before_edit: bool,
     /// Whether it was ended for a newer version of itself, which starts whatever the restart policy.
     pub replaced: bool,
-    /// Whether `limpet restart` has ended it, so that it starts again without a back-off.
+    /// Whether it was ended by `limpet restart`, or for values that have changed, so that it starts again without a back-off.
     pub restart_asked: bool,
     /// Its `postStart` hook.
     pub post_start: PostStart,
@@ -121,6 +124,7 @@ impl Instance {
             signalled_by: None,
             stop_signal: StopSignal::default(),
             user: None,
+            start_values: StartValues::default(),
             sandbox: None,
             pod_restarts: 0,
             asked_before_edit: false,
@@ -211,6 +215,8 @@ pub struct ContainerSlot {
     pub hooks: Hooks,
     /// Hash of image and resources as desired.
     pub fingerprint: String,
+    /// The values of objects that it would read at a start, if a change of them is to restart it.
+    pub start_values: StartValues,
     /// The newest attempt.
     pub instance: Option<Instance>,
     /// The previous one, exited; kept for `--previous`.
@@ -254,6 +260,7 @@ impl ContainerSlot {
             role,
             hooks: Hooks::default(),
             fingerprint,
+            start_values: StartValues::default(),
             instance: None,
             previous: None,
             stale: Vec::new(),

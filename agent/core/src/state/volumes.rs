@@ -53,6 +53,11 @@ impl PodState {
         outdated.or(self.volumes.republish_at.filter(|_| self.volumes_version().is_some()))
     }
 
+    /// Whether what is written of its volumes is what it should be.
+    pub fn volumes_are_current(&self) -> bool {
+        self.volumes.writing.is_none() && !self.volumes_are_outdated()
+    }
+
     fn volumes_are_outdated(&self) -> bool {
         let written = |volume: &Volume| {
             let Volume { config_map, secret, downward_api, projected, .. } = volume;

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::pod::bandwidth::{ANNOTATIONS, rate};
 use crate::pod::device::is_device;
 use crate::pod::huge_pages::HUGE_PAGES;
+use crate::pod::restart_on_change::{RESTART_ANNOTATION, RestartOnChange};
 use crate::pod::{Fault, Reason, quantity};
 use crate::source::SourceKind;
 use crate::taint::MEMORY_PRESSURE;
@@ -135,6 +136,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let rates = select(manifest, "metadata.annotations")
         .into_iter()
         .flat_map(|annotations| bandwidth(annotations, host_network));
+    let restarts = select(manifest, "metadata.annotations").into_iter().filter_map(restart_on_change);
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let tolerates = local && !traits.is_static && tolerates_memory_pressure(manifest);
     let silent = NO_EFFECT.iter().filter(|(pattern, _)| local && !(tolerates && *pattern == TOLERATIONS));
@@ -144,6 +146,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
         .chain(refused)
         .chain(gates.map(|(path, _)| never_ready(path)))
         .chain(rates)
+        .chain(restarts)
         .chain(unknown)
         .chain(silent)
         .chain(elsewhere)
@@ -211,6 +214,16 @@ fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<F
         host_network.then_some(unlimited)
     };
     annotated.filter_map(fault).collect()
+}
+
+/// The fault of an annotation that does not say which objects' changes restart containers.
+fn restart_on_change((path, annotations): (String, &Value)) -> Option<Fault> {
+    let value = annotations.get(RESTART_ANNOTATION)?;
+    value.as_str().and_then(RestartOnChange::parse).is_none().then(|| {
+        Fault::error(super::yaml::join(&path, RESTART_ANNOTATION), "names other objects than configmaps and secrets")
+            .with_remedy("write configmaps, secrets, or configmaps,secrets")
+            .because(Reason::Invalid)
+    })
 }
 
 /// Faults of limits of resources that Kubernetes may know and limpet does not. Only the node knows its devices.

@@ -334,6 +334,7 @@ impl ContainerdExecutor {
             instance.image = identity.image;
             instance.image_digest = identity.image_digest;
             instance.user = identity.user.map(Arc::new);
+            instance.start_values = identity.start_values;
         }
         if let Some(exit) = end {
             let exit = self.write_exit(start.pod, start.slot, &instance, exit).await;

@@ -334,6 +334,7 @@ impl World {
             ephemeral: record.ephemeral_of(&slot.name).and_then(to_record),
             devices: Vec::new(),
             user: None,
+            start_values: super::start_values(pod, slot),
         };
         let container_policy = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let rules = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy_rules.as_ref());

@@ -137,6 +137,7 @@ fn container_found(pod: &PodState, state: ContainerState, task: Option<Task>) ->
         ephemeral: definition,
         devices: Vec::new(),
         user: None,
+        start_values: Default::default(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "debug", 0, 0),

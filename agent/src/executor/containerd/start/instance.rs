@@ -6,7 +6,15 @@ use super::{ContainerdExecutor, Start};
 use limpet_core::plan::restart_all;
 use limpet_core::state::{Instance, Life};
 use limpet_model::container::{ContainerIdentity, ContainerUser};
+use limpet_model::object::StartValues;
 use limpet_model::pod::ephemeral::to_record as ephemeral_record;
+
+impl Start<'_> {
+    /// The values of objects that it reads.
+    fn values(&self) -> StartValues {
+        StartValues::new(&self.pod.record, self.container, &self.pod.objects)
+    }
+}
 
 impl ContainerdExecutor {
     /// The identity that is recorded on the container.
@@ -35,6 +43,7 @@ impl ContainerdExecutor {
             ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
             devices: start.given.clone(),
             user: start.user.get().map(|user| ContainerUser::clone(user)),
+            start_values: start.values(),
         }
     }
 
@@ -48,6 +57,7 @@ impl ContainerdExecutor {
             pause: start.pause,
             stop_signal: start.stop_signal,
             user: start.user.get().cloned(),
+            start_values: start.values(),
             sandbox: start.sandbox.sandbox.id.clone(),
             pod_restarts: restart_all::pod_restarts(start.pod),
             life,
