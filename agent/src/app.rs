@@ -56,6 +56,7 @@ use limpet_core::status::observed::Observed;
 use limpet_generations::Generations;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
+use limpet_host::throttle::Throttle;
 use limpet_model::attribution::{ManifestWatch, WatchObserver};
 use limpet_model::node::NodeFacts;
 use limpet_model::service_account::ServiceAccounts;
@@ -64,17 +65,18 @@ use limpet_node::capacity::Capacity;
 use limpet_node::network::NetworkFollower;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
-use limpet_server::Sources;
 use limpet_server::agent_restart::AgentRestart;
 use limpet_server::bundle::BundlesState;
 use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
 use limpet_server::generations::GenerationsState;
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
+use limpet_server::{HeldUpdates, Sources};
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
+use limpet_updates::UpdateGate;
 use limpet_upgrade::starter;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::executor::Executor;
@@ -145,6 +147,10 @@ struct SharedParts {
     health: Health,
     /// The connection to the apiserver; `None` without `--kubeconfig`.
     link: Option<Link>,
+    /// What holds updates.
+    updates: UpdateGate,
+    /// The rate at which updates and images are read.
+    throttle: Throttle,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -284,6 +290,7 @@ fn keeper_parts(
         health: shared.health.clone(),
         shutting_down: shutting_down.clone(),
         images: shared.kept_images.clone(),
+        updates: shared.updates.clone(),
         run_dir: shared.config.run_dir.clone(),
     }
 }
@@ -308,7 +315,14 @@ fn trials(
         pod_orders,
         views,
     };
-    (Some(Trials::new(generations, parts)), Some(GenerationsState { views: shown, orders: order }))
+    let state = GenerationsState { views: shown, orders: order, held_updates: held_updates(shared) };
+    (Some(Trials::new(generations, parts)), Some(state))
+}
+
+/// Lists the updates that wait now.
+fn held_updates(shared: &SharedParts) -> HeldUpdates {
+    let updates = shared.updates.clone();
+    Arc::new(move || updates.held())
 }
 
 /// Notifies systemd's watchdog while the main loop responds.
@@ -394,6 +408,8 @@ async fn shared(
             let (metrics, events) = (metrics.clone(), events.clone());
             Link::new(source, &config.cluster.server, LinkParts { node_network: node_network.clone(), metrics, events })
         }),
+        updates: UpdateGate::new(config.updates.gate.clone(), node_network.clone(), events.clone()),
+        throttle: Throttle::new(config.updates.bandwidth),
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),
@@ -420,6 +436,8 @@ async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExe
         device_plugins: Arc::clone(&shared.device_plugins),
         csi: Arc::clone(&shared.csi),
         service_accounts: shared.link.clone().map(|link| Arc::new(link) as Arc<dyn ServiceAccounts>),
+        updates: shared.updates.clone(),
+        throttle: shared.throttle.clone(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

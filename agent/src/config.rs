@@ -51,6 +51,7 @@ use limpet_node::capacity::{Capacity, CapacitySettings};
 use limpet_node::settings::{NodeSettings, Reserved};
 use limpet_plugins::settings::PluginSettings;
 use limpet_server::settings::{LocalSettings, ServedNode, ServerSettings};
+use limpet_updates::UpdateSettings;
 use limpet_worker::settings::WorkerSettings;
 
 /// A setting without effect, and why.
@@ -109,6 +110,8 @@ pub struct Config {
     pub plugins: PluginSettings,
     /// `generations`.
     pub generations: GenerationSettings,
+    /// `updates`.
+    pub updates: UpdateSettings,
     pub image_gc: ImageGcPolicy,
     pub eviction: EvictionPolicy,
     /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None` if the
@@ -145,6 +148,7 @@ impl Default for Config {
             volumes: VolumeSettings::default(),
             plugins: PluginSettings::default(),
             generations: GenerationSettings::default(),
+            updates: UpdateSettings::default(),
             image_gc: ImageGcPolicy::default(),
             eviction: EvictionPolicy::default(),
             shutdown: None,

@@ -17,7 +17,8 @@ use limpet_host::{boot, clock};
 use limpet_model::error_chain::error_chain;
 use limpet_model::source::SourceKind;
 use limpet_telemetry::health::Health;
-use limpet_worker::trials::TrialKeeper;
+use limpet_updates::{Phase, Subject, UpdateGate};
+use limpet_worker::trials::{PrepareResult, PrepareWork, TrialKeeper};
 use tokio::sync::watch;
 
 use crate::store::{Changes, GenerationDocument, GenerationManifest, SavedCopy, Store};
@@ -49,6 +50,8 @@ pub struct NodeKeeper {
     health: Health,
     shutting_down: watch::Receiver<bool>,
     images: KeptImages,
+    /// What holds updates.
+    updates: UpdateGate,
     /// The file that says for which boot the verdict was reported, and this boot.
     reported: (PathBuf, Arc<str>),
     /// Of each source.
@@ -68,6 +71,8 @@ pub struct KeeperParts {
     pub health: Health,
     pub shutting_down: watch::Receiver<bool>,
     pub images: KeptImages,
+    /// What holds updates.
+    pub updates: UpdateGate,
     pub run_dir: PathBuf,
 }
 
@@ -123,11 +128,12 @@ pub async fn load(parts: KeeperParts) -> Option<(Generations, Arc<NodeKeeper>)> 
         return None;
     }
     let boot: Arc<str> = Arc::from(boot::boot_id().unwrap_or_default());
-    let KeeperParts { store, settings, node_name, health, shutting_down, images, run_dir, .. } = parts;
+    let KeeperParts { store, settings, node_name, health, shutting_down, images, updates, run_dir, .. } = parts;
     let reported = (run_dir.join(REPORTED), Arc::clone(&boot));
     let trial = Settings { policies, ..settings.settings.clone() };
     let unsaved = Mutex::default();
-    let keeper = Arc::new(NodeKeeper { store, settings, health, shutting_down, images, reported, held, unsaved });
+    let keeper =
+        Arc::new(NodeKeeper { store, settings, health, shutting_down, images, updates, reported, held, unsaved });
     let (mut generations, saves) = Generations::new(trial, (&node_name, &boot), loaded, keeper.now());
     if !saves.is_empty() {
         Arc::clone(&keeper).save(saves).await;
@@ -246,6 +252,11 @@ impl NodeKeeper {
     }
 }
 
+/// The newest version of a source, as people know it.
+fn subject(source: SourceKind) -> Subject {
+    Subject { what: format!("the newest version of {source}"), source: Some(source), is_first: false }
+}
+
 impl TrialKeeper for NodeKeeper {
     fn now(&self) -> Moment {
         Moment { uptime: clock::uptime(), wall: clock::now().wall }
@@ -262,6 +273,15 @@ impl TrialKeeper for NodeKeeper {
             if tokio::time::timeout(DEADLINE, writing).await.is_err() {
                 tracing::error!("saving generations hangs; what was decided takes effect all the same");
             }
+        })
+    }
+
+    fn prepare(self: Arc<Self>, source: SourceKind, mut work: Box<PrepareWork>) -> BoxFuture<'static, PrepareResult> {
+        Box::pin(async move {
+            let subject = subject(source);
+            self.updates.within(Phase::Download, &subject, &mut work).await?;
+            self.updates.pass(Phase::Apply, &subject).await;
+            Ok(())
         })
     }
 

@@ -54,6 +54,9 @@ enum BundleCommand {
     Apply {
         /// The bundle
         file: PathBuf,
+        /// Wait until updates may be applied: for their window and the applications that have a veto
+        #[arg(long)]
+        window: bool,
     },
     /// Let the next bundle have any serial, also a lower one
     ResetSerial,
@@ -96,7 +99,7 @@ pub async fn run(client: &SocketClient, args: BundleArgs, screen: Screen) -> Res
         BundleCommand::Create(args) => create(args, screen),
         BundleCommand::Inspect { file, key, output } => show(&file, &key, output, screen),
         BundleCommand::Verify { file, key } => verify(&file, key, screen),
-        BundleCommand::Apply { file } => apply(client, &file, screen).await,
+        BundleCommand::Apply { file, window } => apply(client, &file, window, screen).await,
         BundleCommand::ResetSerial => {
             let applied: BundleDocument = client.post_json("/limpet/v1/bundle/reset-serial", &()).await?;
             screen.print(&format!("the next bundle may have any serial; {} runs until then\n", title(&applied)))?;
@@ -184,9 +187,10 @@ fn verify(file: &Path, keys: Vec<PathBuf>, screen: Screen) -> Result<u8, CliErro
     Ok(0)
 }
 
-async fn apply(client: &SocketClient, file: &Path, screen: Screen) -> Result<u8, CliError> {
+async fn apply(client: &SocketClient, file: &Path, in_window: bool, screen: Screen) -> Result<u8, CliError> {
     let path = std::path::absolute(file)?;
-    let applied: BundleDocument = client.post_json("/limpet/v1/bundle/apply", &BundleRequest { path }).await?;
+    let request = BundleRequest { path, in_window };
+    let applied: BundleDocument = client.post_json("/limpet/v1/bundle/apply", &request).await?;
     let verb = if applied.changed { "applied" } else { "unchanged" };
     screen.print(&format!("bundle {} {verb}\n", title(&applied)))?;
     for image in &applied.images {

@@ -11,6 +11,7 @@ use super::screen::{Screen, Tone, printable};
 use super::table::{Cell, Table};
 use limpet_wire::pods::{RejectionDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
+use limpet_wire::status::HeldUpdateDocument;
 
 /// Arguments of `limpet sources`.
 #[derive(Debug, clap::Args)]
@@ -49,6 +50,9 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         let pods = missing.pods.join(", ");
         text.push_str(&format!("\n{} is not defined in {}; it is used by {pods}\n", missing.object, source.source));
     }
+    for held in sources.iter().flat_map(|source| &source.held_updates) {
+        text.push_str(&format!("\n{}\n", printable(&held_update(held, now))));
+    }
     // A remark may apply to several sources.
     let remarks: BTreeSet<&str> =
         sources.iter().flat_map(|source| &source.remark).flat_map(|all| all.lines()).collect();
@@ -56,6 +60,14 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         text.push_str(&format!("\n{}\n", screen.paint(Tone::Bad, &printable(remark))));
     }
     text
+}
+
+/// `bundle plant 1.4 waits to be applied: the apply window is closed; it opens in 5h`.
+pub(super) fn held_update(held: &HeldUpdateDocument, now: Timestamp) -> String {
+    let verb = if held.phase == "apply" { "applied" } else { "downloaded" };
+    let opens = held.until.as_ref().filter(|until| until.0 > now);
+    let opens = opens.map(|until| format!("; it opens in {}", age::since(now, until.0))).unwrap_or_default();
+    format!("{} waits to be {verb}: {}{opens}", held.what, held.reason)
 }
 
 pub(super) fn state(source: &SourceDocument, now: Timestamp) -> (String, Tone) {
@@ -153,6 +165,7 @@ mod tests {
             missing: Vec::new(),
             rejected,
             remark: None,
+            held_updates: Vec::new(),
         };
         let screen = Screen { color: false, quiet: false };
         let now = Timestamp::constant(120, 0);

@@ -82,7 +82,12 @@ impl Report {
     }
 
     fn with_generations(mut self, generations: Vec<SourceGenerationsDocument>) -> Self {
-        self.attention.extend(generations.iter().filter_map(super::generations::attention));
+        // What waits for its window is as it should be.
+        let held = |source: &str| self.status.held_updates.iter().any(|held| held.source.as_deref() == Some(source));
+        let waits = |one: &&SourceGenerationsDocument| one.waiting.is_some() && held(&one.source);
+        let points = generations.iter().filter(|one| !waits(one)).filter_map(super::generations::attention);
+        let points: Vec<String> = points.collect();
+        self.attention.extend(points);
         Self { generations, ..self }
     }
 }
@@ -144,6 +149,12 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
                 sheet.painted(&source.source, &screen.paint(tone, &printable(&text)));
             }
         });
+    }
+    if !status.held_updates.is_empty() {
+        sheet.section("Updates");
+        for held in &status.held_updates {
+            sheet.text(&format!("  {}\n", printable(&sources::held_update(held, now))));
+        }
     }
     match &status.apiserver {
         None => sheet.field("Apiserver", "no apiserver configured"),

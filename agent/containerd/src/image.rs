@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::client::Client;
 use crate::image_verifier::VerifierSettings;
 use limpet_host::blocking;
+use limpet_host::throttle::Throttle;
 use limpet_model::object::ObjectRecord;
 use limpet_model::pull_progress::PullProgress;
 use limpet_model::service_account::AccountOfPod;
@@ -100,6 +101,8 @@ pub struct ImagesConfig {
     pub archives_dir: PathBuf,
     /// containerd's image verifiers, which are asked before a pull; `None` if it has none.
     pub verifiers: Option<VerifierSettings>,
+    /// The rate at which registries are read.
+    pub throttle: Throttle,
 }
 use ImagesConfig as Config;
 
@@ -392,7 +395,9 @@ impl Inner {
         let failed = |error| ImageError::Registry { image, cause: format!("set-up failed: {error}") };
         let (session, others, complaints) = prepared.await.map_err(failed)?;
         self.complain(complaints);
-        Ok((session?, others))
+        let mut session = session?;
+        session.throttle = self.config.throttle.clone();
+        Ok((session, others))
     }
 
     async fn usable_secrets(&self, name: ImageName, secrets: &PullSecrets) -> Result<Vec<PullCredential>, ImageError> {

@@ -37,6 +37,7 @@ pub mod mirror;
 pub mod node_images;
 pub mod node_lease;
 pub mod node_object;
+pub mod node_place;
 pub mod node_shutdown;
 pub mod node_state;
 #[cfg(test)]

@@ -47,6 +47,8 @@ pub use volumes::{VolumesState, VolumesVersion};
 pub const FAILED_MOUNT: &str = "FailedMount";
 /// kubelet's reason when a volume cannot be unmounted.
 pub const FAILED_UNMOUNT: &str = "FailedUnMount";
+/// The reason when the image of a changed container is not pulled yet, because updates wait for a window or a cheaper link.
+pub const UPDATE_HELD: &str = "UpdateHeld";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 

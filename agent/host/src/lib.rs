@@ -38,6 +38,7 @@ mod rtnetlink;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;
+pub mod throttle;
 mod tree;
 pub mod user_namespace;
 pub mod volume;

@@ -2,15 +2,6 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The time of a build whose sources do not have one: 2026-11-01.
-const UNKNOWN_BUILD: i64 = 1_793_491_200;
-
-/// When the agent was built, which is earlier than any right clock shows.
-pub(crate) fn built() -> Timestamp {
-    let written = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.parse().ok());
-    Timestamp::from_second(written.unwrap_or(UNKNOWN_BUILD)).unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
 /// The time at which a decision is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clock {

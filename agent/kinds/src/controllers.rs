@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use limpet_core::source::{Snapshots, SourceSnapshot};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::clock::built;
 use limpet_model::object::workload::{WorkloadSpec, uid};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
@@ -20,7 +21,7 @@ use limpet_model::source::SourceKind;
 
 use crate::adoption;
 use crate::claims;
-use crate::clock::{Clock, built};
+use crate::clock::Clock;
 use crate::cron_job;
 use crate::effective::Effective;
 use crate::facts::Facts;

@@ -17,8 +17,8 @@ use super::routes::Routes;
 
 /// The agent's source of bundles.
 pub trait Bundles: fmt::Debug + Send + Sync {
-    /// Lets a bundle take effect in place of the one before, and returns when it is on disk.
-    fn apply(&self, path: PathBuf) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
+    /// Lets a bundle take effect in place of the one before, `in_window` only when updates may, and returns when it is on disk.
+    fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
 
     /// Lets the next bundle have any serial.
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
@@ -51,7 +51,7 @@ async fn apply(State(bundles): State<BundlesState>, Json(request): Json<BundleRe
         let message = format!("{} is not an absolute path", request.path.display());
         return (StatusCode::BAD_REQUEST, message).into_response();
     }
-    answer(bundles.apply(request.path).await)
+    answer(bundles.apply(request.path, request.in_window).await)
 }
 
 async fn reset_serial(State(bundles): State<BundlesState>) -> Response {

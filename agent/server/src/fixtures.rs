@@ -86,6 +86,7 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
         pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
         shutting_down: tokio::sync::watch::channel(false).1,
         upgrade: tokio::sync::watch::channel(None).1,
+        held_updates: Arc::new(Vec::new),
         pusher,
         health,
         device_plugins: Arc::default(),
@@ -151,6 +152,7 @@ fn no_images() -> ImagesConfig {
         auth_files: Vec::new(),
         archives_dir: none(),
         verifiers: None,
+        throttle: limpet_host::throttle::Throttle::default(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `/limpet/v1/generations` and `/limpet/v1/rollback`: the generations of the sources, and the return to one of them.
 
+use std::fmt;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,17 +13,27 @@ use super::json_response::json;
 use super::permission::Permission::{Read, Write};
 use super::routes::Routes;
 use super::status_error::StatusError;
+use crate::HeldUpdates;
 use limpet_generations::{GenerationView, Order, OrderError, Outcome, RollbackOrder, SourceGenerationsView};
 use limpet_model::source::SourceKind;
 use limpet_wire::generations::{GenerationDocument, RollbackRequest, RolledBack, SourceGenerationsDocument};
+use limpet_wire::status::HeldUpdateDocument;
 
 /// What the routes need.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct GenerationsState {
     /// The generations of the sources that have some.
     pub views: watch::Receiver<Vec<SourceGenerationsView>>,
     /// Orders to return to one.
     pub orders: mpsc::Sender<RollbackOrder>,
+    /// The updates that wait now.
+    pub held_updates: HeldUpdates,
+}
+
+impl fmt::Debug for GenerationsState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GenerationsState").field("views", &self.views).finish_non_exhaustive()
+    }
 }
 
 /// The routes. `None`: no source has generations.
@@ -33,11 +45,15 @@ pub(super) fn routes(state: Option<GenerationsState>) -> Routes {
 }
 
 async fn generations(State(state): State<Option<GenerationsState>>) -> Response {
-    let views = state.map(|state| state.views.borrow().clone()).unwrap_or_default();
-    json(&views.into_iter().map(document).collect::<Vec<_>>())
+    let Some(state) = state else { return json(&Vec::<SourceGenerationsDocument>::new()) };
+    let (views, held) = (state.views.borrow().clone(), (state.held_updates)());
+    json(&views.into_iter().map(|view| document(view, &held)).collect::<Vec<_>>())
 }
 
-fn document(view: SourceGenerationsView) -> SourceGenerationsDocument {
+fn document(view: SourceGenerationsView, held: &[HeldUpdateDocument]) -> SourceGenerationsDocument {
+    // Its newest version may wait for more than its images.
+    let held = held.iter().find(|held| held.source.as_deref() == Some(view.source.as_str()));
+    let held = held.map(|held| format!("{} is held: {}", held.phase, held.reason));
     let of_generation = |generation: GenerationView| {
         let (outcome, reason) = match generation.outcome {
             Outcome::OnTrial => ("trial", None),
@@ -58,7 +74,7 @@ fn document(view: SourceGenerationsView) -> SourceGenerationsDocument {
         source: view.source.as_str().to_owned(),
         policy: view.policy.as_str().to_owned(),
         running: view.running,
-        waiting: view.waiting.map(|why| why.to_string()),
+        waiting: view.waiting.map(|why| held.unwrap_or_else(|| why.to_string())),
         unready: view.unready.map(|why| why.to_string()),
         refused: view.refused,
         generations: view.generations.into_iter().map(of_generation).collect(),

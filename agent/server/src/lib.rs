@@ -36,7 +36,7 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::{Metrics, ServerType};
 use limpet_telemetry::usage::Meter;
-use limpet_wire::status::UpgradeDocument;
+use limpet_wire::status::{HeldUpdateDocument, UpgradeDocument};
 
 mod admission;
 pub mod agent_restart;
@@ -108,6 +108,9 @@ pub type Configz = dyn Fn() -> Value + Send + Sync;
 /// Describes a process, given its PID and pidfd.
 pub type ActorOfProcess = fn(u32, BorrowedFd<'_>, &dyn WatchObserver) -> Actor;
 
+/// Lists the updates that wait now for a window, a cheaper link or an application.
+pub type HeldUpdates = Arc<dyn Fn() -> Vec<HeldUpdateDocument> + Send + Sync>;
+
 /// The state that every handler reads. Clones share everything.
 #[derive(Clone)]
 pub struct ServerState {
@@ -137,6 +140,8 @@ pub struct ServerState {
     pub shutting_down: watch_channel::Receiver<bool>,
     /// Where new versions of limpet are put, and the result of the last upgrade.
     pub upgrade: watch_channel::Receiver<Option<UpgradeDocument>>,
+    /// The updates that wait now.
+    pub held_updates: HeldUpdates,
     pub started: Timestamp,
     pub health: Health,
     pub device_plugins: Arc<DevicePlugins>,

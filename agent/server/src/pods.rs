@@ -19,6 +19,7 @@ use limpet_telemetry::metrics::{CONTENT_TYPE, ClaimFigures};
 use limpet_telemetry::usage::claims::ClaimName;
 use limpet_telemetry::usage::disks::VolumeDisk;
 use limpet_wire::pods::{DescribeDocument, HistoryDocument, PodsDocument, SourceDocument};
+use limpet_wire::status::HeldUpdateDocument;
 
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]
@@ -122,6 +123,7 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         let path = path.display();
         format!("the database was damaged and is set aside as {path}; check the disk, then remove that file")
     });
+    let updates = (state.held_updates)();
     let document = |view: &SourceView| {
         let persist_error = view.persist_error.as_ref().map(|reason| {
             format!("manifests accepted by {} are not saved to disk; a reboot while it is unavailable would lose them: {reason}", view.kind)
@@ -133,7 +135,9 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         };
         let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).chain(held).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
-        let source = SourceDocument { remark, ..view::source(view, &desired) };
+        let of_source = |held: &&HeldUpdateDocument| held.source.as_deref() == Some(view.kind.as_str());
+        let held_updates = updates.iter().filter(of_source).cloned().collect();
+        let source = SourceDocument { remark, held_updates, ..view::source(view, &desired) };
         match state.cluster.as_ref().filter(|_| view.kind.traits().is_connection) {
             Some(link) => view::cluster(&link.view(), source),
             None => source,

@@ -32,6 +32,7 @@ pub(super) async fn status(State(state): State<ServerState>) -> Response {
         tokens: tokens(&state),
         shutting_down: *state.shutting_down.borrow(),
         upgrade: state.upgrade.borrow().clone(),
+        held_updates: (state.held_updates)(),
         conditions: pressure.is_known().then(|| pressure.iter().collect()),
     })
 }

@@ -300,6 +300,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
             .map(|rejected| RejectionDocument { accepted: accepted(view, desired, &rejected), ..rejected })
             .collect(),
         remark: None,
+        held_updates: Vec::new(),
     }
 }
 

@@ -115,7 +115,7 @@ fn start_bundles(
     let source = BundleSource::new(parts, node_name, decoder(&shared.config));
     let place = bundle_place(shared, settings);
     let published = published(shared, SourceKind::Bundle, &place, "", source.pulse());
-    let (intake, inbox) = bundle::intake();
+    let (intake, inbox) = bundle::intake(shared.updates.clone());
     if let Some(directory) = &settings.directory {
         shared.tasks.spawn(BundleDirectory::new(directory, intake.clone()).run(shared.stop.clone()));
     }
@@ -123,6 +123,8 @@ fn start_bundles(
         directory: shared.config.bundle_dir(),
         max_size: settings.max_size,
         intake: intake.clone(),
+        throttle: shared.throttle.clone(),
+        node_name: Arc::from(node_name),
         network: shared.node_network.clone(),
     };
     if let Some(url) = &shared.config.sources.bundle_url {

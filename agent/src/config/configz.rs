@@ -27,6 +27,7 @@ use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_model::source::SourceKind;
 use limpet_node::settings::{Reservation, ReservedCgroup};
 use limpet_server::settings::ServerSettings;
+use limpet_updates::{GateSettings, UpdateSettings, Window};
 
 /// kubelet's values of keys without effect, and limpet's if it behaves as with another value (`failSwapOn`). A client
 /// that decodes the document into Go's type reads a missing key as zero, which has its own meaning: `cpuCFSQuota:
@@ -233,6 +234,7 @@ fn limpet_document(config: &Config) -> Value {
         "imagePolicy": config.images.policy.as_ref().map(image_policy),
         "bundle": config.bundle.as_ref().map(|settings| bundle(settings, config.sources.bundle_url.as_ref())),
         "generations": generations(&config.generations),
+        "updates": updates(&config.updates),
         "cniConfigDirectory": config.network.config_dir,
         "cniBinaryDirectories": config.network.binary_dirs,
         "metricsAddress": config.local.metrics_address,
@@ -250,6 +252,19 @@ fn bundle(bundle: &BundleSettings, url: Option<&HttpSettings>) -> Value {
     json!({ "keys": bundle.keys, "directory": bundle.directory, "image": bundle.image,
         "url": url.map(|url| url.address.to_string()), "urlCAFile": url.and_then(|url| url.ca_file.as_ref()),
         "interval": go_duration::show(bundle.interval), "maxSize": bundle.max_size.to_string() })
+}
+
+/// When updates are downloaded and applied.
+fn updates(UpdateSettings { gate, bandwidth }: &UpdateSettings) -> Value {
+    let GateSettings { windows, download, apply } = gate;
+    let window = |window: &Window| json!({ "start": window.written, "duration": go_duration::show(window.duration) });
+    let list = |all: &[Window]| all.iter().map(window).collect::<Vec<_>>();
+    json!({
+        "timeZone": windows.zone.iana_name(), "withoutClock": go_duration::show(windows.without_clock),
+        "bandwidth": bandwidth.map(|rate| rate.to_string()),
+        "download": { "windows": list(&download.windows), "meteredCommand": download.metered_command },
+        "apply": { "windows": list(&apply.windows), "lockFile": apply.lock_file, "vetoURL": apply.veto_url },
+    })
 }
 
 /// Which sources have generations, and by what they are judged.

@@ -262,6 +262,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("imagePolicy", Map),
     supported("bundle", Object(BUNDLE)),
     supported("generations", Map),
+    supported("updates", Map),
     supported("probeTimerSlackPercent", Int),
     supported("podSecurity", Map),
     supported("fieldValidation", Map),

@@ -19,6 +19,7 @@ mod reserved;
 mod runtime_classes;
 mod server;
 mod shutdown;
+mod updates;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

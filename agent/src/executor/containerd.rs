@@ -61,6 +61,7 @@ use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::EventType;
 use limpet_telemetry::reporter::Reporter;
+use limpet_updates::UpdateGate;
 
 /// How long the removal of a pod's logs may take, because a busy SD card takes seconds for each file.
 const LOGS_DEADLINE: Duration = Duration::from_secs(60);
@@ -110,6 +111,8 @@ pub struct ContainerdExecutor {
     pub pulls: Semaphore,
     /// Bounds how often a pull begins; `None` if nothing does.
     pub pull_pace: Option<Mutex<PullPace>>,
+    /// What holds updates.
+    pub updates: UpdateGate,
 }
 
 impl ContainerdExecutor {

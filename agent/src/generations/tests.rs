@@ -15,6 +15,7 @@ fn parts(root: &std::path::Path, policy: Policy) -> KeeperParts {
         health: Health::new().0,
         shutting_down: watch::channel(false).1,
         images: KeptImages::default(),
+        updates: Default::default(),
         run_dir: root.to_owned(),
     }
 }

@@ -138,16 +138,20 @@ impl BundleSource {
         self.restore().await;
         self.publish(&publish);
         self.staging.clear().await;
+        inbox.tell(self.applied.is_some());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = self.history.written() => {}
                 request = inbox.recv() => match request {
                     // A bundle that is being read when the agent stops is read again when it is handed over again.
-                    Some(request) => tokio::select! {
-                        () = stop.cancelled() => break,
-                        () = self.handle(request, &publish) => {}
-                    },
+                    Some(request) => {
+                        tokio::select! {
+                            () = stop.cancelled() => break,
+                            () = self.handle(request, &publish) => {}
+                        }
+                        inbox.tell(self.applied.is_some());
+                    }
                     None => break,
                 },
             }

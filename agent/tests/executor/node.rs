@@ -166,6 +166,8 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         device_plugins: Arc::default(),
         reporter: Arc::new(reporter),
         service_accounts: None,
+        updates: Default::default(),
+        throttle: Default::default(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

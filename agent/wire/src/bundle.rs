@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct BundleRequest {
     /// An absolute path that the agent can read.
     pub path: PathBuf,
+    /// Whether it waits until updates may be applied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_window: bool,
 }
 
 /// What was done with a bundle.

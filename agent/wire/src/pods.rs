@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::socket_client::ClientError;
+use crate::status::HeldUpdateDocument;
 use limpet_core::source::{ManifestChange, Rejection};
 use limpet_model::pod::{self, Fault, PodKey, Severity};
 
@@ -115,6 +116,9 @@ pub struct SourceDocument {
     /// A further remark for the user: one sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
+    /// Its updates that wait.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_updates: Vec<HeldUpdateDocument>,
 }
 
 /// An object that does not exist.

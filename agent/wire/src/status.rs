@@ -36,6 +36,25 @@ pub struct StatusDocument {
     /// The newest upgrade, and the directory for new versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<UpgradeDocument>,
+    /// Updates that wait for a window, a cheaper link or an application.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held_updates: Vec<HeldUpdateDocument>,
+}
+
+/// An update that waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldUpdateDocument {
+    pub what: String,
+    /// The source that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// `download` or `apply`.
+    pub phase: String,
+    pub reason: String,
+    /// When a window opens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
 }
 
 /// The directory for new versions of limpet, and the result of the last upgrade.

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use limpet_core::outcome::Outcome;
 use limpet_core::plan::Action;
@@ -33,6 +34,11 @@ use crate::executor::Executor;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
+/// Whether the images of a generation are there, or why not.
+pub type PrepareResult = Result<(), String>;
+/// Gets the images of a generation; each call begins anew.
+pub type PrepareWork = dyn FnMut() -> BoxFuture<'static, PrepareResult> + Send;
+
 /// What generations need of the node.
 pub trait TrialKeeper: Debug + Send + Sync {
     /// This moment.
@@ -44,6 +50,9 @@ pub trait TrialKeeper: Debug + Send + Sync {
     /// Writes what is remembered from now on. Resolves when it is on disk, or cannot be written in reasonable time: then it
     /// takes effect all the same.
     fn save(self: Arc<Self>, saves: Vec<Save>) -> BoxFuture<'static, ()>;
+
+    /// Has the images of a source's newest version got when updates may be downloaded, and resolves when it may take effect.
+    fn prepare(self: Arc<Self>, source: SourceKind, work: Box<PrepareWork>) -> BoxFuture<'static, PrepareResult>;
 
     /// Runs the user's check of a generation of a source.
     fn check(self: Arc<Self>, source: SourceKind, number: u64) -> BoxFuture<'static, Result<(), String>>;
@@ -252,10 +261,12 @@ impl Trials {
             if job.job.is_some() {
                 continue;
             }
-            let (executor, pause) = (Arc::clone(&self.parts.executor), pause(job.failures));
+            let (keeper, pause) = (Arc::clone(&self.parts.keeper), pause(job.failures));
+            let executor = Arc::clone(&self.parts.executor);
+            let work = move || prepare(Arc::clone(&executor), Arc::clone(&preparation)).boxed();
             job.job = Some(self.jobs.spawn(async move {
                 tokio::time::sleep(pause).await;
-                Report::Prepared { source, attempt, result: prepare(executor, &preparation).await }
+                Report::Prepared { source, attempt, result: keeper.prepare(source, Box::new(work)).await }
             }));
         }
         let checks: Vec<(SourceKind, u64)> = self.generations.checks().collect();
@@ -314,8 +325,8 @@ fn pause(failures: u32) -> Duration {
 }
 
 /// Gets the images of a generation, as the starts of its pods would.
-async fn prepare(executor: Arc<dyn Executor>, preparation: &Preparation) -> Result<(), String> {
-    let pods = preparation.pods.iter().map(|record| prepare_pod(Arc::clone(&executor), preparation, record));
+async fn prepare(executor: Arc<dyn Executor>, preparation: Arc<Preparation>) -> PrepareResult {
+    let pods = preparation.pods.iter().map(|record| prepare_pod(Arc::clone(&executor), &preparation, record));
     join_all(pods).await.into_iter().collect()
 }
 

@@ -109,6 +109,7 @@ fn manifests_and_sources_without_a_row_are_remarked() {
         last_good: None,
         next_retry: None,
         remark: None,
+        held_updates: Vec::new(),
         pods: 1,
         objects: 0,
         missing: Vec::new(),

@@ -16,6 +16,7 @@ use super::error::ImageError;
 use super::failure::{Failure, Kind};
 use super::http::{Body, Elsewhere, Http, place, read_bounded};
 use super::login::Login;
+use limpet_host::throttle::Throttle;
 use limpet_model::image_name::ImageName;
 use limpet_model::pull_credential::PullCredential;
 
@@ -49,6 +50,8 @@ pub(super) struct Session {
     hosts: Vec<Host>,
     /// The index of the host that last answered.
     preferred: AtomicUsize,
+    /// The rate at which blobs are read.
+    pub(super) throttle: Throttle,
 }
 
 /// A document with its media type and digest from the registry.
@@ -64,12 +67,15 @@ pub(super) struct Download {
     body: Body,
     /// The offset of the first byte in the blob.
     pub(super) offset: u64,
+    throttle: Throttle,
 }
 
 impl Download {
     /// The next piece; `None` at the end.
     pub(super) async fn chunk(&mut self) -> Result<Option<bytes::Bytes>, String> {
-        self.body.chunk().await
+        let chunk = self.body.chunk().await?;
+        self.throttle.read(chunk.as_ref().map_or(0, bytes::Bytes::len)).await;
+        Ok(chunk)
     }
 }
 
@@ -94,7 +100,7 @@ impl Session {
             let (spoken, elsewhere, served) = (AtomicUsize::new(0), Elsewhere::default(), AtomicBool::new(false));
             hosts.push(Host { endpoint, https, spoken, login, elsewhere, source, served });
         }
-        Ok(Self { name, hosts, preferred: AtomicUsize::new(0) })
+        Ok(Self { name, hosts, preferred: AtomicUsize::new(0), throttle: Throttle::default() })
     }
 
     /// The pod's credential that a host has accepted; the node's if none was needed.
@@ -223,7 +229,8 @@ impl Session {
             _ => Some(0),
         };
         let refused = || Failure::new(Kind::Registry, "the answer has another range than requested");
-        Ok(Download { body: Body::new(response), offset: begins.ok_or_else(refused)? })
+        let offset = begins.ok_or_else(refused)?;
+        Ok(Download { body: Body::new(response), offset, throttle: self.throttle.clone() })
     }
 
     /// The hosts to try, the one that last answered first.

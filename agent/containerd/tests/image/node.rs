@@ -82,6 +82,7 @@ impl Node {
                 },
                 auth_files: vec![self.scratch("none.json"), self.scratch("config.json")],
                 verifiers: None,
+                throttle: limpet_host::throttle::Throttle::default(),
                 archives_dir: self.archives(),
             },
         )

@@ -12,7 +12,7 @@ use crate::backoff::MAX_BACKOFF;
 use crate::probe::Probes;
 use crate::state::{
     Changes, ContainerSlot, ImageState, Instance, Life, MAX_SYNC_BACKOFF, Now, OngoingAction, PodState, PostStart,
-    RetryState, StopPhase,
+    RetryState, StopPhase, UPDATE_HELD,
 };
 
 /// The probes of the instance `id`, if it is still the running one.
@@ -39,6 +39,7 @@ pub(super) fn image_ensured(
             ImageState::Ready { image, attempt }
         }
         Err(_) if slot.image_came => ImageState::Unknown,
+        Err(failure) if failure.reason == UPDATE_HELD => ImageState::Failed(RetryState::held(failure.message, now)),
         Err(failure) => {
             let retry = failure.retry_state(slot.pull_retry.as_ref(), MAX_BACKOFF, now);
             slot.pull_retry = Some(retry.clone());

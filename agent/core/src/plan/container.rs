@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::ending::{clear, stop};
 use super::{Action, KillCause, Plan, awaits, grace, hooks, probes};
 use crate::node_state::NodeState;
-use crate::state::{ContainerSlot, ImageState, Instance, Life, PodState, SandboxState};
+use crate::state::{ContainerSlot, ImageState, Instance, Life, PodState, SandboxState, UPDATE_HELD};
 use limpet_model::pod::Role;
 
 /// One container's next action.
@@ -114,7 +114,8 @@ fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
             false
         }
         ImageState::Pulling => false,
-        ImageState::Failed(retry) if retry.retry_at > now => {
+        // What was held while the container ran is not held once it has to start.
+        ImageState::Failed(retry) if retry.retry_at > now && (slot.is_running() || retry.reason != UPDATE_HELD) => {
             plan.wake_at(retry.retry_at);
             false
         }

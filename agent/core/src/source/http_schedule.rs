@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::jitter;
+use crate::node_place::NodePlace;
 
 /// The first delay after a server was unreachable.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
@@ -52,6 +53,13 @@ pub fn pause(result: ExchangeResult, failures: u32, frequency: Duration, dice: u
     }
 }
 
+/// The delay before the first exchange after a start, for what the node has already: a part of the frequency that depends on
+/// the node's name, so that the nodes of a fleet ask one after another.
+pub fn first_pause(node_name: &str, frequency: Duration) -> Duration {
+    let parts = u32::from(NodePlace::new(node_name).permyriad());
+    frequency.min(MAX_BACKOFF) * parts / 10_000
+}
+
 /// The delay in `Retry-After`, bounded.
 pub fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp) -> Option<Duration> {
     limpet_model::retry_after::retry_after(value, server_date, now).map(|asked| asked.min(LONGEST_ASKED))
@@ -89,6 +97,15 @@ mod tests {
         for (result, failures, frequency, expected) in table {
             assert_eq!(pause(result, failures, frequency, 100), expected, "{result:?} {failures} {frequency:?}");
         }
+    }
+
+    #[test]
+    fn nodes_ask_for_the_first_time_at_moments_of_their_own() {
+        let pauses: Vec<Duration> = (0..100).map(|number| first_pause(&format!("edge{number}"), S(300))).collect();
+        assert!(pauses.iter().all(|pause| *pause < S(300)));
+        let early = pauses.iter().filter(|pause| **pause < S(30)).count();
+        assert!((3..=20).contains(&early), "{early} of 100 in the first tenth");
+        assert_eq!(pauses[7], first_pause("edge7", S(300)));
     }
 
     #[test]

@@ -3,8 +3,11 @@
 use std::ops::BitOr;
 use std::time::{Duration, Instant};
 
-use super::{CONFIG_ERROR, FAILED_MOUNT, FAILED_UNMOUNT};
+use super::{CONFIG_ERROR, FAILED_MOUNT, FAILED_UNMOUNT, UPDATE_HELD};
 use crate::backoff;
+
+/// The pause before an update that is held is looked at again.
+const HELD_PAUSE: Duration = Duration::from_secs(60);
 
 /// What may end a pause early.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -79,6 +82,11 @@ impl RetryState {
     pub fn transient(reason: &'static str, message: String, now: Instant) -> Self {
         let pause = Duration::from_secs(1);
         Self { reason, message, retry_at: now + pause, pause: Duration::ZERO, awaits: Changes::NONE }
+    }
+
+    /// The state of an update that is held, which is looked at again after a while. It is no failure, and has no back-off.
+    pub fn held(message: String, now: Instant) -> Self {
+        Self { retry_at: now + HELD_PAUSE, ..Self::transient(UPDATE_HELD, message, now) }
     }
 
     /// The same, but it also waits for `changes`.

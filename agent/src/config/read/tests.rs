@@ -249,6 +249,7 @@ fn every_supported_key_has_an_effect() {
             directory: PluginDirectory::At("/plugins".into()),
         },
         generations: super::generations::tests::tried(),
+        updates: super::updates::tests::tried(),
         image_gc: ImageGcPolicy {
             high_percent: 90,
             low_percent: 70,

@@ -17,6 +17,7 @@ use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
 use limpet_host::selinux;
+use limpet_host::throttle::Throttle;
 use limpet_host::volume::{self, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
 use limpet_model::selinux::ContainerContexts;
@@ -30,6 +31,7 @@ use crate::pull_records::PullRecords;
 use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::reporter::Reporter;
+use limpet_updates::UpdateGate;
 
 /// Why there is no executor: the environment in which pods run is not available.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +102,10 @@ pub struct ExecutorParts {
     pub reporter: Arc<Reporter>,
     /// Issues tokens of service accounts; `None` without an apiserver.
     pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
+    /// What holds updates.
+    pub updates: UpdateGate,
+    /// The rate at which registries are read.
+    pub throttle: Throttle,
 }
 
 impl ContainerdExecutor {
@@ -119,6 +125,8 @@ impl ContainerdExecutor {
             csi,
             reporter,
             service_accounts,
+            updates,
+            throttle,
         } = parts;
         let Backends { client, network, volumes } = backends;
         let runtime = &settings.runtime;
@@ -128,6 +136,7 @@ impl ContainerdExecutor {
             auth_files: auth_files(&settings.root_dir),
             archives_dir: settings.root_dir.join("images"),
             verifiers: image_verifiers(&runtime.containerd_config).await.map_err(ComposeError::Configuration)?,
+            throttle,
         };
         let containers = ContainersConfig {
             snapshotter: runtime.snapshotter.clone(),
@@ -162,6 +171,7 @@ impl ContainerdExecutor {
             csi,
             reporter,
             service_accounts,
+            updates,
         })
     }
 }

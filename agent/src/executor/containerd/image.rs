@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::ContainerdExecutor;
 use limpet_containerd::image::{ImageError, ImagePlatform, PullAccess, PullAccount, PullSecrets};
 use limpet_core::outcome::Failure;
-use limpet_core::state::{ContainerSlot, PodState};
+use limpet_core::state::{ContainerSlot, ImageState, PodState, UPDATE_HELD};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::images::image_volumes;
 use limpet_model::service_account::AccountOfPod;
 use limpet_telemetry::event::EventType;
+use limpet_updates::{Phase, Subject};
 
 impl ContainerdExecutor {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {
@@ -67,7 +68,7 @@ impl ContainerdExecutor {
                 self.reporter.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
             }
-            (_, local) => match self.pull_image(pod, slot, reference, platform).await {
+            (_, local) => match self.pull_update(pod, slot, reference, platform).await? {
                 Ok(image) => Ok(image),
                 Err(error) => {
                     // A refused image stays refused, unless its registry has another one.
@@ -83,6 +84,29 @@ impl ContainerdExecutor {
                 }
             },
         }
+    }
+
+    /// Pulls an image. That of a container that runs is an update, which may have to wait; what has to start does not.
+    async fn pull_update(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        reference: &str,
+        platform: ImagePlatform,
+    ) -> Result<Result<Arc<LocalImage>, ImageError>, Failure> {
+        if slot.is_running() {
+            let what = format!("image {reference} of pod {}", pod.record.key);
+            let subject = Subject { what, source: Some(pod.record.source), is_first: false };
+            if let Err(hold) = self.updates.check(Phase::Download, &subject).await {
+                let message = format!("Image \"{reference}\" is not pulled yet: {hold}");
+                let is_known = matches!(&slot.image, ImageState::Failed(retry) if retry.reason == UPDATE_HELD);
+                if !is_known {
+                    self.reporter.event(pod, Some(&slot.name), EventType::Normal, UPDATE_HELD, message.clone());
+                }
+                return Err(Failure { reason: UPDATE_HELD, message, transient: false });
+            }
+        }
+        Ok(self.pull_image(pod, slot, reference, platform).await)
     }
 
     /// Whether `imagePolicy` lets the pod use an image that is present. A refused one counts as missing.

@@ -145,6 +145,7 @@ impl BundleDirectory {
             if self.tried.get(&path).is_some_and(|(known, _)| *known == stamp) {
                 continue;
             }
+            self.intake.may_apply(&path.to_string_lossy()).await;
             let refused = match self.intake.offer(path.clone(), Way::Directory).await {
                 Ok(_) => None,
                 Err(Refusal::Replayed { message, .. }) => {

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use limpet_model::source::SourceKind;
 use limpet_server::bundle::{BundleRefusal, Bundles};
+use limpet_updates::{Phase, Subject, UpdateGate};
 use limpet_wire::bundle::BundleDocument;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::refusal::Refusal;
 
@@ -53,26 +55,65 @@ pub(super) enum Request {
 
 /// The source's receiver.
 #[derive(Debug)]
-pub struct BundleInbox(mpsc::Receiver<Request>);
+pub struct BundleInbox {
+    requests: mpsc::Receiver<Request>,
+    has_bundle: watch::Sender<Option<bool>>,
+}
 
 impl BundleInbox {
     /// The next request; `None` once nobody can send one.
     pub(super) async fn recv(&mut self) -> Option<Request> {
-        self.0.recv().await
+        self.requests.recv().await
+    }
+
+    /// Tells the ways whether the node has a bundle.
+    pub(super) fn tell(&self, has_bundle: bool) {
+        self.has_bundle.send_replace(Some(has_bundle));
     }
 }
 
 /// Hands bundles to the source. Clones share the channel.
 #[derive(Debug, Clone)]
-pub struct BundleIntake(mpsc::Sender<Request>);
+pub struct BundleIntake {
+    requests: mpsc::Sender<Request>,
+    /// `None`: what the node has was not read yet.
+    has_bundle: watch::Receiver<Option<bool>>,
+    updates: UpdateGate,
+}
 
-/// A way to a source of bundles.
-pub fn intake() -> (BundleIntake, BundleInbox) {
+/// A way to a source of bundles, through the gate of updates.
+pub fn intake(updates: UpdateGate) -> (BundleIntake, BundleInbox) {
     let (requests, inbox) = mpsc::channel(INBOX_SIZE);
-    (BundleIntake(requests), BundleInbox(inbox))
+    let (tell, has_bundle) = watch::channel(None);
+    (BundleIntake { requests, has_bundle, updates }, BundleInbox { requests: inbox, has_bundle: tell })
 }
 
 impl BundleIntake {
+    /// Whether the node has a bundle, once that is known. Cancel safe.
+    pub(super) async fn has_bundle(&self) -> bool {
+        let mut has_bundle = self.has_bundle.clone();
+        // Without a source there is nobody to wait for.
+        has_bundle.wait_for(Option::is_some).await.ok().and_then(|known| *known).unwrap_or(false)
+    }
+
+    /// A bundle from that place, as people know it. The first one of a node waits for no window.
+    pub(super) async fn subject(&self, place: &str) -> Subject {
+        let is_first = !self.has_bundle().await;
+        Subject { what: format!("the bundle of {place}"), source: Some(SourceKind::Bundle), is_first }
+    }
+
+    /// Does `work` while bundles may be downloaded: it begins anew in the next window if one closes.
+    pub(super) async fn while_downloading<F: Future>(&self, place: &str, work: impl FnMut() -> F) -> F::Output {
+        let subject = self.subject(place).await;
+        self.updates.within(Phase::Download, &subject, work).await
+    }
+
+    /// Resolves when a bundle of that place may take effect. Cancel safe.
+    pub(super) async fn may_apply(&self, place: &str) {
+        let subject = self.subject(place).await;
+        self.updates.pass(Phase::Apply, &subject).await;
+    }
+
     /// Hands over a file, and waits until it has taken effect.
     ///
     /// # Errors
@@ -84,29 +125,35 @@ impl BundleIntake {
     /// Shows which files of a way are refused, and why.
     pub(super) async fn report(&self, way: Way, refused: Vec<(PathBuf, String)>) {
         // Without a source there is nobody to show it to.
-        let _ = self.0.send(Request::Report { way, refused }).await;
+        let _ = self.requests.send(Request::Report { way, refused }).await;
     }
 
     /// The place of a way has answered.
     pub(super) async fn reached(&self, way: Way) {
-        let _ = self.0.send(Request::Reached { way, problem: None }).await;
+        let _ = self.requests.send(Request::Reached { way, problem: None }).await;
     }
 
     /// The place of a way has no bundle now; it is asked again at `retry`.
     pub(super) async fn unreachable(&self, way: Way, reason: String, retry: Timestamp) {
-        let _ = self.0.send(Request::Reached { way, problem: Some((reason, retry)) }).await;
+        let _ = self.requests.send(Request::Reached { way, problem: Some((reason, retry)) }).await;
     }
 
     async fn ask(&self, request: impl FnOnce(Answer) -> Request) -> Result<BundleDocument, Refusal> {
         let (answer, answered) = oneshot::channel();
-        self.0.send(request(answer)).await.map_err(|_| Refusal::Stopping)?;
+        self.requests.send(request(answer)).await.map_err(|_| Refusal::Stopping)?;
         answered.await.map_err(|_| Refusal::Stopping)?
     }
 }
 
 impl Bundles for BundleIntake {
-    fn apply(&self, path: PathBuf) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        self.offer(path, Way::Hand).map(|result| result.map_err(BundleRefusal::from)).boxed()
+    fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
+        async move {
+            if in_window {
+                self.may_apply(&path.to_string_lossy()).await;
+            }
+            self.offer(path, Way::Hand).await.map_err(BundleRefusal::from)
+        }
+        .boxed()
     }
 
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {

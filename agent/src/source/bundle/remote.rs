@@ -8,14 +8,16 @@ mod url;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use limpet_containerd::image::Images;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::http_schedule::{self, ExchangeResult};
+use limpet_host::throttle::Throttle;
 use limpet_model::error_chain::error_chain;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -64,6 +66,7 @@ pub struct RemoteBundles {
     directory: PathBuf,
     max_size: u64,
     intake: BundleIntake,
+    node_name: Arc<str>,
     network: watch::Receiver<NodeNetwork>,
     /// It is downloaded, and could not be taken yet.
     pending: Option<Whole>,
@@ -73,7 +76,8 @@ impl RemoteBundles {
     /// Those of a URL. Nothing is requested yet.
     pub fn of_url(settings: HttpSettings, parts: RemoteParts) -> Self {
         let (shown, interval) = (settings.address.to_string(), settings.frequency);
-        Self::new(Origin::Url(UrlOrigin::new(settings)), Way::Url, shown, interval, parts)
+        let origin = Origin::Url(UrlOrigin::new(settings, parts.throttle.clone()));
+        Self::new(origin, Way::Url, shown, interval, parts)
     }
 
     /// Those of an artifact in a registry, by tag or digest.
@@ -83,8 +87,8 @@ impl RemoteBundles {
     }
 
     fn new(origin: Origin, way: Way, shown: String, interval: Duration, parts: RemoteParts) -> Self {
-        let RemoteParts { directory, max_size, intake, network } = parts;
-        Self { origin, shown, way, interval, directory, max_size, intake, network, pending: None }
+        let RemoteParts { directory, max_size, intake, node_name, network, .. } = parts;
+        Self { origin, shown, way, interval, directory, max_size, intake, node_name, network, pending: None }
     }
 
     /// Asks until `stop`.
@@ -98,6 +102,10 @@ impl RemoteBundles {
     async fn follow(mut self) {
         let name = if self.way == Way::Url { "url" } else { "registry" };
         let mut part = Part::open(&self.directory, name, self.max_size).await;
+        if self.intake.has_bundle().await {
+            // Nodes that start together after a power cut do not ask together.
+            tokio::time::sleep(http_schedule::first_pause(&self.node_name, self.interval)).await;
+        }
         let mut failures = 0;
         loop {
             let result = match self.exchange(&mut part).await {
@@ -123,14 +131,14 @@ impl RemoteBundles {
 
     /// One exchange, and what follows from it.
     async fn exchange(&mut self, part: &mut Part) -> Result<(), Failure> {
-        let fetched = match (self.pending.take(), &mut self.origin) {
-            (Some(pending), _) => Fetched::Whole(pending),
-            (None, Origin::Url(url)) => url.fetch(part).await?,
-            (None, Origin::Registry(registry)) => registry.fetch(part).await?,
+        let fetched = match self.pending.take() {
+            Some(pending) => Fetched::Whole(pending),
+            None => self.fetch(part).await?,
         };
         self.intake.reached(self.way).await;
         let Fetched::Whole(whole) = fetched else { return Ok(()) };
         let Whole { version, resumed } = whole.clone();
+        self.intake.may_apply(&self.shown).await;
         let offered = self.intake.offer(part.path().to_owned(), self.way).await;
         let (version, refused) = match offered {
             Ok(document) => {
@@ -153,6 +161,19 @@ impl RemoteBundles {
         part.done(version).await.map_err(|error| unwritable(&error))
     }
 
+    /// Downloads what is new, when bundles may be downloaded. What was received before a window closes is kept.
+    async fn fetch(&mut self, part: &mut Part) -> Result<Fetched, Failure> {
+        let (origin, part) = (&Mutex::new(&mut self.origin), &Mutex::new(part));
+        let fetch = || async {
+            let (mut origin, mut part) = (origin.lock().await, part.lock().await);
+            match &mut **origin {
+                Origin::Url(url) => url.fetch(&mut part).await,
+                Origin::Registry(registry) => registry.fetch(&mut part).await,
+            }
+        };
+        self.intake.while_downloading(&self.shown, fetch).await
+    }
+
     async fn unreachable(&self, failure: &Failure, failures: u32) {
         let pause = self.pause(failure.result, failures);
         let retry = SignedDuration::try_from(pause).ok().and_then(|pause| Timestamp::now().checked_add(pause).ok());
@@ -173,6 +194,10 @@ pub struct RemoteParts {
     /// The most bytes of a bundle.
     pub max_size: u64,
     pub intake: BundleIntake,
+    /// The rate at which a URL is read; a registry's is that of its images.
+    pub throttle: Throttle,
+    /// Decides when after its start the node asks for the first time.
+    pub node_name: Arc<str>,
     /// Its changes end the back-off after an unreachable server.
     pub network: watch::Receiver<NodeNetwork>,
 }

@@ -11,6 +11,7 @@ use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{ImageSettings, Images, ImagesConfig};
 use limpet_core::source::SourceSnapshot;
+use limpet_host::throttle::Throttle;
 use limpet_server::bundle::{BundleRefusal, Bundles as _};
 use limpet_telemetry::event::Events;
 use limpet_wire::bundle::BundleDocument;
@@ -53,6 +54,7 @@ impl Bench {
             auth_files: Vec::new(),
             archives_dir: self.path("images"),
             verifiers: None,
+            throttle: Throttle::default(),
         };
         Images::new(Client::new(Path::new("/nonexistent")), config)
     }
@@ -72,7 +74,7 @@ impl Bench {
             events: self.events.clone(),
         };
         let source = BundleSource::new(parts, "edge1", DECODER);
-        let ((way, inbox), stop, seen) = (intake(), CancellationToken::new(), Arc::clone(&self.seen));
+        let ((way, inbox), stop, seen) = (intake(Default::default()), CancellationToken::new(), Arc::clone(&self.seen));
         let stopping = stop.clone();
         let publish = move |snapshot| seen.lock().unwrap().push(snapshot);
         let task = tokio::spawn(source.run(inbox, publish, stopping));
@@ -97,7 +99,7 @@ impl Bench {
 
     async fn apply(&self, path: &Path) -> Result<BundleDocument, String> {
         let (way, ..) = self.running.as_ref().unwrap();
-        way.apply(path.to_owned()).await.map_err(message)
+        way.apply(path.to_owned(), false).await.map_err(message)
     }
 
     /// `name image` of every pod, and the names of objects.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use limpet_host::throttle::Throttle;
 use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, IF_RANGE, RANGE};
 use reqwest::{Response, StatusCode};
 
@@ -19,11 +20,12 @@ const ACCEPT: &str = "application/vnd.limpet.bundle.v1+tar, application/octet-st
 #[derive(Debug)]
 pub(super) struct UrlOrigin {
     fetcher: Fetcher,
+    throttle: Throttle,
 }
 
 impl UrlOrigin {
-    pub(super) fn new(settings: HttpSettings) -> Self {
-        Self { fetcher: Fetcher::new(Arc::new(settings), Timeouts::default()) }
+    pub(super) fn new(settings: HttpSettings, throttle: Throttle) -> Self {
+        Self { fetcher: Fetcher::new(Arc::new(settings), Timeouts::default()), throttle }
     }
 
     /// One exchange. What was received of an answer that breaks off is kept.
@@ -43,8 +45,9 @@ impl UrlOrigin {
                 let version = Validators::new(&url, response.headers());
                 let offset = resumed.map(|(_, size)| size).filter(|size| goes_on(&response, *size));
                 let version = version.and_then(|version| serde_json::to_string(&version).ok());
-                receive(*response, part, version.clone(), offset.unwrap_or(0)).await?;
-                Ok(Fetched::Whole(Whole { version, resumed: offset.is_some() }))
+                let offset = offset.unwrap_or(0);
+                receive(*response, part, version.clone(), offset, &self.throttle).await?;
+                Ok(Fetched::Whole(Whole { version, resumed: offset > 0 }))
             }
             Err(failure) => {
                 // The server has no such range: what is there is of no use.
@@ -73,14 +76,23 @@ fn goes_on(response: &Response, size: u64) -> bool {
     response.status() == StatusCode::PARTIAL_CONTENT && begins == Some(size)
 }
 
-async fn receive(mut response: Response, part: &mut Part, version: Option<String>, offset: u64) -> Result<(), Failure> {
+async fn receive(
+    mut response: Response,
+    part: &mut Part,
+    version: Option<String>,
+    offset: u64,
+    throttle: &Throttle,
+) -> Result<(), Failure> {
     if offset == 0 && response.status() == StatusCode::PARTIAL_CONTENT {
         return Err(Failure::bad_response("answered with another part than was asked for"));
     }
     let mut writer = part.write_from(version, offset).await.map_err(|error| unwritable(&error))?;
     loop {
         match response.chunk().await {
-            Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
+            Ok(Some(bytes)) => {
+                writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?;
+                throttle.read(bytes.len()).await;
+            }
             Ok(None) => return writer.finish().await.map_err(|error| unwritable(&error)),
             Err(error) => {
                 writer.finish().await.map_err(|error| unwritable(&error))?;

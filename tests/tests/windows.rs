@@ -1,0 +1,141 @@
+//! Updates that wait: for a window, for an application, for a link that is not metered. What has to start does not wait, and
+//! neither does what is done by hand.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use limpet_tests::image::{self, ImageBuilder};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::{NodeOptions, container, container_id};
+use limpet_tests::registry::{self, Registry};
+use limpet_tests::{TestNode, case, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_generation_waits_for_an_application_and_for_nothing_else).on(without_agent),
+        case!(a_bundle_waits_for_its_window_and_not_by_hand).on(without_agent),
+        case!(the_image_of_a_change_waits_and_that_of_a_start_does_not).on(without_agent),
+    ])
+}
+
+fn without_agent(node: &mut NodeOptions) {
+    node.agent = false;
+}
+
+/// It is open for a minute of each year.
+const NEW_YEAR: &str = "windows: [{start: '0 0 1 1 *', duration: 1m}]";
+
+/// Starts the agent with these lines in its LimpetConfiguration.
+fn start(node: &mut TestNode, lines: &[String]) -> Result<()> {
+    let lines = lines.to_vec();
+    node.agent.reconfigure(|settings| settings.limpet.extend(lines))?;
+    node.agent.start()
+}
+
+fn of_image(image: &str) -> Value {
+    pod("web", json!({ "containers": [with(shell("main", IDLE), json!({ "image": image }))] }))
+}
+
+fn runs(node: &TestNode, image: &str) -> Result<Value> {
+    node.wait_pod("web", &format!("ready with {image}"), |pod| {
+        let status = container(pod, "main");
+        status["ready"] == true && status["image"] == image
+    })
+}
+
+fn wait_status(node: &TestNode, part: &str) -> Result<()> {
+    wait::until_true(wait::SOON, &format!("{part:?} in limpet status"), || {
+        node.agent.cli(&["status"]).is_ok_and(|reply| reply.code == Some(0) && reply.stdout.contains(part))
+    })
+}
+
+fn a_generation_waits_for_an_application_and_for_nothing_else(node: &mut TestNode) -> Result<()> {
+    let busy = node.dir().join("busy");
+    fs::write(&busy, "")?;
+    let generations = "generations: {policy: {file: all}, minReadySeconds: 1}".to_owned();
+    start(node, &[generations, format!("updates: {{apply: {{lockFile: {}}}}}", busy.display())])?;
+    // Nothing ran before.
+    node.apply(&of_image(image::V1))?;
+    let before = runs(node, image::V1)?;
+    node.apply(&of_image(image::V2))?;
+    let waits = format!("the newest version of file waits to be applied: the lock file {} exists", busy.display());
+    wait_status(node, &waits)?;
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.contains(&waits), "{sources}");
+    let generations = node.agent.cli(&["generations"])?.success()?;
+    ensure!(generations.contains("apply is held: the lock file"), "{generations}");
+    node.wait_event("the newest version of file waits, apply is held: the lock file")?;
+    node.agent.kill();
+    node.agent.start()?;
+    wait_status(node, &waits)?;
+    ensure!(container_id(&runs(node, image::V1)?, "main")? == container_id(&before, "main")?, "restarted meanwhile");
+    fs::remove_file(&busy)?;
+    runs(node, image::V2)?;
+    wait::until_true(wait::SOON, "nothing that waits", || {
+        node.agent.cli(&["status"]).is_ok_and(|reply| !reply.stdout.contains("waits to be"))
+    })
+}
+
+/// A pair for tests alone, in the form of minisign -G -W.
+const SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWGZpTYsjynE0ao7rN8R7i31a/JxNJjKeQpziamPNXp5xHWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkUioi9CjRJmNDvCXD0+q+1bTyjp4D10lC6fH/W74mAgM4=\n";
+const PUBLIC: &str = "RWRsaW1wZXQtYXWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkU";
+
+/// A bundle with a ConfigMap alone.
+fn bundle(node: &TestNode, serial: u64) -> Result<PathBuf> {
+    let (manifest, out) = (node.dir().join("map.json"), node.dir().join(format!("{serial}.made")));
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" } });
+    fs::write(&manifest, map.to_string())?;
+    let (key, serial) = (node.dir().join("secret"), serial.to_string());
+    let [key, manifest, file] = [&key, &manifest, &out].map(|path| path.display().to_string());
+    let arguments = ["bundle", "create", "--name", "plant", "--version", "1.4", "--serial", &serial, "--key", &key];
+    node.agent.cli(&[&arguments[..], &["-f", &manifest, "-o", &file]].concat())?.success()?;
+    Ok(out)
+}
+
+fn a_bundle_waits_for_its_window_and_not_by_hand(node: &mut TestNode) -> Result<()> {
+    let (stick, public) = (node.dir().join("stick"), node.dir().join("public"));
+    fs::create_dir(&stick)?;
+    fs::write(&public, PUBLIC)?;
+    fs::write(node.dir().join("secret"), SECRET)?;
+    let bundles = format!("bundle: {{keys: [{}], directory: {}}}", public.display(), stick.display());
+    start(node, &[bundles, format!("updates: {{apply: {{{NEW_YEAR}}}}}")])?;
+    // The first bundle of a node waits for no window.
+    fs::rename(bundle(node, 1)?, stick.join("1.limpet"))?;
+    let has = |serial: u64| format!("has plant 1.4 serial {serial}");
+    let shows = |part: &str| node.agent.cli(&["sources"]).is_ok_and(|reply| reply.stdout.contains(part));
+    wait::until_true(wait::SOON, "the first bundle", || shows(&has(1)))?;
+    let second = bundle(node, 2)?;
+    fs::copy(&second, stick.join("2.part"))?;
+    fs::rename(stick.join("2.part"), stick.join("2.limpet"))?;
+    wait_status(node, "2.limpet waits to be applied: the apply window is closed; it opens in ")?;
+    ensure!(shows(&has(1)), "the bundle was taken outside of its window");
+    node.agent.cli(&["bundle", "apply", &second.display().to_string()])?.success()?;
+    ensure!(shows(&has(2)), "the bundle was not taken by hand");
+    Ok(())
+}
+
+const HOST: &str = "registry.test:5000";
+
+fn the_image_of_a_change_waits_and_that_of_a_start_does_not(node: &mut TestNode) -> Result<()> {
+    let registry = Registry::start(&node.dir().join("registry"))?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+    let names = ["1", "2"].map(|version| format!("{HOST}/plant/web:{version}"));
+    for (version, name) in ["1", "2"].iter().zip(&names) {
+        let image = ImageBuilder::new(name).file("version", format!("{version}\n"), 0o644).build()?;
+        registry.add(&image, "plant/web", version)?;
+    }
+    start(node, &[format!("updates: {{download: {{{NEW_YEAR}}}}}")])?;
+    node.apply(&of_image(&names[0]))?;
+    let before = runs(node, &names[0])?;
+    node.apply(&of_image(&names[1]))?;
+    node.wait_event(&format!("Image \"{}\" is not pulled yet: the download window is closed until", names[1]))?;
+    let during = runs(node, &names[0])?;
+    ensure!(container_id(&during, "main")? == container_id(&before, "main")?, "restarted by the change");
+    // A container that has ended starts with what is wanted now.
+    node.exec("web", "main", &["kill", "-9", "1"]).ok();
+    node.exec("web", "main", &["kill", "1"]).ok();
+    runs(node, &names[1]).map(drop)
+}
