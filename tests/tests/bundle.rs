@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         case!(a_bundle_survives_a_restart_of_the_agent).on(without_images),
         case!(a_delta_needs_the_layers_of_the_bundle_before).on(without_images),
         case!(a_bundle_in_a_directory_is_taken_when_it_is_whole).on(without_images),
+        case!(a_stage_keeps_a_bundle_from_other_nodes_except_by_hand).on(without_images),
         case!(a_bundle_of_a_url_is_downloaded_once_across_a_break).on(without_images),
         case!(a_bundle_of_a_registry_follows_its_tag).on(without_images),
     ])
@@ -223,6 +224,28 @@ fn a_bundle_in_a_directory_is_taken_when_it_is_whole(node: &mut TestNode) -> Res
     node.agent.start()?;
     wait_version(node, "3")?;
     ensure!(!shows(node, "rejected"), "an older bundle is shown as refused");
+    end(node)
+}
+
+fn a_stage_keeps_a_bundle_from_other_nodes_except_by_hand(node: &mut TestNode) -> Result<()> {
+    let stick = node.dir().join("stick");
+    fs::create_dir(&stick)?;
+    let workshop = Workshop::open(node, &format!(", directory: {}", stick.display()))?;
+    let put = |serial: u64, bundle: &Path| -> Result<()> {
+        let part = stick.join("part");
+        fs::copy(bundle, &part)?;
+        Ok(fs::rename(part, stick.join(format!("{serial}.limpet")))?)
+    };
+    put(1, &workshop.make(node, 1, &build("1")?, &["--rollout", "100%"])?)?;
+    wait_version(node, "1")?;
+    let second = workshop.make(node, 2, &build("2")?, &["--rollout", "0%"])?;
+    put(2, &second)?;
+    let outside = "has plant 1.4 serial 1; plant 1.4 serial 2 is for the first 0 % of the nodes, and this one is at ";
+    wait::until_true(wait::SOON, "the stage in limpet sources", || shows(node, outside))?;
+    node.wait_event("plant 1.4 serial 2 is for the first 0 % of the nodes")?;
+    apply(node, &second)?;
+    wait_version(node, "2")?;
+    ensure!(shows(node, "has plant 1.4 serial 2") && !shows(node, "of the nodes"), "the stage is still shown");
     end(node)
 }
 

@@ -73,6 +73,10 @@ struct CreateArgs {
     /// Higher than that of every bundle before [default: the seconds since 1970]
     #[arg(long, value_name = "NUMBER")]
     serial: Option<u64>,
+    /// For how many of the nodes it is, decided by a hash of their names, such as 10%; a later one for more nodes has a
+    /// higher serial. `limpet bundle apply` takes it on any node [default: all]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    rollout: Option<u8>,
     /// Manifests, directories of manifests, or - for standard input
     #[arg(short, long = "filename", required = true, value_name = "FILE")]
     filename: Vec<PathBuf>,
@@ -124,6 +128,7 @@ fn create(args: CreateArgs, screen: Screen) -> Result<u8, CliError> {
         name: &args.name,
         version: &args.version,
         serial: args.serial.unwrap_or(now),
+        rollout: args.rollout.filter(|percent| *percent < 100),
         manifests,
         images: &args.image,
         from: args.from.as_deref(),
@@ -197,6 +202,12 @@ async fn apply(client: &SocketClient, file: &Path, in_window: bool, screen: Scre
         screen.remark(&format!("image {image} imported"))?;
     }
     Ok(0)
+}
+
+/// `10%` or `10`.
+fn percent(text: &str) -> Result<u8, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim().parse().ok();
+    number.filter(|percent| (0..=100).contains(percent)).ok_or_else(|| "a percentage is 0% to 100%".to_owned())
 }
 
 fn title(bundle: &BundleDocument) -> String {

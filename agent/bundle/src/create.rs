@@ -31,6 +31,8 @@ pub struct Recipe<'a> {
     pub version: &'a str,
     /// Higher than that of every bundle before.
     pub serial: u64,
+    /// For how many of the nodes it is, in percent; `None`: for all.
+    pub rollout: Option<u8>,
     /// Files and their texts.
     pub manifests: Vec<(PathBuf, Vec<u8>)>,
     /// Archives of images.
@@ -117,6 +119,7 @@ fn summary(recipe: &Recipe<'_>, images: &ImageSet, content: &Content, had: &BTre
             name: recipe.name.to_owned(),
             version: recipe.version.to_owned(),
             serial: recipe.serial,
+            rollout: recipe.rollout,
             images: bundled,
         },
         documents: content.len(),

@@ -1,5 +1,6 @@
 //! Whether a bundle replaces the one that a node has. Pure.
 
+use limpet_core::node_place::NodePlace;
 use serde::{Deserialize, Serialize};
 
 use crate::document::BundleConfig;
@@ -33,10 +34,20 @@ pub enum Decision {
     Unchanged,
     /// It is older than what the node has, or another one of the same serial.
     Replayed,
+    /// It would replace what the node has, but is for other nodes first.
+    Outside,
 }
 
-/// Decides by serial and content alone: no clock is involved.
-pub fn decide(applied: Option<&AppliedBundle>, offered: &AppliedBundle) -> Decision {
+/// Decides by serial, content and the node's place alone: no clock is involved. `stage`: the place, and for how many percent of
+/// the nodes the bundle is; `None`: it is for this node in any case.
+pub fn decide(applied: Option<&AppliedBundle>, offered: &AppliedBundle, stage: Option<(NodePlace, u8)>) -> Decision {
+    match by_serial(applied, offered) {
+        Decision::Apply if stage.is_some_and(|(place, percent)| !place.is_within(percent)) => Decision::Outside,
+        decision => decision,
+    }
+}
+
+fn by_serial(applied: Option<&AppliedBundle>, offered: &AppliedBundle) -> Decision {
     match applied {
         None => Decision::Apply,
         Some(applied) if offered.serial > applied.serial => Decision::Apply,
@@ -79,7 +90,23 @@ mod tests {
             (Some(bundle(0, "a")), bundle(6, "b"), Decision::Apply),
         ];
         for (applied, offered, expected) in table {
-            assert_eq!(decide(applied.as_ref(), &offered), expected, "{applied:?} {offered:?}");
+            assert_eq!(decide(applied.as_ref(), &offered, None), expected, "{applied:?} {offered:?}");
+        }
+    }
+
+    #[test]
+    fn a_stage_keeps_a_new_bundle_from_nodes_outside_of_it_and_nothing_else() {
+        let (edge1, has) = (NodePlace::new("edge1"), bundle(7, "a"));
+        let inside = (1..=100).find(|percent| edge1.is_within(*percent)).unwrap_or(100);
+        for (offered, percent, expected) in [
+            (bundle(8, "b"), inside, Decision::Apply),
+            (bundle(8, "b"), 100, Decision::Apply),
+            (bundle(8, "b"), inside - 1, Decision::Outside),
+            (bundle(8, "b"), 0, Decision::Outside),
+            (bundle(7, "a"), 0, Decision::Unchanged),
+            (bundle(6, "b"), 0, Decision::Replayed),
+        ] {
+            assert_eq!(decide(Some(&has), &offered, Some((edge1, percent))), expected, "{offered:?} {percent}");
         }
     }
 }

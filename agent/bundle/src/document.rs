@@ -26,6 +26,9 @@ pub struct BundleConfig {
     pub version: String,
     /// Increases with every bundle for a node: a lower one is old.
     pub serial: u64,
+    /// For how many of the nodes it is, in percent; without it for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<u8>,
     /// The images that it brings.
     pub images: Vec<BundledImage>,
 }

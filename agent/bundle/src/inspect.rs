@@ -16,6 +16,9 @@ pub(crate) struct Report {
     name: String,
     version: String,
     serial: u64,
+    /// For how many of the nodes it is, in percent; missing: for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout: Option<u8>,
     digest: String,
     /// The file of the key; missing: the signature was not checked.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,7 +43,7 @@ struct LayerReport {
 /// # Errors
 /// A document of an image is missing or broken.
 pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
-    let BundleConfig { name, version, serial, images } = bundle.config.clone();
+    let BundleConfig { name, version, serial, rollout, images } = bundle.config.clone();
     let mut layers: Vec<LayerReport> = Vec::new();
     for (digest, size) in bundle.images()?.into_iter().flat_map(|image| image.layers) {
         if layers.iter().all(|known| known.digest != digest) {
@@ -53,6 +56,7 @@ pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
         name,
         version,
         serial,
+        rollout,
         digest: bundle.identity.digest.clone(),
         signed_with: bundle.key.as_ref().map(|key| key.display().to_string()),
         objects: items.into_iter().flatten().map(object).collect(),
@@ -69,7 +73,8 @@ fn object(item: &Value) -> String {
 
 /// The report for people.
 pub(crate) fn page(report: &Report) -> String {
-    let Report { name, version, serial, digest, signed_with, objects, images, layers } = report;
+    let Report { name, version, serial, rollout, digest, signed_with, objects, images, layers } = report;
+    let stage = rollout.map_or_else(|| "all nodes".to_owned(), |percent| format!("the first {percent} % of the nodes"));
     let signed = signed_with.as_deref().map_or("not checked: use --key", |key| key);
     let lines = |title: &str, entries: &mut dyn Iterator<Item = String>| {
         let entries: String = entries.map(|entry| format!("  {}\n", printable(&entry))).collect();
@@ -79,6 +84,7 @@ pub(crate) fn page(report: &Report) -> String {
         ("Name", printable(name)),
         ("Version", printable(version)),
         ("Serial", serial.to_string()),
+        ("For", stage),
         ("Digest", printable(digest)),
         ("Signed with", printable(signed)),
     ];

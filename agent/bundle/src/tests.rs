@@ -88,6 +88,7 @@ impl Bench {
             name: "plant",
             version: "1.4",
             serial,
+            rollout: (serial == 7).then_some(10),
             manifests: vec![(PathBuf::from("web.yaml"), MANIFESTS.as_bytes().to_vec())],
             images: archives,
             from,
@@ -112,7 +113,7 @@ fn what_was_put_into_a_bundle_is_read_from_it() {
     assert_eq!((created.documents, created.layers.len(), created.left_out.len()), (2, 2, 0));
     assert_eq!(created.size, fs::metadata(&path).unwrap().len());
     let bundle = Bundle::open(&path, &path, &bench.keys(&[FOREIGN, PUBLIC]), created.size).unwrap();
-    assert_eq!(bundle.config, created.config);
+    assert_eq!((&bundle.config, bundle.config.rollout), (&created.config, Some(10)));
     assert_eq!((bundle.identity.name.as_str(), bundle.identity.serial), ("plant", 7));
     assert!(bundle.key.as_ref().unwrap().ends_with("key1"));
     let images = bundle.images().unwrap();
@@ -123,6 +124,7 @@ fn what_was_put_into_a_bundle_is_read_from_it() {
     let list: Value = serde_json::from_slice(&bundle.manifests).unwrap();
     assert_eq!(list["items"][0]["spec"]["containers"][0]["image"], format!("x/web:1@{}", image.digest));
     let page = inspect::page(&inspect::report(&bundle).unwrap());
+    assert!(page.contains("For:         the first 10 % of the nodes"), "{page}");
     assert!(page.contains("Secret default/token") && !page.contains("s3cret") && !page.contains("czNjcmV0"), "{page}");
     let unchecked = inspect::page(&inspect::report(&Bundle::open_unchecked(&path).unwrap()).unwrap());
     assert!(unchecked.contains("not checked"), "{unchecked}");

@@ -23,6 +23,7 @@ use limpet_bundle::decision::{AppliedBundle, Decision, decide, replay_message};
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::image::Images;
 use limpet_core::last_good::LastGood;
+use limpet_core::node_place::NodePlace;
 use limpet_core::source::change::ChangeLog;
 use limpet_core::source::rejection_log::RejectionLog;
 use limpet_core::source::view::{Contents, View};
@@ -75,6 +76,8 @@ pub struct BundleSource {
     view: View,
     /// What the node has.
     applied: Option<AppliedBundle>,
+    /// A newer bundle that is for other nodes, in a sentence.
+    outside: Option<String>,
     /// Why the place of a way does not answer.
     problems: BTreeMap<Way, String>,
     /// The places of bundles that are shown as rejected, by the way they came.
@@ -98,6 +101,8 @@ struct Accepted {
 /// What verifying and reading a bundle led to.
 enum Examined {
     Unchanged(Box<Bundle>),
+    /// It is for other nodes first.
+    Outside(Box<Bundle>),
     Accepted(Box<Accepted>),
 }
 
@@ -118,6 +123,7 @@ impl BundleSource {
             decoder,
             view: View::default(),
             applied: None,
+            outside: None,
             problems: BTreeMap::new(),
             refused: BTreeMap::new(),
             ready: false,
@@ -162,7 +168,7 @@ impl BundleSource {
     async fn handle(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
         match request {
             Request::Apply { path, way, answer } => {
-                let result = self.apply(&path, publish).await;
+                let result = self.apply(&path, way, publish).await;
                 if let Err(refusal) = &result {
                     self.report_refusal(&path, way, refusal);
                 }
@@ -207,15 +213,29 @@ impl BundleSource {
 
     /// Notes what the node has.
     fn has(&mut self, applied: AppliedBundle) {
-        self.pulse.set_backend(format!("{} {} serial {}", applied.name, applied.version, applied.serial));
-        self.applied = Some(applied);
+        (self.applied, self.outside) = (Some(applied), None);
+        self.show_state();
+    }
+
+    /// Shows what the node has, and what is not for it.
+    fn show_state(&self) {
+        let has = |applied: &AppliedBundle| format!("{} {} serial {}", applied.name, applied.version, applied.serial);
+        let has = self.applied.as_ref().map_or_else(|| "none".to_owned(), has);
+        let outside = self.outside.as_ref().map(|text| format!("; {text}")).unwrap_or_default();
+        self.pulse.set_backend(format!("{has}{outside}"));
     }
 
     /// Lets a bundle take effect.
-    async fn apply(&mut self, path: &Path, publish: &impl Fn(Arc<SourceSnapshot>)) -> Result<BundleDocument, Refusal> {
+    async fn apply(
+        &mut self,
+        path: &Path,
+        way: Way,
+        publish: &impl Fn(Arc<SourceSnapshot>),
+    ) -> Result<BundleDocument, Refusal> {
         let staged = self.staging.copy(path, self.settings.max_size).await?;
-        let accepted = match self.examine(staged.path(), path).await? {
+        let accepted = match self.examine(staged.path(), path, way).await? {
             Examined::Unchanged(bundle) => return Ok(self.document(&bundle, false, Vec::new())),
+            Examined::Outside(bundle) => return Err(self.pass_by(&bundle)),
             Examined::Accepted(accepted) => *accepted,
         };
         self.demand_changeable(&accepted.manifest)?;
@@ -234,13 +254,17 @@ impl BundleSource {
     }
 
     /// Verifies and reads a copy; `shown` is the place that it came from.
-    async fn examine(&self, copy: &Path, shown: &Path) -> Result<Examined, Refusal> {
+    async fn examine(&self, copy: &Path, shown: &Path, way: Way) -> Result<Examined, Refusal> {
         let (copy, shown, settings) = (copy.to_owned(), shown.to_owned(), Arc::clone(&self.settings));
         let (applied, decoder, node_name) = (self.applied.clone(), self.decoder, Arc::clone(&self.node_name));
         let work = move || {
             let keys = PublicKeys::read(&settings.keys).map_err(limpet_bundle::BundleError::from)?;
             let bundle = Bundle::open(&copy, &shown, &keys, settings.max_size)?;
-            match decide(applied.as_ref(), &bundle.identity) {
+            // Who applies a bundle by hand has chosen the node.
+            let stage = bundle.config.rollout.filter(|_| way != Way::Hand);
+            let stage = stage.map(|percent| (NodePlace::new(&node_name), percent));
+            match decide(applied.as_ref(), &bundle.identity, stage) {
+                Decision::Outside => return Ok(Examined::Outside(Box::new(bundle))),
                 Decision::Unchanged => return Ok(Examined::Unchanged(Box::new(bundle))),
                 Decision::Apply => {}
                 Decision::Replayed => {
@@ -260,6 +284,22 @@ impl BundleSource {
         };
         let examined = tokio::task::spawn_blocking(work).await;
         examined.unwrap_or_else(|error| Err(Refusal::Internal(error.to_string())))
+    }
+
+    /// Notes that a bundle is for other nodes first, and says so.
+    fn pass_by(&mut self, bundle: &Bundle) -> Refusal {
+        let AppliedBundle { name, version, serial, .. } = &bundle.identity;
+        let (percent, place) = (bundle.config.rollout.unwrap_or(100), NodePlace::new(&self.node_name));
+        let text = format!(
+            "{name} {version} serial {serial} is for the first {percent} % of the nodes, and this one is at {place}"
+        );
+        if self.outside.as_ref() != Some(&text) {
+            info!("{text}; nothing has changed");
+            self.events.emit(None, None, EventType::Normal, "BundleForOthers", text.clone());
+            self.outside = Some(text.clone());
+            self.show_state();
+        }
+        Refusal::Outside(text)
     }
 
     /// Refuses to change what is immutable.
@@ -380,7 +420,8 @@ impl BundleSource {
 
     fn report_refusal(&self, path: &Path, way: Way, refusal: &Refusal) {
         // An older bundle beside the newest one is no fault, and what is tried again is reported by its outcome.
-        if way != Way::Hand && (refusal.is_transient() || matches!(refusal, Refusal::Replayed { .. })) {
+        let is_quiet = refusal.is_transient() || matches!(refusal, Refusal::Replayed { .. } | Refusal::Outside(_));
+        if way != Way::Hand && is_quiet {
             return debug!(path = %path.display(), error = %refusal, "bundle not taken");
         }
         warn!(path = %path.display(), error = %refusal, "bundle refused; nothing has changed");

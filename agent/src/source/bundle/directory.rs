@@ -152,6 +152,10 @@ impl BundleDirectory {
                     debug!(path = %path.display(), message, "an older bundle is left alone");
                     None
                 }
+                Err(Refusal::Outside(message)) => {
+                    debug!(path = %path.display(), message, "a bundle for other nodes is left alone");
+                    None
+                }
                 Err(refusal) if refusal.is_transient() => {
                     // An older one must not take its place meanwhile.
                     is_to_retry = true;

@@ -22,6 +22,9 @@ pub enum Refusal {
     /// It is not newer than what the node has.
     #[error("{} is not newer: {message}", path.display())]
     Replayed { path: PathBuf, message: String },
+    /// It is for other nodes first.
+    #[error("{0}")]
+    Outside(String),
     /// A manifest cannot run on this node.
     #[error("{}", first(.0))]
     Manifests(Vec<Fault>),
@@ -64,9 +67,12 @@ impl Refusal {
             Self::Images(error) => error.is_transient(),
             Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
             Self::Copy { .. } => true,
-            Self::Bundle(_) | Self::Replayed { .. } | Self::Manifests(_) | Self::Incomplete { .. } | Self::NoBundle => {
-                false
-            }
+            Self::Bundle(_)
+            | Self::Replayed { .. }
+            | Self::Outside(_)
+            | Self::Manifests(_)
+            | Self::Incomplete { .. }
+            | Self::NoBundle => false,
         }
     }
 }

@@ -149,6 +149,10 @@ impl RemoteBundles {
                 warn!(from = self.shown, message, "the server has an older bundle");
                 (version, None)
             }
+            Err(Refusal::Outside(message)) => {
+                debug!(from = self.shown, message, "the server's bundle is for other nodes");
+                (version, None)
+            }
             Err(refusal) if refusal.is_transient() => {
                 self.pending = Some(whole);
                 return Err(Failure::unreachable(refusal.to_string()));

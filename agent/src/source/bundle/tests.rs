@@ -92,7 +92,16 @@ impl Bench {
         let out = self.path(&format!("{serial}.limpet"));
         let key = SecretKey::read(&self.path("secret")).unwrap();
         let manifests = vec![(PathBuf::from("m.yaml"), manifests.as_bytes().to_vec())];
-        let recipe = Recipe { name: "plant", version: "1", serial, manifests, images: &[], from: None, key: &key };
+        let recipe = Recipe {
+            name: "plant",
+            version: "1",
+            serial,
+            rollout: None,
+            manifests,
+            images: &[],
+            from: None,
+            key: &key,
+        };
         create(&recipe, &out).unwrap();
         out
     }
