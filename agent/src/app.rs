@@ -37,12 +37,14 @@ use crate::executor::containerd::compose::{Backends, ExecutorParts};
 use crate::generations::{self, KeeperParts, NodeKeeper};
 use crate::image_gc::ImageCollector;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
+use crate::node_report::{NodeReporter, ReportInputs};
 use crate::store::Store;
 use crate::workload_memory;
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
 use image_collection::RequestedCollection;
+use limpet_bundle::decision::AppliedBundle;
 use limpet_cluster::{ClientSource, Link, LinkParts};
 use limpet_containerd::image::Images;
 use limpet_core::known_pods::{KeptImages, KnownPods};
@@ -53,7 +55,7 @@ use limpet_core::pod_order::{self, PodOrder};
 use limpet_core::source::push::{self, Pusher};
 use limpet_core::source::{Decoder, cluster_update};
 use limpet_core::status::observed::Observed;
-use limpet_generations::Generations;
+use limpet_generations::{Generations, SourceGenerationsView};
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::throttle::Throttle;
@@ -78,6 +80,7 @@ use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
 use limpet_updates::UpdateGate;
 use limpet_upgrade::starter;
+use limpet_wire::status::ReportDocument;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::executor::Executor;
 use limpet_worker::trials::{TrialParts, Trials};
@@ -175,6 +178,8 @@ struct Core {
     shutdown: ShutdownState,
     /// The generations of sources; `None` if no source has any.
     generations: Option<GenerationsState>,
+    /// How the node's reports fare; `None`: it sends none.
+    report: watch::Receiver<Option<ReportDocument>>,
 }
 
 /// Runs the agent until a signal stops it. Pods keep running.
@@ -234,7 +239,7 @@ async fn start_core(
     let (pusher, pushed) = push::channel(&node_name, decoder(config));
     let (offer, feeds) = mpsc::channel(1);
     let inputs = SourceInputs { pushed, observer: &observer, feeds, images: &executor.images };
-    let StartedSources { sources, api_updates, bundles } = start_sources(shared, &node_name, &store, inputs);
+    let StartedSources { sources, api_updates, bundles, bundle } = start_sources(shared, &node_name, &store, inputs);
     let programs = matches!(config.sources.watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.sources.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
@@ -255,6 +260,8 @@ async fn start_core(
     shared.tasks.spawn(evictor.run(stop.clone()));
     enforce_allocatable(shared, &executor);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store, link: cluster.clone() });
+    let generation_views = generations.as_ref().map(|state| state.views.clone());
+    let report = start_report(shared, &node_name, &sources, bundle, generation_views);
     Ok(Core {
         node_name,
         executor,
@@ -270,6 +277,7 @@ async fn start_core(
         shutting_down,
         shutdown,
         generations,
+        report,
     })
 }
 
@@ -317,6 +325,39 @@ fn trials(
     };
     let state = GenerationsState { views: shown, orders: order, held_updates: held_updates(shared) };
     (Some(Trials::new(generations, parts)), Some(state))
+}
+
+/// Starts to send the node's reports, if they are configured.
+fn start_report(
+    shared: &SharedParts,
+    node_name: &Arc<str>,
+    sources: &Arc<dyn Sources>,
+    bundle: Option<watch::Receiver<Option<Option<AppliedBundle>>>>,
+    generations: Option<watch::Receiver<Vec<SourceGenerationsView>>>,
+) -> watch::Receiver<Option<ReportDocument>> {
+    let none = || watch::channel(None).1;
+    let Some(settings) = &shared.config.report else { return none() };
+    let inputs = ReportInputs {
+        node_name: Arc::clone(node_name),
+        health: shared.health.clone(),
+        observed: shared.observed.clone(),
+        sources: Arc::clone(sources),
+        bundle,
+        generations,
+        held_updates: held_updates(shared),
+        events: shared.events.clone(),
+    };
+    match NodeReporter::new(settings, shared.config.report_key(), inputs, shared.node_network.clone()) {
+        Ok(reporter) => {
+            let state = reporter.state();
+            shared.tasks.spawn(reporter.run(shared.stop.clone()));
+            state
+        }
+        Err(error) => {
+            tracing::error!(error, "updates.report.url is no URL with the node's name; no report is sent");
+            none()
+        }
+    }
 }
 
 /// Lists the updates that wait now.

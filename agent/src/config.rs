@@ -27,6 +27,7 @@ pub use read::load;
 
 use crate::executor::settings::{ExecutorSettings, PullSettings, RestartSettings};
 use crate::generations::GenerationSettings;
+use crate::source::http::HttpSettings;
 use crate::source::settings::SourceSettings;
 use crate::store::KeyLocation;
 use limpet_bpf::GuardSettings;
@@ -112,6 +113,8 @@ pub struct Config {
     pub generations: GenerationSettings,
     /// `updates`.
     pub updates: UpdateSettings,
+    /// `updates.report`; `None`: the node sends no reports.
+    pub report: Option<HttpSettings>,
     pub image_gc: ImageGcPolicy,
     pub eviction: EvictionPolicy,
     /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None` if the
@@ -149,6 +152,7 @@ impl Default for Config {
             plugins: PluginSettings::default(),
             generations: GenerationSettings::default(),
             updates: UpdateSettings::default(),
+            report: None,
             image_gc: ImageGcPolicy::default(),
             eviction: EvictionPolicy::default(),
             shutdown: None,
@@ -189,6 +193,11 @@ impl Config {
     /// The directory to which bundles are copied before they are verified.
     pub fn bundle_dir(&self) -> PathBuf {
         self.root_dir.join("bundle")
+    }
+
+    /// The key with which the node's reports are signed.
+    pub fn report_key(&self) -> PathBuf {
+        self.root_dir.join("report.key")
     }
 
     /// The database, see [`crate::store`].

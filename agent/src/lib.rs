@@ -17,6 +17,7 @@ pub mod generations;
 pub mod image_gc;
 pub mod lifecycle;
 pub mod manifest_guard;
+pub mod node_report;
 pub mod pull_records;
 pub mod source;
 pub mod store;

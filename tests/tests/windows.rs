@@ -2,10 +2,14 @@
 //! neither does what is done by hand.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image::{self, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{NodeOptions, container, container_id};
@@ -18,6 +22,7 @@ fn main() -> ExitCode {
         case!(a_generation_waits_for_an_application_and_for_nothing_else).on(without_agent),
         case!(a_bundle_waits_for_its_window_and_not_by_hand).on(without_agent),
         case!(the_image_of_a_change_waits_and_that_of_a_start_does_not).on(without_agent),
+        case!(a_server_gets_the_nodes_newest_report).on(without_agent),
     ])
 }
 
@@ -138,4 +143,60 @@ fn the_image_of_a_change_waits_and_that_of_a_start_does_not(node: &mut TestNode)
     node.exec("web", "main", &["kill", "-9", "1"]).ok();
     node.exec("web", "main", &["kill", "1"]).ok();
     runs(node, &names[1]).map(drop)
+}
+
+/// Takes the reports that are sent to it: a server for one request per connection.
+fn reports() -> Result<(String, Receiver<(String, Value)>)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("http://{}/nodes/{{node}}", listener.local_addr()?);
+    let (send, received) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let Some(report) = take_report(stream) else { continue };
+            if send.send(report).is_err() {
+                return;
+            }
+        }
+    });
+    Ok((url, received))
+}
+
+/// Head and body of a request.
+fn take_report(mut stream: TcpStream) -> Option<(String, Value)> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        reader.read_line(&mut head).ok().filter(|length| *length > 0)?;
+    }
+    let lower = head.to_ascii_lowercase();
+    let length = lower.split("content-length: ").nth(1)?.lines().next()?.trim().parse().ok()?;
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    stream.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").ok()?;
+    Some((head, serde_json::from_slice(&body).ok()?))
+}
+
+fn a_server_gets_the_nodes_newest_report(node: &mut TestNode) -> Result<()> {
+    let (url, received) = reports()?;
+    start(node, &[format!("updates: {{report: {{url: '{url}', interval: 1s}}}}")])?;
+    node.apply(&of_image(image::V1))?;
+    runs(node, image::V1)?;
+    let is_healthy = |(head, report): &(String, Value)| {
+        let name = report["node"].as_str().unwrap_or_default();
+        head.starts_with(&format!("PUT /nodes/{name} ")) && report["pods"]["ready"] == 1 && report["healthy"] == true
+    };
+    let mut last = None;
+    let (head, report) = wait::until(wait::SOON, "a report of a healthy node", || {
+        last = received.recv_timeout(Duration::from_secs(1)).ok().or(last.take());
+        last.clone().filter(is_healthy)
+    })
+    .with_context(|| format!("the last one: {last:?}"))?;
+    ensure!(head.contains("limpet-signature: dW50cnVzdGVkIGNvbW1lbnQ6"), "{head}");
+    ensure!(
+        report["sources"].as_array().is_some_and(|all| all.iter().any(|one| one["source"] == "file")),
+        "{report:#}"
+    );
+    let root = node.agent.settings().root();
+    ensure!(root.join("report.key").exists() && root.join("report.pub").exists());
+    wait_status(node, ", sent ")
 }

@@ -17,7 +17,9 @@ use super::{age, generations, sources};
 use limpet_wire::generations::SourceGenerationsDocument;
 use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
-use limpet_wire::status::{ApiserverDocument, CertificateDocument, LastUpgrade, StatusDocument, TokensDocument};
+use limpet_wire::status::{
+    ApiserverDocument, CertificateDocument, LastUpgrade, ReportDocument, StatusDocument, TokensDocument,
+};
 
 /// Arguments of `limpet status`.
 #[derive(Debug, clap::Args)]
@@ -156,6 +158,9 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
             sheet.text(&format!("  {}\n", printable(&sources::held_update(held, now))));
         }
     }
+    if let Some(report) = &status.report {
+        sheet.painted("Report", &self::report(report, screen, now));
+    }
     match &status.apiserver {
         None => sheet.field("Apiserver", "no apiserver configured"),
         Some(apiserver) => connection(&mut sheet, apiserver, screen),
@@ -196,6 +201,18 @@ fn upgrade(last: &LastUpgrade, screen: &Screen, now: Timestamp) -> String {
     };
     let versions = printable(&format!("{} -> {}", last.from, last.to));
     format!("{versions}, {}", screen.paint(tone, &printable(&format!("{words}{ago}"))))
+}
+
+/// `https://fleet.example/edge1, sent 4m ago`.
+fn report(report: &ReportDocument, screen: &Screen, now: Timestamp) -> String {
+    let sent = report.last_sent.as_ref().map(|Time(at)| format!("sent {} ago", age::since(*at, now)));
+    let (text, tone) = match (&report.problem, sent) {
+        (Some(why), Some(sent)) => (format!("{sent}; the newest one did not arrive: {why}"), Tone::Warn),
+        (Some(why), None) => (format!("none has arrived: {why}"), Tone::Warn),
+        (None, Some(sent)) => (sent, Tone::Good),
+        (None, None) => ("none was sent yet".to_owned(), Tone::Plain),
+    };
+    format!("{}, {}", printable(&report.url), screen.paint(tone, &printable(&text)))
 }
 
 fn pods(counts: &PodCounts, screen: &Screen) -> String {

@@ -87,6 +87,7 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
         shutting_down: tokio::sync::watch::channel(false).1,
         upgrade: tokio::sync::watch::channel(None).1,
         held_updates: Arc::new(Vec::new),
+        report: tokio::sync::watch::channel(None).1,
         pusher,
         health,
         device_plugins: Arc::default(),

@@ -36,7 +36,7 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::{Metrics, ServerType};
 use limpet_telemetry::usage::Meter;
-use limpet_wire::status::{HeldUpdateDocument, UpgradeDocument};
+use limpet_wire::status::{HeldUpdateDocument, ReportDocument, UpgradeDocument};
 
 mod admission;
 pub mod agent_restart;
@@ -142,6 +142,8 @@ pub struct ServerState {
     pub upgrade: watch_channel::Receiver<Option<UpgradeDocument>>,
     /// The updates that wait now.
     pub held_updates: HeldUpdates,
+    /// How the node's reports fare; `None`: it sends none.
+    pub report: watch_channel::Receiver<Option<ReportDocument>>,
     pub started: Timestamp,
     pub health: Health,
     pub device_plugins: Arc<DevicePlugins>,

@@ -33,6 +33,7 @@ pub(super) async fn status(State(state): State<ServerState>) -> Response {
         shutting_down: *state.shutting_down.borrow(),
         upgrade: state.upgrade.borrow().clone(),
         held_updates: (state.held_updates)(),
+        report: state.report.borrow().clone(),
         conditions: pressure.is_known().then(|| pressure.iter().collect()),
     })
 }

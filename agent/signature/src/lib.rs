@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use minisign_verify::{Error, PublicKey, Signature};
-pub use secret_key::SecretKey;
+pub use secret_key::{KeyFiles, SecretKey};
 
 /// The suffix of the signature file.
 const EXTENSION: &str = "minisig";

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use blake2::{Blake2b512, Digest as _};
-use ring::signature::Ed25519KeyPair;
+use blake2::{Blake2b256, Blake2b512, Digest as _};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
 
 use crate::{SignatureError, in_pieces, text};
 
@@ -15,6 +16,8 @@ const ALGORITHM: [u8; 2] = *b"Ed";
 const HASHED: [u8; 2] = *b"ED";
 /// Key derivation: none, as the key is not encrypted.
 const NO_DERIVATION: [u8; 2] = [0, 0];
+/// The algorithm of the checksum: BLAKE2b.
+const CHECKSUM_ALGORITHM: &[u8; 2] = b"B2";
 /// The algorithms, then salt and limits of the derivation.
 const HEAD_BYTES: usize = 6 + 32 + 8 + 8;
 const ID_BYTES: usize = 8;
@@ -33,7 +36,37 @@ impl std::fmt::Debug for SecretKey {
     }
 }
 
+/// The texts of a pair's files, as `minisign -G -W` writes them.
+pub struct KeyFiles {
+    pub secret: String,
+    pub public: String,
+}
+
+impl std::fmt::Debug for KeyFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyFiles").field("public", &self.public).finish_non_exhaustive()
+    }
+}
+
 impl SecretKey {
+    /// A new pair, whose secret key is not protected by a password. `None`: the kernel has no random numbers.
+    pub fn generate() -> Option<KeyFiles> {
+        let random = SystemRandom::new();
+        let (mut seed, mut id) = ([0; SEED_BYTES], [0; ID_BYTES]);
+        random.fill(&mut seed).ok()?;
+        random.fill(&mut id).ok()?;
+        let pair = Ed25519KeyPair::from_seed_unchecked(&seed).ok()?;
+        let public = pair.public_key().as_ref();
+        let head = [&ALGORITHM[..], &NO_DERIVATION, CHECKSUM_ALGORITHM, &[0; HEAD_BYTES - 6]].concat();
+        let checksum = Blake2b256::digest([&ALGORITHM[..], &id, &seed, public].concat());
+        let secret = STANDARD.encode([&head[..], &id, &seed, public, &checksum].concat());
+        let public = STANDARD.encode([&ALGORITHM[..], &id, public].concat());
+        Some(KeyFiles {
+            secret: format!("untrusted comment: minisign secret key of limpet\n{secret}\n"),
+            public: format!("untrusted comment: minisign public key of limpet\n{public}\n"),
+        })
+    }
+
     /// Reads a key that is not protected by a password.
     ///
     /// # Errors
@@ -75,8 +108,6 @@ impl SecretKey {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use ring::signature::KeyPair as _;
-
     use super::*;
     use crate::PublicKeys;
 

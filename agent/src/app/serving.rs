@@ -105,6 +105,7 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
         shutting_down: core.shutting_down.clone(),
         upgrade: follow_upgrade(shared),
         held_updates: held_updates(shared),
+        report: core.report.clone(),
         started,
         health: shared.health.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),

@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use limpet_model::attribution::{WatchObserver, WatchSettings};
 use limpet_model::source::SourceKind;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::published::Published;
 use super::{SharedParts, decoder};
 use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::api::ApiSource;
-use crate::source::bundle::{self, BundleDirectory, BundleParts, BundleSource, RemoteBundles, RemoteParts};
+use crate::source::bundle::{
+    self, BundleDirectory, BundleIntake, BundleParts, BundleSource, RemoteBundles, RemoteParts,
+};
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{PushContext, PushSource};
 use crate::store::Store;
+use limpet_bundle::decision::AppliedBundle;
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
@@ -40,6 +43,8 @@ pub(super) struct StartedSources {
     pub(super) api_updates: Option<mpsc::Sender<cluster_update::Update>>,
     /// The channel to the source of bundles, if they are configured.
     pub(super) bundles: BundlesState,
+    /// The bundle that the node has, once that is known.
+    pub(super) bundle: Option<watch::Receiver<Option<Option<AppliedBundle>>>>,
 }
 
 /// Starts the configured sources.
@@ -70,10 +75,10 @@ pub(super) fn start_sources(
     shared.tasks.spawn(async move {
         source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
     });
-    let bundles = shared.config.bundle.as_ref().map(|settings| {
-        let (published, bundles) = start_bundles(shared, node_name, store, settings, images);
+    let intake = shared.config.bundle.as_ref().map(|settings| {
+        let (published, intake) = start_bundles(shared, node_name, store, settings, images);
         all.push(published);
-        bundles
+        intake
     });
     if let Some(settings) = &shared.config.sources.manifest_url {
         let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), decoder);
@@ -94,7 +99,9 @@ pub(super) fn start_sources(
         shared.tasks.spawn(async move { source.run(inbox, |snapshot| published.publish(snapshot), stop).await });
         updates
     });
-    StartedSources { sources: all, api_updates: updates, bundles }
+    let bundle = intake.as_ref().map(BundleIntake::applied);
+    let bundles = intake.map(|intake| Arc::new(intake) as Arc<dyn Bundles>);
+    StartedSources { sources: all, api_updates: updates, bundles, bundle }
 }
 
 /// Starts the source of bundles.
@@ -104,7 +111,7 @@ fn start_bundles(
     store: &Arc<Store>,
     settings: &BundleSettings,
     images: &Images,
-) -> (Arc<Published>, Arc<dyn Bundles>) {
+) -> (Arc<Published>, BundleIntake) {
     let parts = BundleParts {
         settings: settings.clone(),
         directory: shared.config.bundle_dir(),
@@ -136,7 +143,7 @@ fn start_bundles(
     }
     let (publisher, stop) = (Arc::clone(&published), shared.stop.clone());
     shared.tasks.spawn(async move { source.run(inbox, |snapshot| publisher.publish(snapshot), stop).await });
-    (published, Arc::new(intake))
+    (published, intake)
 }
 
 /// Where bundles come from, as text.

@@ -234,7 +234,7 @@ fn limpet_document(config: &Config) -> Value {
         "imagePolicy": config.images.policy.as_ref().map(image_policy),
         "bundle": config.bundle.as_ref().map(|settings| bundle(settings, config.sources.bundle_url.as_ref())),
         "generations": generations(&config.generations),
-        "updates": updates(&config.updates),
+        "updates": updates(&config.updates, config.report.as_ref()),
         "cniConfigDirectory": config.network.config_dir,
         "cniBinaryDirectories": config.network.binary_dirs,
         "metricsAddress": config.local.metrics_address,
@@ -255,7 +255,7 @@ fn bundle(bundle: &BundleSettings, url: Option<&HttpSettings>) -> Value {
 }
 
 /// When updates are downloaded and applied.
-fn updates(UpdateSettings { gate, bandwidth }: &UpdateSettings) -> Value {
+fn updates(UpdateSettings { gate, bandwidth }: &UpdateSettings, report: Option<&HttpSettings>) -> Value {
     let GateSettings { windows, download, apply } = gate;
     let window = |window: &Window| json!({ "start": window.written, "duration": go_duration::show(window.duration) });
     let list = |all: &[Window]| all.iter().map(window).collect::<Vec<_>>();
@@ -263,6 +263,10 @@ fn updates(UpdateSettings { gate, bandwidth }: &UpdateSettings) -> Value {
         "timeZone": windows.zone.iana_name(), "withoutClock": go_duration::show(windows.without_clock),
         "bandwidth": bandwidth.map(|rate| rate.to_string()),
         "download": { "windows": list(&download.windows), "meteredCommand": download.metered_command },
+        "report": report.map(|report| {
+            json!({ "url": report.address.to_string(), "interval": go_duration::show(report.frequency),
+                "caFile": report.ca_file })
+        }),
         "apply": { "windows": list(&apply.windows), "lockFile": apply.lock_file, "vetoURL": apply.veto_url },
     })
 }

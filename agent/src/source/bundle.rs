@@ -144,7 +144,7 @@ impl BundleSource {
         self.restore().await;
         self.publish(&publish);
         self.staging.clear().await;
-        inbox.tell(self.applied.is_some());
+        inbox.tell(self.applied.as_ref());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -156,7 +156,7 @@ impl BundleSource {
                             () = stop.cancelled() => break,
                             () = self.handle(request, &publish) => {}
                         }
-                        inbox.tell(self.applied.is_some());
+                        inbox.tell(self.applied.as_ref());
                     }
                     None => break,
                 },

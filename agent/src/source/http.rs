@@ -7,9 +7,9 @@
 
 mod body;
 mod check;
-pub(in crate::source) mod client;
-pub(in crate::source) mod failure;
-pub(in crate::source) mod fetch;
+pub(crate) mod client;
+pub(crate) mod failure;
+pub(crate) mod fetch;
 mod settings;
 
 use std::hash::{BuildHasher, RandomState};

@@ -39,6 +39,23 @@ pub struct StatusDocument {
     /// Updates that wait for a window, a cheaper link or an application.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_updates: Vec<HeldUpdateDocument>,
+    /// The node's reports to a server; `None`: it sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<ReportDocument>,
+}
+
+/// How the node's reports fare.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportDocument {
+    /// Where they are sent, without secrets.
+    pub url: String,
+    /// When the last one arrived, since the agent started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sent: Option<Time>,
+    /// Why the newest one did not arrive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// An update that waits.

@@ -361,7 +361,7 @@ impl ConfigDiagnostics {
         config.bundle = self.bundle(map);
         config.sources.bundle_url = self.bundle_url(map);
         self.generations(map, &mut config.generations);
-        self.updates(map, &mut config.updates);
+        config.report = self.updates(map, &mut config.updates);
         self.devices(map, &mut config.plugins.devices);
         self.guard(map, &mut config.guard);
     }

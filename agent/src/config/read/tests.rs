@@ -250,6 +250,13 @@ fn every_supported_key_has_an_effect() {
         },
         generations: super::generations::tests::tried(),
         updates: super::updates::tests::tried(),
+        report: Some(HttpSettings {
+            address: Address::parse("https://fleet.example/nodes/{node}").unwrap(),
+            headers: HeaderMap::new(),
+            frequency: std::time::Duration::from_secs(1_800),
+            ca_file: Some("/ca.pem".into()),
+            client_files: None,
+        }),
         image_gc: ImageGcPolicy {
             high_percent: 90,
             low_percent: 70,

@@ -8,12 +8,17 @@ use limpet_model::clock::built;
 use limpet_model::go_duration;
 use limpet_model::object::workload::cron_job::Schedule;
 use limpet_updates::{UpdateSettings, Window, WindowSettings};
+use reqwest::header::HeaderMap;
 
 use super::super::quantity;
 use super::super::tree::{Entry, Map, Node, Value};
 use super::ConfigDiagnostics;
+use crate::source::http::{Address, HttpSettings};
 
 const KEY: &str = "updates";
+/// How often the node reports by default, and at most.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(900);
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// The most windows of a phase.
 const MAX_WINDOWS: usize = 64;
 /// The longest window and the longest pause without a clock: 400 days.
@@ -22,32 +27,68 @@ const LONGEST: Duration = Duration::from_secs(400 * 86_400);
 const SLOWEST: u64 = 1 << 10;
 
 impl ConfigDiagnostics {
-    pub(super) fn updates(&mut self, map: &Map<'_>, updates: &mut UpdateSettings) {
+    /// Also returns where the node's reports are sent.
+    pub(super) fn updates(&mut self, map: &Map<'_>, updates: &mut UpdateSettings) -> Option<HttpSettings> {
         if !map.has_map(KEY) {
-            return;
+            return None;
         }
+        let mut report = None;
         updates.gate.windows.zone = wall_clock::zone(None).unwrap_or(jiff::tz::TimeZone::UTC);
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
-            let read = match (key.as_str(), &node.value) {
-                ("timeZone", _) => self.time_zone(node, &mut updates.gate.windows),
-                ("withoutClock", _) => duration(node).map(|period| updates.gate.windows.without_clock = period),
-                ("bandwidth", _) => bandwidth(node).map(|rate| updates.bandwidth = Some(rate)),
-                ("download", Value::Map(fields)) => {
-                    self.download(&path, fields, updates);
-                    Ok(())
-                }
-                ("apply", Value::Map(fields)) => {
-                    self.apply(&path, fields, updates);
-                    Ok(())
-                }
-                ("download" | "apply", other) => Err(format!("expected a map, found {}", other.kind())),
-                _ => Err("no such key; updates has timeZone, withoutClock, bandwidth, download and apply".to_owned()),
+            let read =
+                match (key.as_str(), &node.value) {
+                    ("timeZone", _) => self.time_zone(node, &mut updates.gate.windows),
+                    ("withoutClock", _) => duration(node).map(|period| updates.gate.windows.without_clock = period),
+                    ("bandwidth", _) => bandwidth(node).map(|rate| updates.bandwidth = Some(rate)),
+                    ("download", Value::Map(fields)) => {
+                        self.download(&path, fields, updates);
+                        Ok(())
+                    }
+                    ("apply", Value::Map(fields)) => {
+                        self.apply(&path, fields, updates);
+                        Ok(())
+                    }
+                    ("report", Value::Map(fields)) => {
+                        report = self.report(&path, fields);
+                        Ok(())
+                    }
+                    ("download" | "apply" | "report", other) => Err(format!("expected a map, found {}", other.kind())),
+                    _ => Err("no such key; updates has timeZone, withoutClock, bandwidth, download, apply and report"
+                        .to_owned()),
+                };
+            if let Err(message) = read {
+                self.error(Some(*position), &path, message);
+            }
+        }
+        report
+    }
+
+    fn report(&mut self, path: &str, fields: &[Entry]) -> Option<HttpSettings> {
+        let (mut address, mut ca_file, mut interval) = (None, None, DEFAULT_INTERVAL);
+        for Entry { key, position, node } in fields {
+            let path = format!("{path}.{key}");
+            let read = match key.as_str() {
+                "url" => text(node).and_then(Address::parse).map(|url| address = Some(url)),
+                "caFile" => absolute(node).map(|file| ca_file = Some(file)),
+                "interval" => match text(node).ok().and_then(go_duration::parse) {
+                    Some(time) if time >= SHORTEST_INTERVAL => {
+                        interval = time;
+                        Ok(())
+                    }
+                    _ => Err("is no duration of a second or more, such as 15m".to_owned()),
+                },
+                _ => Err("no such key; a report has url, interval and caFile".to_owned()),
             };
             if let Err(message) = read {
                 self.error(Some(*position), &path, message);
             }
         }
+        if address.is_none() {
+            self.error(None, path, "has no url to which reports are sent");
+        }
+        let (headers, client_files) = (HeaderMap::new(), None);
+        Some(HttpSettings { address: address?, headers, frequency: interval, ca_file, client_files })
     }
 
     fn time_zone(&self, node: &Node, windows: &mut WindowSettings) -> Result<(), String> {
@@ -221,7 +262,8 @@ pub(super) mod tests {
                     windows:\n    - {start: '0 2 * *', duration: 1h}\n    - {start: '@every 1h', duration: 1h}\n    \
                     - {start: '0 0 31 2 *', duration: 1h}\n    - {start: '0 2 * * *', duration: 1s}\n    - {start: '0 2 * * *'}\n    \
                     meteredCommand: [metered]\n    lockFile: /x\n  \
-                    apply: {windows: [], lockFile: busy, vetoURL: 'ftp://a'}\n";
+                    apply: {windows: [], lockFile: busy, vetoURL: 'ftp://a'}\n  \
+                    report: {interval: 1, caFile: a, key: b}\n";
         let mistakes = load_text(text, &[]).0.unwrap_err();
         let expected = [
             (":4:", "updates.timeZone: \"Atlantis\": the node has no such time zone"),
@@ -238,6 +280,10 @@ pub(super) mod tests {
             (":17:", "updates.apply.windows: has 1 to 64 windows"),
             (":17:", "updates.apply.lockFile: is not an absolute path"),
             (":17:", "updates.apply.vetoURL: expected a URL"),
+            (":18:", "updates.report.interval: is no duration"),
+            (":18:", "updates.report.caFile: is not an absolute path"),
+            (":18:", "updates.report.key: no such key"),
+            ("", "updates.report: has no url"),
         ];
         for (line, message) in expected {
             let is_named = mistakes.iter().any(|mistake| mistake.contains(line) && mistake.contains(message));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use limpet_bundle::decision::AppliedBundle;
 use limpet_model::source::SourceKind;
 use limpet_server::bundle::{BundleRefusal, Bundles};
 use limpet_updates::{Phase, Subject, UpdateGate};
@@ -57,7 +58,7 @@ pub(super) enum Request {
 #[derive(Debug)]
 pub struct BundleInbox {
     requests: mpsc::Receiver<Request>,
-    has_bundle: watch::Sender<Option<bool>>,
+    applied: watch::Sender<Option<Option<AppliedBundle>>>,
 }
 
 impl BundleInbox {
@@ -66,9 +67,15 @@ impl BundleInbox {
         self.requests.recv().await
     }
 
-    /// Tells the ways whether the node has a bundle.
-    pub(super) fn tell(&self, has_bundle: bool) {
-        self.has_bundle.send_replace(Some(has_bundle));
+    /// Tells which bundle the node has.
+    pub(super) fn tell(&self, applied: Option<&AppliedBundle>) {
+        self.applied.send_if_modified(|told| {
+            let is_news = told.as_ref().is_none_or(|told| told.as_ref() != applied);
+            if is_news {
+                *told = Some(applied.cloned());
+            }
+            is_news
+        });
     }
 }
 
@@ -77,23 +84,28 @@ impl BundleInbox {
 pub struct BundleIntake {
     requests: mpsc::Sender<Request>,
     /// `None`: what the node has was not read yet.
-    has_bundle: watch::Receiver<Option<bool>>,
+    applied: watch::Receiver<Option<Option<AppliedBundle>>>,
     updates: UpdateGate,
 }
 
 /// A way to a source of bundles, through the gate of updates.
 pub fn intake(updates: UpdateGate) -> (BundleIntake, BundleInbox) {
     let (requests, inbox) = mpsc::channel(INBOX_SIZE);
-    let (tell, has_bundle) = watch::channel(None);
-    (BundleIntake { requests, has_bundle, updates }, BundleInbox { requests: inbox, has_bundle: tell })
+    let (tell, applied) = watch::channel(None);
+    (BundleIntake { requests, applied, updates }, BundleInbox { requests: inbox, applied: tell })
 }
 
 impl BundleIntake {
     /// Whether the node has a bundle, once that is known. Cancel safe.
     pub(super) async fn has_bundle(&self) -> bool {
-        let mut has_bundle = self.has_bundle.clone();
+        let mut applied = self.applied.clone();
         // Without a source there is nobody to wait for.
-        has_bundle.wait_for(Option::is_some).await.ok().and_then(|known| *known).unwrap_or(false)
+        applied.wait_for(Option::is_some).await.is_ok_and(|known| matches!(*known, Some(Some(_))))
+    }
+
+    /// The bundle that the node has, once that is known.
+    pub fn applied(&self) -> watch::Receiver<Option<Option<AppliedBundle>>> {
+        self.applied.clone()
     }
 
     /// A bundle from that place, as people know it. The first one of a node waits for no window.

@@ -79,14 +79,14 @@ pub(super) enum Fetched {
 }
 
 #[derive(Debug)]
-pub(in crate::source) struct Fetcher {
+pub(crate) struct Fetcher {
     settings: Arc<HttpSettings>,
     timeouts: Timeouts,
     clients: Clients,
 }
 
 impl Fetcher {
-    pub(in crate::source) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
+    pub(crate) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
         let clients = Clients::new(Arc::clone(&settings), timeouts);
         Self { settings, timeouts, clients }
     }
@@ -111,6 +111,18 @@ impl Fetcher {
             Opened::NotModified => Ok(Fetched::NotModified),
             Opened::Response(url, response) => read_response(&url, *response).await,
         }
+    }
+
+    /// Sends a body to the URL with PUT. Redirects are not followed.
+    pub(crate) async fn put(&mut self, body: Vec<u8>, headers: HeaderMap) -> Result<(), Failure> {
+        let client = self.clients.for_origin().await.map_err(Failure::unreachable)?;
+        let request = client.put(self.settings.address.url().clone()).headers(headers).timeout(self.timeouts.whole);
+        let sent = request.body(body).send().await.map_err(|error| Failure::new(error, Timestamp::now()));
+        if sent.as_ref().is_err_and(|failure| failure.tls) {
+            self.clients.reload();
+        }
+        let response = sent?;
+        if response.status().is_success() { Ok(()) } else { Err(bad_status(&response)) }
     }
 
     /// One exchange without the body, whose reading has no limit of time but that between two reads.

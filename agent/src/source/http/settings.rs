@@ -45,6 +45,16 @@ impl Address {
         }
     }
 
+    /// The same URL with `value` in the place of `name`.
+    ///
+    /// # Errors
+    /// It is none any more.
+    pub(crate) fn with(&self, name: &str, value: &str) -> Result<Self, String> {
+        // A URL has braces in its path as `%7B` and `%7D`.
+        let encoded = name.replace('{', "%7B").replace('}', "%7D");
+        Self::parse(&self.0.as_str().replace(&encoded, value).replace(name, value))
+    }
+
     /// The URL as requested.
     pub(super) fn url(&self) -> &Url {
         &self.0
@@ -104,6 +114,17 @@ mod tests {
             (plain.to_string().as_str(), plain.store_key().as_str()),
             ("http://fleet.example/pods", plain.url().as_str())
         );
+    }
+
+    #[test]
+    fn a_part_of_the_path_or_the_query_is_replaced() {
+        for (text, wanted) in [
+            ("https://fleet.example/nodes/{node}/report", "https://fleet.example/nodes/edge1/report"),
+            ("https://fleet.example/report?of={node}", "https://fleet.example/report?of=edge1"),
+            ("https://fleet.example/report", "https://fleet.example/report"),
+        ] {
+            assert_eq!(Address::parse(text).unwrap().with("{node}", "edge1").unwrap().url().as_str(), wanted);
+        }
     }
 
     #[test]
