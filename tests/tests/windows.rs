@@ -110,15 +110,22 @@ fn a_bundle_waits_for_its_window_and_not_by_hand(node: &mut TestNode) -> Result<
     // The first bundle of a node waits for no window.
     fs::rename(bundle(node, 1)?, stick.join("1.limpet"))?;
     let has = |serial: u64| format!("has plant 1.4 serial {serial}");
-    let shows = |part: &str| node.agent.cli(&["sources"]).is_ok_and(|reply| reply.stdout.contains(part));
-    wait::until_true(wait::SOON, "the first bundle", || shows(&has(1)))?;
+    let shows =
+        |node: &TestNode, part: &str| node.agent.cli(&["sources"]).is_ok_and(|reply| reply.stdout.contains(part));
+    wait::until_true(wait::SOON, "the first bundle", || shows(node, &has(1)))?;
     let second = bundle(node, 2)?;
     fs::copy(&second, stick.join("2.part"))?;
     fs::rename(stick.join("2.part"), stick.join("2.limpet"))?;
-    wait_status(node, "2.limpet waits to be applied: the apply window is closed; it opens in ")?;
-    ensure!(shows(&has(1)), "the bundle was taken outside of its window");
+    wait_status(node, "bundle plant 1.4 serial 2 waits to be applied: the apply window is closed; it opens in ")?;
+    ensure!(shows(node, &has(1)), "the bundle was taken outside of its window");
+    // What the node has does not wait.
+    node.agent.kill();
+    node.agent.start()?;
+    wait_status(node, "bundle plant 1.4 serial 2 waits to be applied")?;
+    let status = node.agent.cli(&["status"])?.success()?;
+    ensure!(!status.contains("serial 1 waits"), "{status}");
     node.agent.cli(&["bundle", "apply", &second.display().to_string()])?.success()?;
-    ensure!(shows(&has(2)), "the bundle was not taken by hand");
+    ensure!(shows(node, &has(2)), "the bundle was not taken by hand");
     Ok(())
 }
 

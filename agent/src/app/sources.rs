@@ -117,6 +117,7 @@ fn start_bundles(
         directory: shared.config.bundle_dir(),
         store: Arc::clone(store),
         images: images.clone(),
+        updates: shared.updates.clone(),
         events: shared.events.clone(),
     };
     let source = BundleSource::new(parts, node_name, decoder(&shared.config));

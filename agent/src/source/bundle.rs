@@ -34,6 +34,7 @@ use limpet_model::object::ObjectRecord;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
+use limpet_updates::{Phase, UpdateGate};
 use limpet_wire::bundle::BundleDocument;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -43,7 +44,7 @@ use crate::source::persist::Persister;
 use crate::store::{Changes, Store};
 pub use directory::BundleDirectory;
 pub use intake::{BundleInbox, BundleIntake, intake};
-use intake::{Request, Way};
+use intake::{Request, Way, subject};
 use refusal::Refusal;
 pub use remote::{RemoteBundles, RemoteParts};
 use saved::Saved;
@@ -60,6 +61,8 @@ pub struct BundleParts {
     pub directory: PathBuf,
     pub store: Arc<Store>,
     pub images: Images,
+    /// What holds updates.
+    pub updates: UpdateGate,
     pub events: Events,
 }
 
@@ -70,6 +73,7 @@ pub struct BundleSource {
     staging: Staging,
     store: Arc<Store>,
     images: Images,
+    updates: UpdateGate,
     events: Events,
     node_name: Arc<str>,
     decoder: Decoder,
@@ -109,7 +113,7 @@ enum Examined {
 impl BundleSource {
     /// A source of the bundle saved in the store. Nothing is read yet.
     pub fn new(parts: BundleParts, node_name: &str, decoder: Decoder) -> Self {
-        let BundleParts { settings, directory, store, images, events } = parts;
+        let BundleParts { settings, directory, store, images, updates, events } = parts;
         let (saved, pulse) = (Arc::default(), Arc::<Pulse>::default());
         store.register(SourceKind::Bundle, &saved);
         Self {
@@ -118,6 +122,7 @@ impl BundleSource {
             history: Persister::new(Arc::clone(&store), SourceKind::Bundle, Arc::clone(&pulse)),
             store,
             images,
+            updates,
             events,
             node_name: Arc::from(node_name),
             decoder,
@@ -239,6 +244,7 @@ impl BundleSource {
             Examined::Accepted(accepted) => *accepted,
         };
         self.demand_changeable(&accepted.manifest)?;
+        self.demand_admission(&accepted.bundle, way).await?;
         let images = self.import(&accepted.bundle, staged.path()).await?;
         let Accepted { bundle, contents, manifest } = accepted;
         self.commit(&bundle.identity, &contents).await?;
@@ -261,7 +267,7 @@ impl BundleSource {
             let keys = PublicKeys::read(&settings.keys).map_err(limpet_bundle::BundleError::from)?;
             let bundle = Bundle::open(&copy, &shown, &keys, settings.max_size)?;
             // Who applies a bundle by hand has chosen the node.
-            let stage = bundle.config.rollout.filter(|_| way != Way::Hand);
+            let stage = bundle.config.rollout.filter(|_| !way.is_by_hand());
             let stage = stage.map(|percent| (NodePlace::new(&node_name), percent));
             match decide(applied.as_ref(), &bundle.identity, stage) {
                 Decision::Outside => return Ok(Examined::Outside(Box::new(bundle))),
@@ -308,6 +314,17 @@ impl BundleSource {
         let forbidden = |object: &Arc<ObjectRecord>| now.objects.get(&object.key)?.forbids(object);
         let faults: Vec<Fault> = manifest.objects.iter().filter_map(forbidden).collect();
         if faults.is_empty() { Ok(()) } else { Err(Refusal::Manifests(faults)) }
+    }
+
+    /// Holds a bundle that comes by itself while updates may not take effect.
+    async fn demand_admission(&self, bundle: &Bundle, way: Way) -> Result<(), Refusal> {
+        if way == Way::Hand {
+            return Ok(());
+        }
+        let AppliedBundle { name, version, serial, .. } = &bundle.identity;
+        let bundle = format!("bundle {name} {version} serial {serial}");
+        let admitted = self.updates.check(Phase::Apply, &subject(bundle.clone(), self.applied.is_none())).await;
+        admitted.map_err(|hold| Refusal::Held { bundle, why: hold.to_string() })
     }
 
     /// Imports the images of a bundle, unless a layer is missing.
@@ -421,7 +438,7 @@ impl BundleSource {
     fn report_refusal(&self, path: &Path, way: Way, refusal: &Refusal) {
         // An older bundle beside the newest one is no fault, and what is tried again is reported by its outcome.
         let is_quiet = refusal.is_transient() || matches!(refusal, Refusal::Replayed { .. } | Refusal::Outside(_));
-        if way != Way::Hand && is_quiet {
+        if matches!(refusal, Refusal::Held { .. }) || !way.is_by_hand() && is_quiet {
             return debug!(path = %path.display(), error = %refusal, "bundle not taken");
         }
         warn!(path = %path.display(), error = %refusal, "bundle refused; nothing has changed");

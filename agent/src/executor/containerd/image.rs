@@ -94,7 +94,9 @@ impl ContainerdExecutor {
         reference: &str,
         platform: ImagePlatform,
     ) -> Result<Result<Arc<LocalImage>, ImageError>, Failure> {
-        if slot.is_running() {
+        // A restart that a user has asked for is none.
+        let is_asked = slot.instance.as_ref().is_some_and(|instance| instance.restart_asked);
+        if slot.is_running() && slot.is_outdated() && !is_asked {
             let what = format!("image {reference} of pod {}", pod.record.key);
             let subject = Subject { what, source: Some(pod.record.source), is_first: false };
             if let Err(hold) = self.updates.check(Phase::Download, &subject).await {

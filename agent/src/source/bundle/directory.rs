@@ -54,6 +54,16 @@ struct Listing {
     bundles: Vec<(PathBuf, Stamp)>,
 }
 
+/// What a look at the directory has led to.
+#[derive(Debug, PartialEq, Eq)]
+enum Scanned {
+    Done,
+    /// Something is to be tried again.
+    ToRetry,
+    /// This bundle waits until it may take effect.
+    Held(String),
+}
+
 /// Follows the directory.
 #[derive(Debug)]
 pub struct BundleDirectory {
@@ -83,15 +93,16 @@ impl BundleDirectory {
         let mut pause = RETRY_DELAYS.0;
         let mut watch = self.watch().await;
         loop {
-            let is_to_retry = self.scan().await;
-            pause = if is_to_retry { (pause * 2).min(RETRY_DELAYS.1) } else { RETRY_DELAYS.0 };
-            let next = match (is_to_retry, &watch) {
-                (true, _) => Some(pause),
-                (false, None) => Some(SCAN_INTERVAL),
-                (false, Some(_)) => None,
+            let scanned = self.scan().await;
+            pause = if scanned == Scanned::ToRetry { (pause * 2).min(RETRY_DELAYS.1) } else { RETRY_DELAYS.0 };
+            let next = match (&scanned, &watch) {
+                (Scanned::ToRetry, _) => Some(pause),
+                (_, None) => Some(SCAN_INTERVAL),
+                (_, Some(_)) => None,
             };
             let is_watched = tokio::select! {
                 changed = changed(watch.as_mut()) => changed.is_ok(),
+                () = self.freed(&scanned) => watch.is_some(),
                 () = self.moved(mounts.as_ref()) => false,
                 () = after(next) => watch.is_some(),
             };
@@ -111,6 +122,14 @@ impl BundleDirectory {
             .ok()
     }
 
+    /// Resolves when a bundle that was held may take effect. Cancel safe.
+    async fn freed(&self, scanned: &Scanned) {
+        match scanned {
+            Scanned::Held(bundle) => self.intake.may_apply(bundle).await,
+            Scanned::Done | Scanned::ToRetry => std::future::pending().await,
+        }
+    }
+
     /// Resolves when a mount has made the path another directory. Mounts change often elsewhere, and are not looked at.
     async fn moved(&self, mounts: Option<&AsyncFd<File>>) {
         let Some(mounts) = mounts else { return std::future::pending().await };
@@ -127,25 +146,24 @@ impl BundleDirectory {
         }
     }
 
-    /// Hands over what is new. Returns whether something is to be tried again.
-    async fn scan(&mut self) -> bool {
+    /// Hands over what is new.
+    async fn scan(&mut self) -> Scanned {
         let path = self.path.clone();
         let listed = blocking::run(self.path.clone(), DEADLINE, move |_| list(&path)).await;
         let Listing { place, bundles } = match listed.flatten() {
             Ok(listing) => listing,
             Err(error) => {
                 warn!(directory = %self.path.display(), %error, "listing bundles failed");
-                return true;
+                return Scanned::ToRetry;
             }
         };
         self.place = place;
         self.tried.retain(|path, _| bundles.iter().any(|(known, _)| known == path));
-        let mut is_to_retry = false;
+        let mut scanned = Scanned::Done;
         for (path, stamp) in bundles {
             if self.tried.get(&path).is_some_and(|(known, _)| *known == stamp) {
                 continue;
             }
-            self.intake.may_apply(&path.to_string_lossy()).await;
             let refused = match self.intake.offer(path.clone(), Way::Directory).await {
                 Ok(_) => None,
                 Err(Refusal::Replayed { message, .. }) => {
@@ -156,9 +174,13 @@ impl BundleDirectory {
                     debug!(path = %path.display(), message, "a bundle for other nodes is left alone");
                     None
                 }
+                // An older one must not take its place meanwhile.
+                Err(Refusal::Held { bundle, .. }) => {
+                    scanned = Scanned::Held(bundle);
+                    break;
+                }
                 Err(refusal) if refusal.is_transient() => {
-                    // An older one must not take its place meanwhile.
-                    is_to_retry = true;
+                    scanned = Scanned::ToRetry;
                     break;
                 }
                 Err(refusal) => Some(refusal.to_string()),
@@ -167,7 +189,7 @@ impl BundleDirectory {
         }
         let refused = self.tried.iter().filter_map(|(path, (_, refused))| Some((path.clone(), refused.clone()?)));
         self.intake.report(Way::Directory, refused.collect()).await;
-        is_to_retry
+        scanned
     }
 }
 

@@ -1,6 +1,6 @@
 //! The way to the source of bundles: requests with a channel for the result, few at once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -22,11 +22,20 @@ const INBOX_SIZE: usize = 4;
 pub(super) enum Way {
     /// By `limpet bundle apply`: its caller gets the answer.
     Hand,
+    /// The same with `--window`.
+    HandInWindow,
     Directory,
     /// From the URL.
     Url,
     /// From the registry.
     Registry,
+}
+
+impl Way {
+    /// Whether a person hands it over, who has chosen the bundle and the node.
+    pub(super) fn is_by_hand(self) -> bool {
+        matches!(self, Self::Hand | Self::HandInWindow)
+    }
 }
 
 type Answer = oneshot::Sender<Result<BundleDocument, Refusal>>;
@@ -108,22 +117,29 @@ impl BundleIntake {
         self.applied.clone()
     }
 
-    /// A bundle from that place, as people know it. The first one of a node waits for no window.
-    pub(super) async fn subject(&self, place: &str) -> Subject {
-        let is_first = !self.has_bundle().await;
-        Subject { what: format!("the bundle of {place}"), source: Some(SourceKind::Bundle), is_first }
-    }
-
     /// Does `work` while bundles may be downloaded: it begins anew in the next window if one closes.
     pub(super) async fn while_downloading<F: Future>(&self, place: &str, work: impl FnMut() -> F) -> F::Output {
-        let subject = self.subject(place).await;
+        let subject = subject(format!("the newest bundle of {place}"), !self.has_bundle().await);
         self.updates.within(Phase::Download, &subject, work).await
     }
 
-    /// Resolves when a bundle of that place may take effect. Cancel safe.
-    pub(super) async fn may_apply(&self, place: &str) {
-        let subject = self.subject(place).await;
+    /// Resolves when a bundle that was held may take effect. Cancel safe.
+    pub(super) async fn may_apply(&self, bundle: &str) {
+        let subject = subject(bundle.to_owned(), !self.has_bundle().await);
         self.updates.pass(Phase::Apply, &subject).await;
+    }
+
+    /// Hands over a file, again and again as long as its bundle is held, and waits until it has taken effect.
+    ///
+    /// # Errors
+    /// It is refused, and nothing has changed.
+    pub(super) async fn offer_until_taken(&self, path: &Path, way: Way) -> Result<BundleDocument, Refusal> {
+        loop {
+            match self.offer(path.to_owned(), way).await {
+                Err(Refusal::Held { bundle, .. }) => self.may_apply(&bundle).await,
+                answered => return answered,
+            }
+        }
     }
 
     /// Hands over a file, and waits until it has taken effect.
@@ -157,15 +173,15 @@ impl BundleIntake {
     }
 }
 
+/// A bundle, for the gate of updates. The first one of a node waits for no window.
+pub(super) fn subject(what: String, is_first: bool) -> Subject {
+    Subject { what, source: Some(SourceKind::Bundle), is_first }
+}
+
 impl Bundles for BundleIntake {
     fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        async move {
-            if in_window {
-                self.may_apply(&path.to_string_lossy()).await;
-            }
-            self.offer(path, Way::Hand).await.map_err(BundleRefusal::from)
-        }
-        .boxed()
+        let way = if in_window { Way::HandInWindow } else { Way::Hand };
+        async move { self.offer_until_taken(&path, way).await.map_err(BundleRefusal::from) }.boxed()
     }
 
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {

@@ -25,6 +25,9 @@ pub enum Refusal {
     /// It is for other nodes first.
     #[error("{0}")]
     Outside(String),
+    /// It waits for a window or an application.
+    #[error("{bundle} is held: {why}")]
+    Held { bundle: String, why: String },
     /// A manifest cannot run on this node.
     #[error("{}", first(.0))]
     Manifests(Vec<Fault>),
@@ -66,7 +69,7 @@ impl Refusal {
         match self {
             Self::Images(error) => error.is_transient(),
             Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
-            Self::Copy { .. } => true,
+            Self::Copy { .. } | Self::Held { .. } => true,
             Self::Bundle(_)
             | Self::Replayed { .. }
             | Self::Outside(_)

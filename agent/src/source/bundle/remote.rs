@@ -138,8 +138,7 @@ impl RemoteBundles {
         self.intake.reached(self.way).await;
         let Fetched::Whole(whole) = fetched else { return Ok(()) };
         let Whole { version, resumed } = whole.clone();
-        self.intake.may_apply(&self.shown).await;
-        let offered = self.intake.offer(part.path().to_owned(), self.way).await;
+        let offered = self.intake.offer_until_taken(part.path(), self.way).await;
         let (version, refused) = match offered {
             Ok(document) => {
                 info!(from = self.shown, version = document.version, serial = document.serial, "bundle downloaded");

@@ -71,6 +71,7 @@ impl Bench {
             directory: self.path("bundle"),
             store: Arc::clone(&self.store),
             images: self.images(),
+            updates: Default::default(),
             events: self.events.clone(),
         };
         let source = BundleSource::new(parts, "edge1", DECODER);
