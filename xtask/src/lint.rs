@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
@@ -24,49 +25,55 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     setup::default()?;
     let (deny, machete) = (DENY.installed()?, MACHETE.installed()?);
-    let mut failed = Vec::new();
-    let mut check = |name: &'static str, command: &mut Command| {
-        eprintln!("lint: {name}");
-        match cargo::status(command) {
-            Ok(status) if status.success() => {}
-            Ok(_) => failed.push(name),
-            Err(error) => {
-                eprintln!("{error:#}");
-                failed.push(name);
-            }
-        }
-    };
-    check("format", &mut cargo::command(&["fmt", "--all", "--check"]));
+    let mut checks = Checks::default();
+    checks.command("format", &mut cargo::command(&["fmt", "--all", "--check"]));
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"];
-    check("clippy", &mut cargo::command(&clippy));
-    let without =
-        ["clippy", "--quiet", "-p", "limpet", "--no-default-features", "--all-targets", "--", "--deny", "warnings"];
-    check("clippy without attribution", &mut cargo::command(&without));
+    checks.command("clippy", &mut cargo::command(&clippy));
     // With its own features only: one that only another crate enables is missing then.
     let alone = ["clippy", "--quiet", "-p", "limpet-core", "--lib", "--", "--deny", "warnings"];
-    check("clippy of limpet-core alone", &mut cargo::command(&alone));
+    checks.command("clippy of limpet-core alone", &mut cargo::command(&alone));
     let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
-    check(
+    checks.command(
         "documentation",
         cargo::command(&documentation).env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"),
     );
-    check("licences, versions and sources of dependencies", deny_command(&deny).args(["bans", "licenses", "sources"]));
-    check("unused dependencies", Command::new(&machete).arg(workspace_dir()));
+    let rules = ["bans", "licenses", "sources"];
+    checks.command("licences, versions and sources of dependencies", deny_command(&deny).args(rules));
+    checks.command("unused dependencies", Command::new(&machete).arg(workspace_dir()));
     if advisories_at_hand(&deny)? {
-        check("advisories", deny_command(&deny).args(["--disable-fetch", "advisories"]));
+        checks.command("advisories", deny_command(&deny).args(["--disable-fetch", "advisories"]));
     }
     for (name, check) in own_checks() {
-        eprintln!("lint: {name}");
-        if let Err(error) = check() {
-            eprintln!("{error:#}");
-            failed.push(name);
-        }
+        checks.run(name, check);
     }
+    let failed = checks.failed;
     if !failed.is_empty() {
         bail!("lint failed: {}", failed.join(", "));
     }
     eprintln!("lint: passed");
     Ok(())
+}
+
+/// Runs one check after the other, with the seconds that each took.
+#[derive(Default)]
+struct Checks {
+    failed: Vec<&'static str>,
+}
+
+impl Checks {
+    fn command(&mut self, name: &'static str, command: &mut Command) {
+        self.run(name, || cargo::run(command));
+    }
+
+    fn run(&mut self, name: &'static str, check: impl FnOnce() -> Result<()>) {
+        eprintln!("lint: {name}");
+        let begun = Instant::now();
+        if let Err(error) = check() {
+            eprintln!("{error:#}");
+            self.failed.push(name);
+        }
+        eprintln!("lint: {name}: {} s", begun.elapsed().as_secs());
+    }
 }
 
 /// A check that is not a single command, and its name.
@@ -84,10 +91,18 @@ fn own_checks() -> Vec<OwnCheck> {
         None => checks.push(("the BPF object is what its sources give", ebpf::compare)),
     }
     match cross::obstacle() {
-        Some(obstacle) => eprintln!("lint: the agent is not checked for other architectures: {obstacle}"),
-        None => checks.push(("clippy for other architectures", cross::check)),
+        Some(obstacle) => {
+            eprintln!("lint: the agent is not checked for other architectures: {obstacle}");
+            checks.push(("clippy without attribution", without_attribution));
+        }
+        None => checks.push(("clippy for other architectures, and without attribution", cross::check)),
     }
     checks
+}
+
+fn without_attribution() -> Result<()> {
+    let without = ["clippy", "--quiet", "-p", "limpet", "--no-default-features", "--all-targets"];
+    cargo::run(cargo::command(&without).args(["--", "--deny", "warnings"]))
 }
 
 fn without_ebpf() -> Result<()> {

@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::agent::workspace_dir;
@@ -105,10 +106,12 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
         command = cargo::in_own_mount_namespace(&command);
     }
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let begun = Instant::now();
     let status = command.status().with_context(|| suite.path.display().to_string())?;
+    let seconds = begun.elapsed().as_secs();
     let output = fs::read(&log).with_context(|| log.display().to_string())?;
     let mut stdout = io::stdout().lock();
-    writeln!(stdout, "     Running {} ({})", suite.name, suite.path.display())?;
+    writeln!(stdout, "     Running {} ({}), {seconds} s", suite.name, suite.path.display())?;
     stdout.write_all(&output)?;
     let cases = failures::of(&String::from_utf8_lossy(&output)).join("\n");
     ensure!(status.success(), "{status}, to rerun pass `-p limpet-tests --test {}`\n{cases}", suite.name);
