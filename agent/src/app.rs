@@ -39,7 +39,7 @@ use crate::image_gc::ImageCollector;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::node_report::{NodeReporter, ReportInputs};
 use crate::store::Store;
-use crate::workload_memory;
+use crate::workload_memory::{self, WorkloadMemory};
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
@@ -180,6 +180,8 @@ struct Core {
     generations: Option<GenerationsState>,
     /// How the node's reports fare; `None`: it sends none.
     report: watch::Receiver<Option<ReportDocument>>,
+    /// What the controllers of workloads remember.
+    workload_memory: Arc<WorkloadMemory>,
 }
 
 /// Runs the agent until a signal stops it. Pods keep running.
@@ -246,7 +248,9 @@ async fn start_core(
     let (pod_orders, user_orders) = pod_order::channel();
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
-    let workloads = workload_memory::load(&node_name, &store).await;
+    let (controllers, memory) = workload_memory::load(&node_name, &store).await;
+    let workload_memory = Arc::new(memory);
+    let workloads = (controllers, Arc::clone(&workload_memory));
     let volumes = claim_disk::load(config).await;
     let generations = generations::load(keeper_parts(shared, &node_name, &store, &sources, &shutting_down)).await;
     let (trials, generations) = trials(shared, &executor, generations, pod_orders.clone());
@@ -278,6 +282,7 @@ async fn start_core(
         shutdown,
         generations,
         report,
+        workload_memory,
     })
 }
 

@@ -8,10 +8,12 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_host::blocking::DEADLINE;
 use limpet_host::{clock, wall_clock};
-use limpet_kinds::{Controllers, Memory, MemoryChange, WorkloadId};
+use limpet_kinds::{Controllers, Memory, MemoryChange, Revision, WorkloadId};
 use limpet_model::error_chain::error_chain;
 use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::source::SourceKind;
+use limpet_server::revisions::Revisions;
+use limpet_wire::revisions::RevisionDocument;
 use limpet_worker::workloads::Ledger;
 
 use crate::store::{Changes, SavedCopy, Store, StoredMemory};
@@ -104,6 +106,24 @@ impl Ledger for WorkloadMemory {
                 tracing::error!("saving what controllers remember hangs; it takes effect all the same");
             }
         })
+    }
+}
+
+impl Revisions for WorkloadMemory {
+    /// Of the first source that has the workload: its pods are those that run.
+    fn revisions(&self, workload: &ObjectKey) -> Option<Vec<RevisionDocument>> {
+        let name = name_of(workload);
+        let stored = self.held.iter().find_map(|held| {
+            let held = held.0.lock().unwrap_or_else(PoisonError::into_inner);
+            held.get(&name).cloned()
+        })?;
+        let Memory { revisions, .. } = Memory::from_bytes(&stored.0)?;
+        let document = |revision: Revision| RevisionDocument {
+            number: revision.number,
+            cause: revision.cause,
+            template: revision.template,
+        };
+        Some(revisions.into_iter().map(document).collect())
     }
 }
 

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         case!(a_deployment_is_scaled_and_rolled_out),
         case!(a_rollout_outlives_the_agent_and_the_database),
         case!(an_applied_deployment_is_stored_and_deleted),
+        case!(a_rollout_is_undone_and_held),
         case!(a_daemon_set_of_a_broken_file_stays),
         case!(a_stateful_set_keeps_its_ordinals).on(|node| node.cni = true),
         case!(an_indexed_job_finishes_once).on(|node| node.cni = true),
@@ -149,6 +150,68 @@ fn an_applied_deployment_is_stored_and_deleted(node: &mut TestNode) -> Result<()
     let said = node.agent.cli(&["delete", "deployment", "web"])?.success()?;
     ensure!(said == "deployment.apps \"web\" deleted\n", "{said}");
     wait_pods(node, "no pods", <[Value]>::is_empty).map(drop)
+}
+
+/// The history names each template with its cause, also after a restart of the agent, and an undo returns to one.
+fn a_rollout_is_undone_and_held(node: &mut TestNode) -> Result<()> {
+    let version = |image: &str, cause: &str| {
+        let mut web = workload("Deployment", image, IDLE, json!({ "replicas": 2 }));
+        web["metadata"]["annotations"] = json!({ "kubernetes.io/change-cause": cause });
+        web
+    };
+    let apply = |node: &TestNode, document: &Value| {
+        let path = node.dir().join("web.json");
+        fs::write(&path, document.to_string())?;
+        node.agent.cli(&["apply", "-f", &path.to_string_lossy()])?.success().map(drop)
+    };
+    let rollout = |node: &TestNode, arguments: &[&str]| {
+        let output = node.agent.cli(&[&["rollout", arguments[0], "deployment/web"], &arguments[1..]].concat())?;
+        anyhow::Ok((output.code, output.stdout, output.stderr))
+    };
+    apply(node, &version(image::V1, "the first"))?;
+    let first = containers(&wait_ready(node, 2, image::V1)?)?;
+    let (_, _, refused) = rollout(node, &["undo"])?;
+    ensure!(refused.contains("no last revision to roll back to"), "{refused}");
+    apply(node, &version(image::V2, "the second"))?;
+    wait_ready(node, 2, image::V2)?;
+    node.agent.kill();
+    node.agent.start()?;
+    let history = "deployment.apps/web\nREVISION   CHANGE-CAUSE\n1          the first\n2          the second\n";
+    let shown = rollout(node, &["history"])?.1;
+    ensure!(shown == history, "{shown}");
+    let (_, template, _) = rollout(node, &["history", "--revision", "1"])?;
+    ensure!(
+        template.starts_with("deployment.apps/web with revision #1\n") && template.contains(image::V1),
+        "{template}"
+    );
+    ensure!(rollout(node, &["undo"])?.1 == "deployment.apps/web rolled back\n");
+    let third = containers(&wait_ready(node, 2, image::V1)?)?;
+    ensure!(third.iter().all(|id| !first.contains(id)), "{third:?}");
+    let shown = rollout(node, &["history", "-o", "json"])?.1;
+    let numbers: Vec<Value> = serde_json::from_str(&shown)?;
+    ensure!(numbers.iter().map(|revision| &revision["number"]).eq([2, 3].iter()), "{shown}");
+    let skipped = rollout(node, &["undo", "--to-revision", "3"])?.1;
+    ensure!(skipped.contains("skipped rollback (current template already matches revision 3)"), "{skipped}");
+    let (code, _, missing) = rollout(node, &["undo", "--to-revision", "1"])?;
+    ensure!(code == Some(1) && missing.contains("unable to find specified revision 1 in history"), "{missing}");
+    ensure!(rollout(node, &["pause"])?.1 == "deployment.apps/web paused\n");
+    let (_, _, held) = rollout(node, &["undo"])?;
+    ensure!(held.contains("cannot rollback a paused deployment"), "{held}");
+    apply(node, &with(version(image::V2, "held"), json!({ "spec": { "paused": true } })))?;
+    node.agent.kill();
+    node.agent.start()?;
+    ensure!(containers(&wait_ready(node, 2, image::V1)?)? == third, "a paused rollout went on");
+    ensure!(rollout(node, &["resume"])?.1 == "deployment.apps/web resumed\n");
+    wait_ready(node, 2, image::V2)?;
+    // A file's history is shown, and its template is edited there.
+    node.agent.cli(&["delete", "deployment", "web"])?.success()?;
+    wait_pods(node, "no pods", <[Value]>::is_empty)?;
+    write(node, &version(image::V1, "from a file"))?;
+    wait_ready(node, 2, image::V1)?;
+    ensure!(rollout(node, &["history"])?.1.contains("1          from a file"));
+    let (code, _, refused) = rollout(node, &["undo"])?;
+    ensure!(code == Some(1) && refused.contains("was not applied; change"), "{refused}");
+    Ok(())
 }
 
 fn a_daemon_set_of_a_broken_file_stays(node: &mut TestNode) -> Result<()> {

@@ -90,7 +90,7 @@ pub enum ClientCommand {
     Apply(apply::ApplyArgs),
     /// Show what manifests would change
     Diff(diff::DiffArgs),
-    /// Restart the pods of an applied workload one after the other, or wait for its rollout
+    /// Restart the pods of an applied workload one after the other, wait for its rollout, hold it or undo it
     Rollout(rollout::RolloutArgs),
     /// Set the number of pods of an applied Deployment, ReplicaSet or StatefulSet
     Scale(scale::ScaleArgs),

@@ -1,6 +1,7 @@
-//! `limpet rollout`: restarts the pods of an applied workload one after the other, and waits for a rollout. kubectl's
-//! conventions and output.
+//! `limpet rollout`: restarts the pods of an applied workload one after the other, waits for a rollout, holds it, and
+//! returns to an earlier template. kubectl's conventions and output.
 
+mod history;
 mod progress;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
+use history::{HistoryArgs, UndoArgs};
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::identity::OWNER_ANNOTATION;
@@ -33,10 +35,18 @@ pub struct RolloutArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum RolloutCommand {
+    /// Show the templates that a workload has had
+    History(HistoryArgs),
+    /// Hold the rollout of an applied Deployment: a new template changes no pods until it is resumed
+    Pause(WorkloadArgs),
     /// Replace the pods of an applied workload, as a new template does
     Restart(WorkloadArgs),
+    /// Let the rollout of a Deployment that is paused go on
+    Resume(WorkloadArgs),
     /// Wait until the pods of an applied workload have its template and are ready
     Status(StatusArgs),
+    /// Return to an earlier template of an applied workload
+    Undo(UndoArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -61,13 +71,17 @@ struct StatusArgs {
     timeout: u64,
 }
 
-/// Restarts a workload, or waits for its rollout.
+/// Runs the command on its workload.
 ///
 /// # Errors
 ///
 /// The agent cannot be reached, or refuses.
 pub(super) async fn run(client: &SocketClient, args: RolloutArgs, screen: Screen) -> Result<u8, CliError> {
     match args.command {
+        RolloutCommand::History(args) => history::history(client, &args, screen).await,
+        RolloutCommand::Undo(args) => history::undo(client, &args, screen).await,
+        RolloutCommand::Pause(args) => pause(client, &args, true, screen).await,
+        RolloutCommand::Resume(args) => pause(client, &args, false, screen).await,
         RolloutCommand::Restart(args) => restart(client, &args, screen).await,
         RolloutCommand::Status(args) => {
             let waiting = status(client, &args, screen);
@@ -82,10 +96,35 @@ pub(super) async fn run(client: &SocketClient, args: RolloutArgs, screen: Screen
     }
 }
 
+/// Sets whether an applied Deployment is paused, and applies it again.
+async fn pause(client: &SocketClient, args: &WorkloadArgs, pauses: bool, screen: Screen) -> Result<u8, CliError> {
+    let (resource, name) = workload(&args.workload)?;
+    let verb = if pauses { "pausing" } else { "resuming" };
+    if resource != Resource::Object(ObjectKind::Deployment) {
+        return Err(CliError::Usage(format!("{}/{} {verb} is not supported", resource.plural(), printable(name))));
+    }
+    let (path, mut manifest) = applied(client, args).await?;
+    if (manifest["spec"]["paused"] == true) == pauses {
+        let state = if pauses { "already paused" } else { "not paused" };
+        return Err(CliError::Target(format!("{} \"{}\" is {state}", resource.singular(), printable(name))));
+    }
+    manifest["spec"]["paused"] = json!(pauses);
+    client.put(&path, manifest.to_string().into_bytes()).await?;
+    let state = if pauses { "paused" } else { "resumed" };
+    screen.print(&format!("{}/{} {state}\n", resource.singular(), printable(name)))?;
+    Ok(0)
+}
+
 /// Writes the time into the template of the applied manifest and applies it again.
 async fn restart(client: &SocketClient, args: &WorkloadArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload)?;
     let (path, mut manifest) = applied(client, args).await?;
+    if manifest["spec"]["paused"] == true {
+        let title = format!("{}/{}", resource.kind().to_lowercase(), printable(name));
+        return Err(CliError::Target(format!(
+            "can't restart paused deployment (run limpet rollout resume {title} first)"
+        )));
+    }
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     manifest["spec"]["template"]["metadata"]["annotations"][RESTARTED_AT] = json!(now.to_string());
     client.put(&path, manifest.to_string().into_bytes()).await?;

@@ -52,7 +52,7 @@ pub(crate) fn recall<'a>(
     for record in pods {
         let Some(template) = PodTemplate::of_pod(record) else { continue };
         let hash = template.hash();
-        memory.begin_revision(&hash, &template);
+        memory.begin_revision(&hash, &template, None);
         let name = record.key.name().to_owned();
         let is_serial = |serial: &u64| match spec {
             WorkloadSpec::StatefulSet(_) => {

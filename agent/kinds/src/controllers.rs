@@ -18,6 +18,7 @@ use limpet_model::object::workload::{WorkloadSpec, uid};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use serde_json::Value;
 
 use crate::adoption;
 use crate::claims;
@@ -40,6 +41,8 @@ use crate::stateful_set::{self, Member};
 pub type Zones = fn(Option<&str>) -> Option<TimeZone>;
 
 const SOURCES: usize = SourceKind::ALL.len();
+/// The annotation in which an author says why a version was made.
+const CHANGE_CAUSE: &str = "kubernetes.io/change-cause";
 
 /// One workload and its controller's state.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ struct Entry {
     object: Arc<ObjectRecord>,
     /// The hash of its template.
     hash: String,
+    /// Its `kubernetes.io/change-cause`.
+    cause: Option<String>,
     /// The memory in effect; `None` if nothing is remembered of the workload, and it is not known yet which of its
     /// pods run.
     memory: Option<Memory>,
@@ -66,6 +71,7 @@ impl Entry {
     fn new(object: Arc<ObjectRecord>, memory: Option<Memory>) -> Self {
         Self {
             hash: hash(&object),
+            cause: change_cause(&object),
             object,
             memory,
             next: None,
@@ -278,7 +284,8 @@ impl Controllers {
         let Some(entry) = self.entries.get_mut(id) else { return };
         let is_changed = !Arc::ptr_eq(&entry.object, &object);
         if is_changed {
-            (entry.hash, entry.object) = (hash(&object), object);
+            (entry.hash, entry.cause) = (hash(&object), change_cause(&object));
+            entry.object = object;
         }
         let is_held = entry.memory.is_none();
         match (&mut entry.memory, &self.adopted, &entry.object.workload) {
@@ -351,7 +358,7 @@ impl Controllers {
     fn step(&mut self, id: &WorkloadId, memory: &mut Memory, now: Timestamp) -> Option<Timestamp> {
         let entry = self.entries.get_mut(id)?;
         let workload = Arc::clone(entry.object.workload.as_ref()?);
-        memory.begin_revision(&entry.hash, &workload.template);
+        memory.begin_revision(&entry.hash, &workload.template, entry.cause.as_deref());
         let observed: Vec<&Arc<ObservedPod>> = entry.observed.iter().filter_map(|key| self.observed.get(key)).collect();
         let (node_name, key, hash) = (&*self.node_name, &id.key, entry.hash.as_str());
         let (pace, clock, mut notices) = (&mut entry.pace, Clock { now, earliest: self.earliest }, Notices::default());
@@ -482,6 +489,12 @@ impl Controllers {
 
 fn hash(object: &ObjectRecord) -> String {
     object.workload.as_ref().map(|workload| workload.template.hash()).unwrap_or_default()
+}
+
+/// Why the newest version of the workload was made, as its author says.
+fn change_cause(object: &ObjectRecord) -> Option<String> {
+    let document: Value = serde_json::from_slice(&object.workload.as_ref()?.manifest).ok()?;
+    document["metadata"]["annotations"][CHANGE_CAUSE].as_str().map(str::to_owned)
 }
 
 /// The workloads that differ between two snapshots of a source.

@@ -50,6 +50,9 @@ pub struct Revision {
     pub hash: String,
     /// The template, as [`PodTemplate::to_value`] writes it.
     pub template: Value,
+    /// Why it took effect: the workload's annotation `kubernetes.io/change-cause`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 impl Revision {
@@ -120,15 +123,22 @@ impl Memory {
         self.revisions.iter().find(|revision| revision.hash == hash)
     }
 
-    /// Makes `template` the newest revision. As in Kubernetes, one that was in effect before gets a new number.
-    pub(crate) fn begin_revision(&mut self, hash: &str, template: &PodTemplate) {
-        let newest = self.revisions.last();
-        if newest.is_some_and(|newest| newest.hash == hash) {
-            return;
+    /// Makes `template` the newest revision. As in Kubernetes, one that was in effect before gets a new number, and the
+    /// newest one the cause that the workload has now.
+    pub(crate) fn begin_revision(&mut self, hash: &str, template: &PodTemplate, cause: Option<&str>) {
+        let cause = cause.map(str::to_owned);
+        match self.revisions.last_mut() {
+            Some(newest) if newest.hash == hash => {
+                if cause.is_some() && newest.cause != cause {
+                    newest.cause = cause;
+                }
+            }
+            newest => {
+                let number = newest.map_or(1, |newest| newest.number + 1);
+                self.revisions.retain(|revision| revision.hash != hash);
+                self.revisions.push(Revision { number, hash: hash.to_owned(), template: template.to_value(), cause });
+            }
         }
-        let number = newest.map_or(1, |newest| newest.number + 1);
-        self.revisions.retain(|revision| revision.hash != hash);
-        self.revisions.push(Revision { number, hash: hash.to_owned(), template: template.to_value() });
     }
 
     /// Forgets revisions that have no pods, apart from the newest one and `limit` before it.

@@ -25,12 +25,14 @@ use limpet_host::cgroup::usage::Depth;
 use limpet_host::sandbox::Sandboxes;
 use limpet_model::actor::Actor;
 use limpet_model::manifest;
+use limpet_model::object::ObjectKey;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::usage::claims::ClaimMeter;
 use limpet_telemetry::usage::disks::{DiskMeter, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use limpet_telemetry::usage::{Meter, NodeUsage, ReadUsage};
+use limpet_wire::revisions::RevisionDocument;
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +49,7 @@ use crate::local::{self, LocalRoutes, LocalStates};
 use crate::logs::LogState;
 use crate::pod_orders::PodOrdersState;
 use crate::port_forward::PortForwardState;
+use crate::revisions::Revisions;
 use crate::settings::{DebugHandlers, ServedNode, ServerSettings};
 use crate::{ServerState, Sources, serve};
 
@@ -134,6 +137,16 @@ pub fn no_push_source() -> Pusher {
 
 #[derive(Debug)]
 struct NothingToCollect;
+
+/// No workload is known.
+#[derive(Debug)]
+struct NoWorkloads;
+
+impl Revisions for NoWorkloads {
+    fn revisions(&self, _: &ObjectKey) -> Option<Vec<RevisionDocument>> {
+        None
+    }
+}
 
 impl ImageCollection for NothingToCollect {
     fn prune(&self) -> BoxFuture<'_, Result<Option<Vec<String>>, ImageError>> {
@@ -225,6 +238,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
                 agent: AgentRestart::new(CancellationToken::new()),
                 bundles: None,
                 generations: None,
+                revisions: Arc::new(NoWorkloads),
             },
         ),
     )

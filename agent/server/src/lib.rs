@@ -78,6 +78,7 @@ pub mod port_forward;
 mod requests;
 mod restart;
 mod reviewer;
+pub mod revisions;
 mod routes;
 mod run;
 pub mod settings;

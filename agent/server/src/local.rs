@@ -1,6 +1,8 @@
 //! limpet's own routes, for the command line and for pushes. They are served on the local socket and never on a
 //! network.
 
+use std::sync::Arc;
+
 use super::agent_restart::{self, AgentRestart};
 use super::bundle::{self, BundlesState};
 use super::cluster::{self, ClusterState};
@@ -10,6 +12,7 @@ use super::generations::{self, GenerationsState};
 use super::images::{self, ImagesState};
 use super::permission::Permission::Read;
 use super::pod_orders::PodOrdersState;
+use super::revisions::{self, Revisions};
 use super::routes::Routes;
 use super::shutdown::{self, ShutdownState};
 use super::{ServerState, api, events, pods, restart, status, usage};
@@ -35,10 +38,12 @@ pub struct LocalStates {
     pub bundles: BundlesState,
     /// The generations of sources; `None` if no source has any.
     pub generations: Option<GenerationsState>,
+    /// The templates that workloads have had.
+    pub revisions: Arc<dyn Revisions>,
 }
 
 pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
-    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations } = states;
+    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, revisions } = states;
     let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -60,7 +65,8 @@ pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
             .merge(shutdown::routes(shutdown))
             .merge(agent_restart::routes(agent))
             .merge(bundle::routes(bundles))
-            .merge(generations::routes(generations)),
+            .merge(generations::routes(generations))
+            .merge(revisions::routes(revisions)),
     )
 }
 

@@ -77,7 +77,9 @@ pub(super) fn start_serving(
     let cluster = ClusterState { source: core.api_updates };
     let (images, shutdown) = (core.images, core.shutdown);
     let (bundles, generations) = (core.bundles, core.generations);
-    let states = LocalStates { diff, images, orders, cluster, shutdown, agent: restart, bundles, generations };
+    let revisions = core.workload_memory;
+    let states =
+        LocalStates { diff, images, orders, cluster, shutdown, agent: restart, bundles, generations, revisions };
     let local = server::local::routes(state.clone(), states);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));

@@ -65,7 +65,7 @@ pub(super) struct CoreInputs {
     /// What users ask of pods.
     pub(super) user_orders: mpsc::Receiver<PodOrder>,
     /// The controllers of workloads, and the memory that they keep on disk.
-    pub(super) workloads: (Controllers, WorkloadMemory),
+    pub(super) workloads: (Controllers, Arc<WorkloadMemory>),
     /// The generations of sources; `None` if no source has any.
     pub(super) trials: Option<Trials>,
     /// The claims of the sources.
@@ -108,7 +108,7 @@ pub(super) fn supervise(
     let node_network = shared.node_network.clone();
     let mut supervisor = Supervisor::new(context, kinds, stop.clone());
     let (observed, events) = (shared.observed.clone(), shared.events.clone());
-    let workloads = Workloads::new(controllers, Arc::new(memory), observed, events, supervisor.adopted(), volumes);
+    let workloads = Workloads::new(controllers, memory, observed, events, supervisor.adopted(), volumes);
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
     let stages = Stages { trials, workloads: Some(workloads) };
     shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, stages, stop.clone()));

@@ -12,6 +12,7 @@ pub mod idle;
 pub mod images;
 pub mod pods;
 pub mod port_forward;
+pub mod revisions;
 pub mod socket_client;
 pub mod spdy;
 pub mod status;

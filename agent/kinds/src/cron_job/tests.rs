@@ -42,7 +42,7 @@ impl Scene {
             other => panic!("{other:?}"),
         };
         let mut memory = Memory::default();
-        memory.begin_revision(&workload.template.hash(), &workload.template);
+        memory.begin_revision(&workload.template.hash(), &workload.template, None);
         let (pace, over, said) = (Pace::default(), BTreeSet::new(), Vec::new());
         Self { spec, template: workload.template.clone(), memory, pace, over, now: time(now), said }
     }
@@ -196,7 +196,7 @@ fn a_job_keeps_its_template_and_its_pods_go_after_their_time() {
     scene.at("2026-11-29T11:00:00Z");
     let hash = scene.memory.pods[0].hash.clone();
     scene.template = PodTemplate::new(&json!({"spec": {"restartPolicy": "Never", "containers": []}}));
-    scene.memory.begin_revision(&scene.template.hash(), &scene.template);
+    scene.memory.begin_revision(&scene.template.hash(), &scene.template, None);
     scene.step();
     assert_eq!((scene.memory.pods[0].hash.as_str(), scene.memory.revisions.len()), (hash.as_str(), 2));
     scene.finish_all();

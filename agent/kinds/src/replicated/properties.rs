@@ -80,7 +80,7 @@ impl World {
     fn template(&mut self, version: u8) {
         self.hash = format!("v{version}");
         let template = PodTemplate::new(&json!({"metadata": {"labels": {"v": self.hash}}, "spec": {}}));
-        self.memory.begin_revision(&self.hash, &template);
+        self.memory.begin_revision(&self.hash, &template, None);
     }
 
     fn available(&self, now: Timestamp) -> usize {

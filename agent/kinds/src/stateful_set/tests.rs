@@ -44,7 +44,7 @@ impl Scene {
     fn rollout(&mut self, hash: &str) {
         hash.clone_into(&mut self.hash);
         let template = PodTemplate::new(&json!({"metadata": {"labels": {"v": hash}}, "spec": {}}));
-        self.memory.begin_revision(hash, &template);
+        self.memory.begin_revision(hash, &template, None);
     }
 
     fn step(&mut self) -> Option<Timestamp> {
