@@ -1,12 +1,17 @@
-//! Lives of a node whose pods are those of Deployments and DaemonSets: what their controllers must never do, and what they
-//! must have done at the end.
+//! Lives of a node whose pods are those of workloads: what their controllers must never do, and what they must have done
+//! at the end.
+
+mod made;
+mod runs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
+use limpet_kinds::{Memory, WorkloadId};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::node::{NodeAddresses, Pressure};
@@ -15,15 +20,20 @@ use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
 use limpet_worker::fake::world::World;
 use limpet_worker::inbox::EvictionOrder;
-use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, NODE, pass};
 use crate::run::Report;
+use made::{Focus, Made};
+use runs::Runs;
 
 /// After the last fault: longer than the longest pauses of pods and of controllers together.
 const SETTLE_TIME: Duration = Duration::from_secs(3_600);
+/// How long the processes of Jobs run after the last fault.
+const TASK_TIME: Duration = Duration::from_secs(30);
+/// From the simulated clock's beginning, when limpet did not exist, to a time that is right.
+const CLOCK_IS_SET: SignedDuration = SignedDuration::from_secs(900_000_000);
 /// How often what must never be is looked for.
 const GLANCE: Duration = Duration::from_millis(700);
 
@@ -43,68 +53,9 @@ pub(crate) fn run(seed: u64, trace: bool) -> Report {
     })
 }
 
-/// A workload that a seed has made.
-#[derive(Debug, Clone)]
-struct Made {
-    kind: &'static str,
-    replicas: u32,
-    surge: u32,
-    unavailable: u32,
-    recreate: bool,
-    min_ready: u32,
-    /// Changes with each edit of the template.
-    version: u32,
-}
-
-impl Made {
-    fn new(rng: &mut fastrand::Rng) -> Self {
-        let surge = rng.u32(0..3);
-        Self {
-            kind: if rng.u32(0..4) == 0 { "DaemonSet" } else { "Deployment" },
-            replicas: rng.u32(0..4),
-            surge,
-            unavailable: if surge == 0 { rng.u32(1..3) } else { rng.u32(0..3) },
-            recreate: rng.u32(0..4) == 0,
-            min_ready: if rng.bool() { 0 } else { rng.u32(1..30) },
-            version: 0,
-        }
-    }
-
-    /// How many pods there are to be, and how many there may be.
-    fn pods(&self) -> (usize, usize) {
-        let replicas = if self.kind == "DaemonSet" { 1 } else { self.replicas };
-        let surge = if self.recreate || self.kind == "DaemonSet" { 0 } else { self.surge };
-        (replicas as usize, (replicas + surge) as usize)
-    }
-
-    fn text(&self, name: &str) -> Vec<u8> {
-        let template = json!({
-            "metadata": { "labels": { "app": name, "version": self.version.to_string() } },
-            "spec": { "terminationGracePeriodSeconds": 3, "containers": [
-                { "name": "main", "image": "app:1", "imagePullPolicy": "IfNotPresent" },
-            ] },
-        });
-        let mut spec = json!({
-            "selector": { "matchLabels": { "app": name } }, "template": template, "minReadySeconds": self.min_ready,
-        });
-        if self.kind == "Deployment" {
-            spec["replicas"] = json!(self.replicas);
-            spec["strategy"] = match self.recreate {
-                true => json!({ "type": "Recreate" }),
-                false => {
-                    json!({ "rollingUpdate": { "maxSurge": self.surge, "maxUnavailable": self.unavailable } })
-                }
-            };
-        }
-        let metadata = json!({ "name": name });
-        json!({ "apiVersion": "apps/v1", "kind": self.kind, "metadata": metadata, "spec": spec })
-            .to_string()
-            .into_bytes()
-    }
-}
-
 struct Node {
     rng: fastrand::Rng,
+    focus: Focus,
     world: Arc<Mutex<World>>,
     agent: Option<Agent>,
     files: BTreeMap<String, Made>,
@@ -112,17 +63,45 @@ struct Node {
     begun: Instant,
     /// Until then a controller may not have taken note of the last edit, or of what runs.
     lenient_until: Instant,
+    incarnations: u32,
+    runs: Runs,
+    /// By how much the clock was set back.
+    set_back: Duration,
+    clock_is_set: bool,
+    /// What a controller remembered was lost.
+    forgot: bool,
+    /// An exit may have been lost with the machine, or be that of an evicted pod.
+    lost_exits: bool,
 }
 
 impl Node {
     fn new(seed: u64, trace: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
+        let focus = Focus::draw(&mut rng);
         let mut world = World::new(rng.u64(..), trace);
         world.fault_rate = if rng.bool() { rng.u32(0..150) } else { 0 };
         let world = Arc::new(Mutex::new(world));
         let (files, view) = (BTreeMap::new(), View::default());
         let now = Instant::now();
-        let mut node = Self { rng, world, agent: None, files, view, begun: now, lenient_until: now };
+        let mut node = Self {
+            rng,
+            focus,
+            world,
+            agent: None,
+            files,
+            view,
+            begun: now,
+            lenient_until: now,
+            incarnations: 0,
+            runs: Runs::default(),
+            set_back: Duration::ZERO,
+            clock_is_set: false,
+            forgot: false,
+            lost_exits: false,
+        };
+        if node.rng.bool() {
+            node.set_clock();
+        }
         node.start_agent();
         node
     }
@@ -150,6 +129,8 @@ impl Node {
 
     async fn step(&mut self) {
         match self.rng.u32(0..20) {
+            // Without a workload the node has nothing to do.
+            _ if self.files.is_empty() => self.create(),
             0..=2 => self.create(),
             3..=7 => self.edit(),
             8 => self.delete(),
@@ -159,6 +140,7 @@ impl Node {
             14..=16 => self.restart(false).await,
             17 => self.restart(true).await,
             18 => self.lose_memory().await,
+            19 if self.focus == Focus::CronJobs => self.set_clock(),
             _ => self.reboot().await,
         }
     }
@@ -169,7 +151,8 @@ impl Node {
             if self.files.contains_key(&name) {
                 return;
             }
-            let made = Made::new(&mut self.rng);
+            self.incarnations += 1;
+            let made = Made::new(&mut self.rng, self.focus, self.incarnations);
             self.note(format!("create {name}: {made:?}"));
             self.files.insert(name.clone(), made);
             self.read(&name);
@@ -181,6 +164,8 @@ impl Node {
         let Some(name) = self.rng.choice(&names).cloned() else { return };
         if let Some(made) = self.files.get_mut(&name) {
             match self.rng.u32(0..4) {
+                // Nothing of it may change but the parallelism.
+                _ if made.kind == "Job" => return,
                 0 => made.replicas = self.rng.u32(0..4),
                 // Back to an earlier template now and then.
                 1 => made.version = self.rng.u32(0..made.version + 1),
@@ -231,6 +216,7 @@ impl Node {
         let records: Vec<_> = agent.observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
         let Some(record) = self.rng.choice(&records) else { return };
         self.note(format!("evict {}", record.key));
+        self.lost_exits = true;
         let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
         let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
         let (done, _) = oneshot::channel();
@@ -273,13 +259,26 @@ impl Node {
     /// The agent starts again without its database.
     async fn lose_memory(&mut self) {
         self.note("the database is lost".to_owned());
+        self.forgot = true;
         self.lenient_until = Instant::now() + Duration::from_secs(600);
         self.end_agent().await;
         self.world().memories.clear();
         self.start_agent();
     }
 
+    /// Sets the clock right, or moves it a little.
+    fn set_clock(&mut self) {
+        let step = match std::mem::replace(&mut self.clock_is_set, true) {
+            false => CLOCK_IS_SET,
+            true => SignedDuration::from_secs(self.rng.i64(-1_200..7_200)),
+        };
+        self.note(format!("the clock moves by {step:?}"));
+        self.set_back += Duration::try_from(-step).unwrap_or_default();
+        self.world().set_clock_by(step);
+    }
+
     async fn reboot(&mut self) {
+        self.lost_exits = true;
         self.end_agent().await;
         self.world().reboot();
         self.start_agent();
@@ -308,17 +307,28 @@ impl Node {
     }
 
     /// No workload has more pods than it may, and none of a template that it replaces by ending it first.
-    fn glance(&self) {
+    fn glance(&mut self) {
+        let twice = self.world().names_that_run_twice();
+        twice.into_iter().for_each(|name| self.violate(format!("{name} runs twice at once")));
         let Some(agent) = self.agent.as_ref().filter(|_| Instant::now() > self.lenient_until) else { return };
         let desired = agent.desired.load();
         for (name, made) in &self.files {
             let pods: Vec<&Arc<PodRecord>> = desired.pods.values().filter(|pod| is_of(pod, name)).collect();
+            if made.runs_to_end() {
+                let wrong = self.runs.look(name, made, &pods, &self.world.lock().unwrap());
+                wrong.into_iter().for_each(|what| self.violate(what));
+                continue;
+            }
+            if made.kind == "StatefulSet" {
+                // Those that are too many end one after the other.
+                continue;
+            }
             let most = made.pods().1;
             if pods.len() > most {
                 self.violate(format!("{name} has {} pods, {most} are the most", pods.len()));
             }
-            let templates: BTreeSet<&str> = pods.iter().filter_map(|pod| version(pod)).collect();
-            if (made.recreate || made.kind == "DaemonSet") && templates.len() > 1 {
+            let templates: BTreeSet<&str> = pods.iter().filter_map(|pod| label(pod, "version")).collect();
+            if made.ends_first() && templates.len() > 1 {
                 self.violate(format!("{name} has pods of {templates:?} at once"));
             }
         }
@@ -335,7 +345,14 @@ impl Node {
         self.world().calm_down();
         self.send(LifecycleEvent::Disconnected);
         self.send(LifecycleEvent::Connected);
-        pass(&self.world, SETTLE_TIME).await;
+        if !self.clock_is_set {
+            self.set_clock();
+        }
+        if matches!(self.focus, Focus::Jobs | Focus::CronJobs) {
+            self.finish_tasks().await;
+        } else {
+            pass(&self.world, SETTLE_TIME).await;
+        }
         let desired = self.agent.as_ref().unwrap().desired.load();
         let known: usize =
             self.files.keys().map(|name| desired.pods.values().filter(|pod| is_of(pod, name)).count()).sum();
@@ -350,8 +367,12 @@ impl Node {
         for (name, made) in &self.files {
             let pods: Vec<&Arc<PodRecord>> = desired.pods.values().filter(|pod| is_of(pod, name)).collect();
             let up = pods.iter().filter(|pod| running.contains(pod.uid.as_str())).count();
+            if made.runs_to_end() {
+                self.judge_runs(name, made);
+                continue;
+            }
             let version_now = made.version.to_string();
-            let updated = pods.iter().filter(|pod| version(pod) == Some(version_now.as_str())).count();
+            let updated = pods.iter().filter(|pod| label(pod, "version") == Some(version_now.as_str())).count();
             let replicas = made.pods().0;
             if [pods.len(), up, updated] != [replicas; 3] {
                 let all = pods.len();
@@ -359,12 +380,46 @@ impl Node {
             }
         }
     }
+
+    /// Lets every process of a Job succeed, for as long as a life needs to settle.
+    async fn finish_tasks(&mut self) {
+        let end = Instant::now() + SETTLE_TIME + self.set_back;
+        while Instant::now() < end {
+            self.pass(TASK_TIME).await;
+            let mut world = self.world.lock().unwrap();
+            world.running().into_iter().for_each(|pid| world.exit(pid, 0));
+        }
+        self.pass(TASK_TIME).await;
+    }
+
+    fn judge_runs(&self, name: &str, made: &Made) {
+        let id = |(id, _): &(&WorkloadId, &Memory)| *id.key.name == *name;
+        let memory = self.world().memories.iter().find(id).map(|(_, memory)| memory.clone()).unwrap_or_default();
+        if made.kind == "CronJob" {
+            if !self.forgot {
+                self.runs.repeated().into_iter().for_each(|what| self.violate(what));
+            }
+            let last = memory.cron.and_then(|cron| cron.last_schedule);
+            let overdue = self.world().now().wall.saturating_sub(SignedDuration::from_mins(6)).unwrap();
+            if last.is_none_or(|last| last < overdue) {
+                self.violate(format!("{name} has last run at {last:?}, and it is after {overdue}"));
+            }
+            return;
+        }
+        let succeeded = self.runs.succeeded(made.incarnation, name);
+        if memory.job.is_none_or(|job| job.finished.is_none()) {
+            self.violate(format!("{name} has not finished, {succeeded} of {} have succeeded", made.replicas));
+        }
+        if !self.forgot && !self.lost_exits && succeeded != made.replicas as usize {
+            self.violate(format!("{succeeded} pods of {name} have succeeded, not {}", made.replicas));
+        }
+    }
 }
 
 fn is_of(pod: &PodRecord, name: &str) -> bool {
-    pod.pod.metadata.labels.as_ref().is_some_and(|labels| labels.get("app").is_some_and(|app| app == name))
+    label(pod, "app") == Some(name)
 }
 
-fn version(pod: &PodRecord) -> Option<&str> {
-    pod.pod.metadata.labels.as_ref()?.get("version").map(String::as_str)
+fn label<'a>(pod: &'a PodRecord, name: &str) -> Option<&'a str> {
+    pod.pod.metadata.labels.as_ref()?.get(name).map(String::as_str)
 }

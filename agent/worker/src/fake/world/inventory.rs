@@ -29,6 +29,17 @@ impl World {
         what.collect()
     }
 
+    /// The namespaced names under which containers of several pods run.
+    pub fn names_that_run_twice(&self) -> Vec<String> {
+        let mut uids: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for one in self.containers.values().filter(|one| is_running(one)) {
+            let identity = &one.recorded.identity;
+            uids.entry(format!("{}/{}", identity.namespace, identity.pod)).or_default().insert(&identity.uid);
+        }
+        uids.retain(|_, uids| uids.len() > 1);
+        uids.into_keys().collect()
+    }
+
     /// Remembers what had ended in an evicted pod that is torn down. If the agent stops meanwhile, the next one may
     /// still find it finished, and finished containers do not run again.
     pub(super) fn remember_evicted(&mut self, pod: &PodState) {
