@@ -15,7 +15,7 @@ use crate::apt::{self, Machine};
 use crate::architecture::{self, Architecture};
 use crate::cargo;
 
-/// What is checked beside this machine's own.
+/// The architectures that are checked besides this machine's own.
 const CHECKED: [Architecture; 3] = [Architecture::Aarch64, Architecture::Armv7, Architecture::Riscv64];
 /// The architecture on which the agent is checked without its optional features, tests and benches included: such a
 /// check shares nothing with the others, so each further one would cost as much as a whole architecture.
@@ -23,10 +23,10 @@ const WITHOUT_FEATURES: Architecture = Architecture::Riscv64;
 /// How the names of clang's parts, and of the libraries it is linked with, begin.
 const CLANG_PACKAGES: [&str; 9] =
     ["clang-", "libclang", "libllvm", "libz3-", "libedit", "libxml2", "libicu", "libbsd", "libmd"];
-/// What builds ring without the headers of a C library.
+/// The flags by which ring builds without the headers of a C library.
 const FLAGS: &str = "-nostdlibinc -DRING_CORE_NOSTDLIBINC=1";
 
-/// Brings Rust's library for the targets, and clang; returns why that cannot be done here.
+/// Installs Rust's library for the targets, and clang. Returns why that cannot be done here.
 pub(crate) fn obstacle() -> Option<String> {
     architecture::add_rust_targets(&CHECKED.map(Architecture::target))
         .and_then(|()| clang().map(drop))
@@ -56,7 +56,7 @@ fn target(command: &mut Command, architecture: Architecture, clang: &Path) {
     command.env(format!("CFLAGS_{key}"), FLAGS).env(format!("AR_{key}"), "ar");
 }
 
-/// The machine's clang, else the one in the cache, unpacked there if it is not yet.
+/// The machine's clang, or else the one in the cache, where it is unpacked if it is missing.
 fn clang() -> Result<PathBuf> {
     if let Some(clang) = tools::on_path("clang") {
         return Ok(clang);
@@ -72,7 +72,7 @@ fn clang() -> Result<PathBuf> {
     Ok(script)
 }
 
-/// A script that runs the unpacked clang with the unpacked libraries, which no other program is to find.
+/// Writes a script that runs the unpacked clang with the unpacked libraries, which no other program should find.
 fn write_script(directory: &Path, script: &Path) -> Result<()> {
     let library = directory.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     let programs = fs::read_dir(directory.join("usr/bin")).context("clang's programs")?;

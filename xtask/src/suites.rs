@@ -1,5 +1,6 @@
-//! The end-to-end suites, some at a time: most of their time they wait for graces, pauses and probes. Each prints what
-//! `cargo test` would show of it, once it has finished; the errors of failed cases are repeated at the end of the run.
+//! The end-to-end suites, of which several run at a time, because they mostly wait for graces, pauses and probes. Each
+//! prints what `cargo test` would show of it once it has finished; the errors of failed cases are repeated at the end
+//! of the run.
 
 mod failures;
 
@@ -18,11 +19,12 @@ use crate::test_kernels;
 
 /// The number of suites at a time. Each chooses its own number of concurrent cases.
 const PARALLEL_SUITES: usize = 2;
-/// Those that take longest, after the kernels, so that none is left for the end: one that emulates machines beside one
-/// that waits.
+/// The suites that take longest. They start after the kernels, so that none is left for the end: one that emulates
+/// machines beside one that waits.
 const LONG_SUITES: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
 
-/// Each mount on the machine wakes an agent, which looks whether its manifests were mounted over.
+/// The suite that measures an idle agent, which runs alone: each mount on the machine wakes an agent to check whether
+/// its manifests were mounted over.
 const IDLE_AGENT_SUITE: &str = "leaks";
 
 /// What a lane takes next.
@@ -32,12 +34,12 @@ enum Job {
     Suite(Executable),
 }
 
-/// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those
+/// Runs the suites of package limpet-tests, with the variables that `environment` has. Fails with the names of those
 /// that failed and the errors of their cases.
 pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
     let place = |name: &str| LONG_SUITES.iter().position(|first| *first == name).unwrap_or(LONG_SUITES.len());
     suites.sort_by_key(|suite| place(&suite.name));
-    // Popped from its end.
+    // Jobs are popped from the end.
     let jobs: Vec<Job> = suites.into_iter().map(Job::Suite).rev().chain([Job::Kernels]).collect();
     let (jobs, failed) = (Mutex::new(jobs), Mutex::new(Vec::new()));
     thread::scope(|scope| {
@@ -60,14 +62,14 @@ pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<
 
 /// The suites, and the arguments by which `cargo test` runs all other tests.
 pub(crate) fn all() -> Result<(Vec<Executable>, Vec<String>)> {
-    // As every test run builds them: built for their package alone they would be compiled once more.
-    let mut found = cargo::executables(&mut cargo::command(&["test", "--workspace", "--tests", "--no-run"]))?;
-    found.retain(|executable| executable.is_test);
+    // They are built as every test run builds them: for their package alone they would be compiled once more.
+    let mut executables = cargo::executables(&mut cargo::command(&["test", "--workspace", "--tests", "--no-run"]))?;
+    executables.retain(|executable| executable.is_test);
     let package = workspace_dir().join("tests");
     let is_suite = |executable: &Executable| executable.kind == "test" && executable.source.starts_with(&package);
-    let (suites, others): (Vec<_>, Vec<_>) = found.into_iter().partition(is_suite);
+    let (suites, others): (Vec<_>, Vec<_>) = executables.into_iter().partition(is_suite);
     let mut arguments: Vec<String> = ["--workspace", "--no-fail-fast", "--lib"].map(str::to_owned).into();
-    // Not `--bins`: that has cargo run those, too, which are not to be tested.
+    // `--bins` would have cargo run those as well that are not to be tested.
     for executable in others.iter().filter(|executable| ["bin", "test"].contains(&executable.kind.as_str())) {
         arguments.extend([format!("--{}", executable.kind), executable.name.clone()]);
     }
@@ -94,7 +96,7 @@ impl Job {
     }
 }
 
-/// Runs one as cargo does, and prints its output whole.
+/// Runs a suite as cargo does, and prints its output as a whole.
 fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let log = suite.path.with_extension("log");
     let output = File::create(&log).with_context(|| log.display().to_string())?;
@@ -113,7 +115,7 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "     Running {} ({}), {seconds} s", suite.name, suite.path.display())?;
     stdout.write_all(&output)?;
-    let cases = failures::of(&String::from_utf8_lossy(&output)).join("\n");
+    let cases = failures::failed_cases(&String::from_utf8_lossy(&output)).join("\n");
     ensure!(status.success(), "{status}, to rerun pass `-p limpet-tests --test {}`\n{cases}", suite.name);
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! The failed cases in a suite's output, for the end of a long run, whose first lines may not be kept.
 
-/// How many lines of a case are repeated: its error comes last, after the evidence; the end of a long one has to do.
+/// How many lines of a case are repeated. Its error comes last, after the evidence, so the end of a long text is
+/// enough.
 const LINES: usize = 12;
 
 /// The name of each failed case with the last lines of what it printed. `output` is in libtest's form.
-pub(super) fn of(output: &str) -> Vec<String> {
+pub(super) fn failed_cases(output: &str) -> Vec<String> {
     let details = output.split_once("\nfailures:\n\n").map_or("", |(_, details)| details);
     let details = details.rsplit_once("\nfailures:\n    ").map_or(details, |(details, _)| details);
     let mut cases: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -37,11 +38,11 @@ mod tests {
              ---- one ----\n{evidence}\nwaited in vain\nbecause: of this\n\n---- three ----\nshort\n\n\n\
              failures:\n    one\n    three\n\ntest result: FAILED. 1 passed; 2 failed\n"
         );
-        let failed = of(&output);
+        let failed = failed_cases(&output);
         assert_eq!(failed.len(), 2);
         assert!(failed[0].starts_with("---- one\n     evidence 10\n"), "{}", failed[0]);
         assert!(failed[0].ends_with("\n     waited in vain\n     because: of this"), "{}", failed[0]);
         assert_eq!(failed[1], "---- three\n     short");
-        assert!(of("running 1 test\ntest one ... ok\n\ntest result: ok.").is_empty());
+        assert!(failed_cases("running 1 test\ntest one ... ok\n\ntest result: ok.").is_empty());
     }
 }
