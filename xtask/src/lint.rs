@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
 
 use crate::cargo_programs::{DENY, MACHETE};
-use crate::{cargo, crate_borders, cross, ebpf, module_cycles, page_links, setup};
+use crate::{cargo, crate_borders, cross, ebpf, module_cycles, names, page_links, setup};
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -16,12 +16,18 @@ pub(crate) struct Arguments {
     /// Only look for cycles between modules. It takes a second and needs nothing set up.
     #[arg(long)]
     module_cycles: bool,
+    /// Only look for names that say nothing, and for several types of one general name. It takes a second, too.
+    #[arg(long, conflicts_with = "module_cycles")]
+    names: bool,
 }
 
-/// Runs all checks and names those that failed.
+/// Runs all checks and lists those that failed.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.module_cycles {
         return module_cycles::check();
+    }
+    if arguments.names {
+        return names::check();
     }
     setup::default()?;
     let (deny, machete) = (DENY.installed()?, MACHETE.installed()?);
@@ -83,6 +89,7 @@ fn own_checks() -> Vec<OwnCheck> {
     let mut checks: Vec<OwnCheck> = vec![
         ("no cycle between modules", module_cycles::check),
         ("the borders between crates", crate_borders::check),
+        ("names that say what they name", names::check),
         ("links of the pages", page_links::check),
         ("a build without eBPF leaves aya out", without_ebpf),
     ];

@@ -20,6 +20,7 @@ mod idle_text;
 mod kubernetes;
 mod lint;
 mod module_cycles;
+mod names;
 mod nightly;
 mod page_links;
 mod record_state;
