@@ -200,7 +200,7 @@ fn a_server_gets_the_nodes_newest_report(node: &mut TestNode) -> Result<()> {
     .with_context(|| format!("the last one: {last:?}"))?;
     ensure!(head.contains("limpet-signature: dW50cnVzdGVkIGNvbW1lbnQ6"), "{head}");
     ensure!(
-        report["sources"].as_array().is_some_and(|all| all.iter().any(|one| one["source"] == "file")),
+        report["sources"].as_array().is_some_and(|all| all.iter().any(|source| source["source"] == "file")),
         "{report:#}"
     );
     let root = node.agent.settings().root();

@@ -86,8 +86,10 @@ impl Report {
     fn with_generations(mut self, generations: Vec<SourceGenerationsDocument>) -> Self {
         // What waits for its window is as it should be.
         let held = |source: &str| self.status.held_updates.iter().any(|held| held.source.as_deref() == Some(source));
-        let waits = |one: &&SourceGenerationsDocument| one.waiting.is_some() && held(&one.source);
-        let points = generations.iter().filter(|one| !waits(one)).filter_map(super::generations::attention);
+        let waits =
+            |generations: &&SourceGenerationsDocument| generations.waiting.is_some() && held(&generations.source);
+        let points =
+            generations.iter().filter(|generations| !waits(generations)).filter_map(super::generations::attention);
         let points: Vec<String> = points.collect();
         self.attention.extend(points);
         Self { generations, ..self }

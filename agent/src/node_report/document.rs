@@ -61,7 +61,7 @@ fn pods(observed: &ObservedPods) -> (Value, bool) {
     let (mut ready, mut done, mut unready) = (0, 0, Vec::new());
     for pod in observed.pods.values() {
         let conditions = pod.status.conditions.iter().flatten();
-        let is_ready = conditions.clone().any(|one| one.type_ == "Ready" && one.status == "True");
+        let is_ready = conditions.clone().any(|condition| condition.type_ == "Ready" && condition.status == "True");
         match () {
             () if is_ready => ready += 1,
             () if is_done(pod.status.phase.as_deref()) => done += 1,
@@ -87,8 +87,8 @@ fn source(view: &SourceView) -> Value {
 
 fn generation(view: &SourceGenerationsView) -> Value {
     let outcome = |number: Option<u64>| {
-        let found = view.generations.iter().find(|generation| Some(generation.number) == number)?;
-        Some(match &found.outcome {
+        let generation = view.generations.iter().find(|generation| Some(generation.number) == number)?;
+        Some(match &generation.outcome {
             Outcome::OnTrial => json!("trial"),
             Outcome::Good => json!("good"),
             Outcome::Refused(why) => json!(short(why)),
