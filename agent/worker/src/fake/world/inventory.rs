@@ -32,8 +32,8 @@ impl World {
     /// The namespaced names under which containers of several pods run.
     pub fn names_that_run_twice(&self) -> Vec<String> {
         let mut uids: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-        for one in self.containers.values().filter(|one| is_running(one)) {
-            let identity = &one.recorded.identity;
+        for container in self.containers.values().filter(|container| is_running(container)) {
+            let identity = &container.recorded.identity;
             uids.entry(format!("{}/{}", identity.namespace, identity.pod)).or_default().insert(&identity.uid);
         }
         uids.retain(|_, uids| uids.len() > 1);
