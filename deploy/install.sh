@@ -281,8 +281,12 @@ end_pods() {
         # Refused for pods of manifests, which end by themselves.
         "$limpet" --quiet delete "${pod#pod/}" --wait=false > /dev/null 2>&1 || true
     done
+    for service in $("$limpet" --quiet services -o name 2> /dev/null); do
+        # Refused for those of manifests. With the last one its rules go.
+        "$limpet" --quiet delete service "${service#*/}" -n "${service%%/*}" > /dev/null 2>&1 || true
+    done
     waited=0
-    while [ -n "$("$limpet" --quiet pods -o name 2> /dev/null)" ]; do
+    while [ -n "$("$limpet" --quiet pods -o name 2> /dev/null)$("$limpet" --quiet services -o name 2> /dev/null)" ]; do
         [ "$waited" -lt "$seconds_to_end" ] || fail "pods still run after $seconds_to_end s: see limpet pods"
         sleep 1
         waited=$((waited + 1))

@@ -16,6 +16,7 @@ mod node_shutdown;
 mod observer;
 pub mod published;
 pub mod service;
+mod services;
 mod serving;
 mod shortage;
 mod sources;
@@ -80,6 +81,7 @@ use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
 use limpet_updates::UpdateGate;
 use limpet_upgrade::starter;
+use limpet_wire::services::ServicesDocument;
 use limpet_wire::status::ReportDocument;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::executor::Executor;
@@ -148,6 +150,8 @@ struct SharedParts {
     observed: Observed,
     metrics: Metrics,
     health: Health,
+    /// The Services of the node's own sources, as they are served.
+    services: watch::Sender<ServicesDocument>,
     /// The connection to the apiserver; `None` without `--kubeconfig`.
     link: Option<Link>,
     /// What holds updates.
@@ -464,6 +468,7 @@ async fn shared(
         observed: Observed::default(),
         metrics,
         health,
+        services: watch::Sender::default(),
         stop,
         tasks,
         config,

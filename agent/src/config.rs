@@ -52,6 +52,7 @@ use limpet_node::capacity::{Capacity, CapacitySettings};
 use limpet_node::settings::{NodeSettings, Reserved};
 use limpet_plugins::settings::PluginSettings;
 use limpet_server::settings::{LocalSettings, ServedNode, ServerSettings};
+use limpet_services::settings::ServiceSettings;
 use limpet_updates::UpdateSettings;
 use limpet_worker::settings::WorkerSettings;
 
@@ -115,6 +116,8 @@ pub struct Config {
     pub updates: UpdateSettings,
     /// `updates.report`; `None`: the node sends no reports.
     pub report: Option<HttpSettings>,
+    /// `services`.
+    pub services: ServiceSettings,
     pub image_gc: ImageGcPolicy,
     pub eviction: EvictionPolicy,
     /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None` if the
@@ -153,6 +156,7 @@ impl Default for Config {
             generations: GenerationSettings::default(),
             updates: UpdateSettings::default(),
             report: None,
+            services: ServiceSettings::default(),
             image_gc: ImageGcPolicy::default(),
             eviction: EvictionPolicy::default(),
             shutdown: None,
@@ -222,9 +226,7 @@ impl Config {
 
     /// What decides which capabilities the agent needs.
     pub fn uses(&self) -> AgentUses {
-        let metrics = self.local.metrics_address.map(|address| address.port());
         AgentUses {
-            low_port: self.server.ports().chain(metrics).any(|port| (1..1_024).contains(&port)),
             programs: cfg!(feature = "attribution"),
             guard: self.guard.mode.is_some(),
             flex_drivers: fs::read_dir(&self.volumes.plugin_dir).is_ok_and(|mut drivers| drivers.next().is_some()),

@@ -55,6 +55,11 @@ impl Cni {
         self.add_plugin(json!({ "type": "portmap", "capabilities": { "portMappings": true } }))
     }
 
+    /// Makes the bridge take packets of a pod back to that pod.
+    pub fn hairpin(&self) -> Result<()> {
+        self.edit(|plugins| plugins[0]["hairpinMode"] = true.into())
+    }
+
     /// Adds the plugin that limits how fast pods send and receive.
     pub fn limit_bandwidth(&self) -> Result<()> {
         self.add_plugin(json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } }))

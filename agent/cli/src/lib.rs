@@ -31,6 +31,7 @@ mod restart;
 mod rollout;
 mod scale;
 pub mod screen;
+mod services;
 mod sheet;
 mod shutdown;
 mod sources;
@@ -62,6 +63,9 @@ pub enum ClientCommand {
     Top(top::TopArgs),
     /// Show pods, events, logs and pressure on a full screen, without changing anything
     Ui(ui::UiArgs),
+    /// List the Services of this node, their addresses, and where they lead to
+    #[command(visible_aliases = ["svc"], aliases = ["service"])]
+    Services(services::ServicesArgs),
     /// Show the details of one pod
     Describe(describe::DescribeArgs),
     /// Print a container's log
@@ -141,6 +145,7 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::Events(args) => events::run(client, args, screen).await,
         ClientCommand::History(args) => history::run(client, args, screen).await,
         ClientCommand::Generations(args) => generations::run(client, args, screen).await,
+        ClientCommand::Services(args) => services::run(client, args, screen).await,
         ClientCommand::Rollback(args) => generations::roll_back(client, args, screen).await,
         ClientCommand::Sources(args) => sources::run(client, args, screen).await,
         ClientCommand::Cluster(args) => cluster::run(client, &args, screen).await,

@@ -89,14 +89,15 @@ pub(super) async fn fetch(
                     ObjectKind::RuntimeClass => Box::pin(follow_runtime_class(link, &desired, &key, &source)),
                     ObjectKind::ConfigMap => Box::pin(follow_object(link, &key, Resource::ConfigMaps, &source)),
                     ObjectKind::Secret => Box::pin(follow_object(link, &key, Resource::Secrets, &source)),
-                    // No pod refers to a workload, and none of an apiserver to a claim of a manifest.
+                    // No pod refers to a workload or a Service, and none of an apiserver to a claim of a manifest.
                     ObjectKind::Deployment
                     | ObjectKind::ReplicaSet
                     | ObjectKind::DaemonSet
                     | ObjectKind::StatefulSet
                     | ObjectKind::Job
                     | ObjectKind::PersistentVolumeClaim
-                    | ObjectKind::CronJob => return,
+                    | ObjectKind::CronJob
+                    | ObjectKind::Service => return,
                 };
                 stop.run_until_cancelled(work).await;
             });

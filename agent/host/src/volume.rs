@@ -71,7 +71,7 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::sync::Notify;
 
 pub use self::block_device::BlockDevice;
-pub use self::dns::{ClusterDns, Resolver};
+pub use self::dns::{ClusterDns, LocalDns, Resolver};
 pub use self::env_file::read_env_file;
 pub use self::error::VolumeError;
 pub use self::hostname::{PodHostname, pod_hostname};
@@ -171,6 +171,8 @@ pub struct Settings {
     pub hosts_file: PathBuf,
     /// The node's resources, used for containers without limits in downwardAPI volumes.
     pub limits: NodeLimits,
+    /// The name servers of the node's own Services.
+    pub local_dns: LocalDns,
 }
 
 impl VolumeSettings {
@@ -183,6 +185,11 @@ impl VolumeSettings {
 impl Settings {
     fn claim_directories(&self) -> ClaimDirectories {
         ClaimDirectories::new(&self.configured.claims_dir(&self.root_dir), &self.root_dir)
+    }
+
+    /// The name servers that pods have beside the node's.
+    fn cluster_dns(&self) -> ClusterDns {
+        self.local_dns.or_configured(&self.configured.cluster)
     }
 
     fn pod_dir(&self, uid: &PodUid) -> PathBuf {
@@ -205,6 +212,11 @@ impl Volumes {
             locks: Arc::default(),
             resolver_behind: Arc::default(),
         }
+    }
+
+    /// Where the name servers of the node's own Services are set.
+    pub fn local_dns(&self) -> LocalDns {
+        self.settings.local_dns.clone()
     }
 
     /// Marks disks of targets in use that earlier agents have attached.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord, local_claim, workload};
+use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord, local_claim, local_service, workload};
 use crate::pod::accept::{self, accept};
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
@@ -116,6 +116,10 @@ impl Manifest {
             ObjectKind::PersistentVolumeClaim => {
                 let (claim, faults) = local_claim::read(item.value, validation);
                 (claim.map(|claim| ObjectRecord::of_claim(claim, origin)), faults)
+            }
+            ObjectKind::Service => {
+                let (service, faults) = local_service::read(item.value, validation);
+                (service.map(|service| ObjectRecord::of_service(service, origin)), faults)
             }
             kind if kind.is_workload() => {
                 let (workload, faults) = workload::read(item.value, kind, origin, (source, validation));

@@ -12,6 +12,7 @@ mod decode;
 pub mod iscsi;
 mod key;
 pub mod local_claim;
+pub mod local_service;
 mod metadata;
 pub mod pod_certificate;
 mod pod_objects;

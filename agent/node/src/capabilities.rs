@@ -16,8 +16,6 @@ use limpet_host::apparmor;
 pub enum When {
     /// With any configuration.
     Always,
-    /// If a listener's port is below 1024.
-    LowPort,
     /// If BPF programs may be loaded: the feature `ebpf` is in this build.
     Programs,
     /// If the host has AppArmor, or a `manifestGuard` is configured.
@@ -31,7 +29,6 @@ impl When {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
-            Self::LowPort => "a listener below port 1024",
             Self::Programs => "built with eBPF",
             Self::SecurityModules => "AppArmor, `manifestGuard`",
             Self::FlexDrivers => "a driver in `volumePluginDir` at the start",
@@ -41,7 +38,6 @@ impl When {
     fn applies(self, uses: AgentUses) -> bool {
         match self {
             Self::Always => true,
-            Self::LowPort => uses.low_port,
             Self::Programs => uses.programs,
             Self::SecurityModules => apparmor::is_enabled() || uses.programs && uses.guard,
             Self::FlexDrivers => uses.flex_drivers,
@@ -52,8 +48,6 @@ impl When {
 /// Features that not every agent uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AgentUses {
-    /// It listens at a port below 1024.
-    pub low_port: bool,
     /// It is built with BPF programs.
     pub programs: bool,
     /// A `manifestGuard` is configured.
@@ -129,15 +123,12 @@ pub static NEEDS: [Need; 20] = [
         "mapping the user ids of pods with users of their own (`hostUsers: false`)",
         "such pods do not start",
     ),
-    Need {
-        when: When::LowPort,
-        ..always(
-            CapabilitySet::NET_BIND_SERVICE,
-            "CAP_NET_BIND_SERVICE",
-            "listening on that port",
-            "that address is not served; for `metricsAddress` limpet does not start",
-        )
-    },
+    always(
+        CapabilitySet::NET_BIND_SERVICE,
+        "CAP_NET_BIND_SERVICE",
+        "listening below port 1024: the name server of Services",
+        "names of Services are not answered, such addresses not served; for `metricsAddress` limpet does not start",
+    ),
     Need {
         vital: true,
         ..always(

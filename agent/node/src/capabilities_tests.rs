@@ -40,15 +40,13 @@ fn each_capability_is_in_the_table_once() {
 fn the_configuration_decides_which_capabilities_are_needed() {
     let plain = needed(AgentUses::default());
     assert!(plain.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_PTRACE));
-    assert!(!plain.intersects(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME));
+    assert!(!plain.intersects(CapabilitySet::SYS_TIME));
     assert_eq!(plain.contains(CapabilitySet::MAC_ADMIN), apparmor::is_enabled());
     assert!(!plain.intersects(CapabilitySet::BPF | CapabilitySet::PERFMON));
     let programs = AgentUses { programs: true, ..AgentUses::default() };
     assert!(needed(programs).contains(CapabilitySet::BPF | CapabilitySet::PERFMON));
     assert_eq!(needed(programs).contains(CapabilitySet::MAC_ADMIN), apparmor::is_enabled());
     assert!(needed(AgentUses { guard: true, ..programs }).contains(CapabilitySet::MAC_ADMIN));
-    let low_port = AgentUses { low_port: true, ..AgentUses::default() };
-    assert_eq!(needed(low_port), plain | CapabilitySet::NET_BIND_SERVICE);
 }
 
 #[test]

@@ -33,8 +33,10 @@ use limpet_telemetry::usage::claims::ClaimMeter;
 use limpet_telemetry::usage::disks::{DiskMeter, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use limpet_telemetry::usage::{Meter, NodeUsage, ReadUsage};
 use limpet_wire::revisions::RevisionDocument;
+use limpet_wire::services::ServicesDocument;
 use serde_json::json;
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -239,6 +241,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
                 bundles: None,
                 generations: None,
                 revisions: Arc::new(NoWorkloads),
+                services: watch::channel(ServicesDocument::default()).1,
             },
         ),
     )

@@ -81,6 +81,7 @@ mod reviewer;
 pub mod revisions;
 mod routes;
 mod run;
+pub mod services;
 pub mod settings;
 pub mod shutdown;
 pub mod sources;

@@ -14,6 +14,7 @@ use super::permission::Permission::Read;
 use super::pod_orders::PodOrdersState;
 use super::revisions::{self, Revisions};
 use super::routes::Routes;
+use super::services::{self, ServicesState};
 use super::shutdown::{self, ShutdownState};
 use super::{ServerState, api, events, pods, restart, status, usage};
 use limpet_model::POD_API;
@@ -40,10 +41,13 @@ pub struct LocalStates {
     pub generations: Option<GenerationsState>,
     /// The templates that workloads have had.
     pub revisions: Arc<dyn Revisions>,
+    /// The Services of the node's own sources.
+    pub services: ServicesState,
 }
 
 pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
-    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, revisions } = states;
+    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, revisions, services } =
+        states;
     let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -66,7 +70,8 @@ pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
             .merge(agent_restart::routes(agent))
             .merge(bundle::routes(bundles))
             .merge(generations::routes(generations))
-            .merge(revisions::routes(revisions)),
+            .merge(revisions::routes(revisions))
+            .merge(services::routes(services)),
     )
 }
 

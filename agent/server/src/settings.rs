@@ -159,11 +159,6 @@ impl ServerSettings {
     pub fn healthz(&self) -> Option<SocketAddr> {
         (self.healthz_port != 0).then(|| SocketAddr::new(self.healthz_address, self.healthz_port))
     }
-
-    /// The ports of all listeners.
-    pub fn ports(&self) -> impl Iterator<Item = u16> {
-        [self.api(), self.read_only(), self.healthz()].into_iter().flatten().map(|address| address.port())
-    }
 }
 
 /// The settings of local listeners.

@@ -6,6 +6,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::SharedParts;
 use super::published::Published;
+use super::services;
 use super::shortage::Shortages;
 use crate::attribution::Feed;
 use crate::config::Config;
@@ -29,7 +30,7 @@ use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::claimed_volumes::ClaimedVolumes;
 use limpet_worker::executor::Executor;
-use limpet_worker::merge_loop::{self, Stages};
+use limpet_worker::merge_loop::{self, SnapshotObserver, Stages};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::trials::Trials;
 use limpet_worker::watched_processes::WatchedProcesses;
@@ -92,7 +93,7 @@ pub(super) fn supervise(
     #[cfg(not(feature = "attribution"))]
     drop((lifecycle_events, feeds));
     shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
-    let kinds = sources.iter().map(|source| source.kind()).collect();
+    let kinds: Vec<_> = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
@@ -106,13 +107,15 @@ pub(super) fn supervise(
         evictions: orders,
     };
     let node_network = shared.node_network.clone();
-    let mut supervisor = Supervisor::new(context, kinds, stop.clone());
+    let mut supervisor = Supervisor::new(context, kinds.clone(), stop.clone());
     let (observed, events) = (shared.observed.clone(), shared.events.clone());
     let workloads = Workloads::new(controllers, memory, observed, events, supervisor.adopted(), volumes);
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
-    let stages = Stages { trials, workloads: Some(workloads) };
-    shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, stages, stop.clone()));
     let node_state = supervisor.node_state();
+    let mut services = services::feed(shared, kinds, node_state.clone());
+    let observer: SnapshotObserver = Box::new(move |snapshots| services.read(snapshots));
+    let stages = Stages { trials, workloads: Some(workloads), observer: Some(observer) };
+    shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, stages, stop.clone()));
     let intake = Intake {
         merged,
         lifecycle,

@@ -3,7 +3,7 @@
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
 //! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`]
 //! (notification, BPF programs, security modules), [`attribution`] (who changes manifests), [`profiles`] (seccomp,
-//! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
+//! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`services`], [`node`]
 //! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk),
 //! [`images`] (which images may be used).
 
@@ -23,6 +23,7 @@ mod profiles;
 mod runtime;
 mod scratch;
 mod secrets;
+mod services;
 
 use serde::Serialize;
 use std::path::PathBuf;
@@ -132,6 +133,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(cgroups::examine(config.cgroups.driver));
     findings.extend(runtime::examine(&config).await);
     findings.extend(network::examine(&config));
+    findings.extend(services::examine(&config).await);
     findings.extend(node::examine(&config).await);
     findings.extend(secrets::examine(&config).await);
     findings.extend(images::examine(&config));

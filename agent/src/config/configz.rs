@@ -27,6 +27,7 @@ use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_model::source::SourceKind;
 use limpet_node::settings::{Reservation, ReservedCgroup};
 use limpet_server::settings::ServerSettings;
+use limpet_services::settings::ServiceSettings;
 use limpet_updates::{GateSettings, UpdateSettings, Window};
 
 /// kubelet's values of keys without effect, and limpet's if it behaves as with another value (`failSwapOn`). A client
@@ -235,6 +236,7 @@ fn limpet_document(config: &Config) -> Value {
         "bundle": config.bundle.as_ref().map(|settings| bundle(settings, config.sources.bundle_url.as_ref())),
         "generations": generations(&config.generations),
         "updates": updates(&config.updates, config.report.as_ref()),
+        "services": services(&config.services),
         "cniConfigDirectory": config.network.config_dir,
         "cniBinaryDirectories": config.network.binary_dirs,
         "metricsAddress": config.local.metrics_address,
@@ -269,6 +271,13 @@ fn updates(UpdateSettings { gate, bandwidth }: &UpdateSettings, report: Option<&
         }),
         "apply": { "windows": list(&apply.windows), "lockFile": apply.lock_file, "vetoURL": apply.veto_url },
     })
+}
+
+/// Where Services have their addresses and ports.
+fn services(services: &ServiceSettings) -> Value {
+    let (first, last) = services.node_ports.clone().into_inner();
+    let ranges: Vec<String> = services.ranges.iter().map(ToString::to_string).collect();
+    json!({ "clusterIPRanges": ranges, "nodePortRange": format!("{first}-{last}") })
 }
 
 /// Which sources have generations, and by what they are judged.

@@ -263,6 +263,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("bundle", Object(BUNDLE)),
     supported("generations", Map),
     supported("updates", Map),
+    supported("services", Map),
     supported("probeTimerSlackPercent", Int),
     supported("podSecurity", Map),
     supported("fieldValidation", Map),

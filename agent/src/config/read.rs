@@ -18,6 +18,7 @@ mod processors;
 mod reserved;
 mod runtime_classes;
 mod server;
+mod services;
 mod shutdown;
 mod updates;
 

@@ -13,6 +13,7 @@ pub mod images;
 pub mod pods;
 pub mod port_forward;
 pub mod revisions;
+pub mod services;
 pub mod socket_client;
 pub mod spdy;
 pub mod status;

@@ -27,12 +27,17 @@ pub struct Stages {
     pub trials: Option<Trials>,
     /// The controllers of the sources' workloads.
     pub workloads: Option<Workloads>,
+    /// Sees the snapshots that take effect, before pods are made of them.
+    pub observer: Option<SnapshotObserver>,
 }
+
+/// Sees snapshots, and changes nothing of them.
+pub type SnapshotObserver = Box<dyn FnMut(&Snapshots) + Send>;
 
 impl Stages {
     /// Resolves when a stage may decide otherwise than before, although no source has published. Cancel safe.
     async fn woken(&mut self) {
-        let Self { trials, workloads } = self;
+        let Self { trials, workloads, .. } = self;
         let of_trials = async {
             match trials {
                 Some(trials) => trials.woken().await,
@@ -53,9 +58,12 @@ impl Stages {
 
     /// The snapshots for the merge.
     fn expand(&mut self, mut snapshots: Snapshots) -> Snapshots {
-        let Self { trials, workloads } = self;
+        let Self { trials, workloads, observer } = self;
         if let Some(trials) = trials {
             snapshots = trials.expand(snapshots, |source, key| workloads.as_ref()?.progress(source, key));
+        }
+        if let Some(observer) = observer {
+            observer(&snapshots);
         }
         match workloads {
             Some(workloads) => workloads.expand(snapshots),

@@ -162,12 +162,18 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
         "removed" => ", gone",
         _ => "",
     };
-    let is_workload = ObjectKind::from_name(&object.kind).is_some_and(ObjectKind::is_workload);
-    let rows: Vec<(String, String)> = object.values.iter().map(|change| value(change, is_workload)).collect();
+    let kind = ObjectKind::from_name(&object.kind);
+    let (is_workload, is_service) = (kind.is_some_and(ObjectKind::is_workload), kind == Some(ObjectKind::Service));
+    let rows: Vec<(String, String)> =
+        object.values.iter().map(|change| value(change, is_workload || is_service)).collect();
     let mut page =
         format!("{} {name} ({} {}{state})\n{}", object.kind, object.source, printable(&object.origin), columns(&rows));
     if is_workload {
         page.push_str(&format!("  {}\n", controller_effect(object)));
+        return page;
+    }
+    if is_service {
+        page.push_str("  changes: where new connections lead to, and names\n  restarts: nothing\n");
         return page;
     }
     let list = |pods: &[String]| {

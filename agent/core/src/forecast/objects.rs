@@ -77,7 +77,9 @@ fn change(
         source,
         old: old.cloned(),
         new: new.cloned(),
-        values: match key.kind.is_workload() || key.kind == ObjectKind::PersistentVolumeClaim {
+        values: match key.kind.is_workload()
+            || matches!(key.kind, ObjectKind::PersistentVolumeClaim | ObjectKind::Service)
+        {
             true => fields(old, new),
             false => values(key.kind, old, new),
         },
@@ -115,7 +117,7 @@ fn restarts(
     restarts.collect()
 }
 
-/// The fields of a workload or claim that differ, unless it is new or gone.
+/// The fields of a workload, claim or Service that differ, unless it is new or gone.
 fn fields(old: Option<&Arc<ObjectRecord>>, new: Option<&Arc<ObjectRecord>>) -> Vec<ValueChange> {
     let Some((old, new)) = old.zip(new) else { return Vec::new() };
     let text = |value: serde_json::Value| match value {

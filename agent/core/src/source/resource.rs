@@ -6,7 +6,7 @@ use limpet_model::object::ObjectKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     Pod,
-    /// ConfigMaps, Secrets or workloads.
+    /// ConfigMaps, Secrets, Services or workloads.
     Object(ObjectKind),
 }
 
@@ -26,7 +26,7 @@ impl Resource {
             Self::Object(ObjectKind::ConfigMap) => "configmaps",
             Self::Object(ObjectKind::Secret) => "secrets",
             Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
-            Self::Object(ObjectKind::ServiceVariables) => "services",
+            Self::Object(ObjectKind::ServiceVariables | ObjectKind::Service) => "services",
             Self::Object(ObjectKind::VolumeClaim | ObjectKind::PersistentVolumeClaim) => "persistentvolumeclaims",
             Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
             Self::Object(ObjectKind::RuntimeClass) => "runtimeclasses",
@@ -71,6 +71,7 @@ impl Resource {
             "statefulset" | "statefulsets" | "sts" => Some(Self::Object(ObjectKind::StatefulSet)),
             "job" | "jobs" => Some(Self::Object(ObjectKind::Job)),
             "cronjob" | "cronjobs" | "cj" => Some(Self::Object(ObjectKind::CronJob)),
+            "service" | "services" | "svc" => Some(Self::Object(ObjectKind::Service)),
             _ => None,
         }
     }

@@ -7,8 +7,11 @@
 //! search domains of 2,048 characters together. The file has containerd's format.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
+
+use tokio::sync::watch;
 
 use super::Warning;
 use limpet_model::pod::PodRecord;
@@ -36,6 +39,31 @@ pub struct ClusterDns {
     pub nameservers: Vec<IpAddr>,
     /// Its domain; may be empty.
     pub domain: String,
+}
+
+/// The name servers of the node's own Services, which pods have unless `clusterDNS` names others. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct LocalDns(Arc<watch::Sender<Option<ClusterDns>>>);
+
+impl LocalDns {
+    /// From now on pods have these; `None`: there are none.
+    pub fn set(&self, dns: Option<ClusterDns>) {
+        self.0.send_if_modified(|known| {
+            let differs = *known != dns;
+            *known = dns;
+            differs
+        });
+    }
+
+    /// Those that pods have, if `configured` names none.
+    pub(super) fn or_configured(&self, configured: &ClusterDns) -> ClusterDns {
+        let own = self.0.borrow().clone().filter(|_| configured.nameservers.is_empty());
+        own.unwrap_or_else(|| configured.clone())
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<Option<ClusterDns>> {
+        self.0.subscribe()
+    }
 }
 
 /// The pod's DNS settings, owned so that they can be sent to another thread.

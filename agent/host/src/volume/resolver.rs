@@ -1,6 +1,6 @@
 //! Writes the pods' `resolv.conf` files and keeps them in sync with the node's.
 //!
-//! A change reaches running pods by inotify, and one from before the agent was started when their containers are adopted. What
+//! A change reaches running pods by inotify, one of the name servers of the node's own Services at once, and one from before the agent was started when their containers are adopted. What
 //! fails (a full disk, a watch that the kernel refuses) is tried again after a pause; a pod keeps its old file until then.
 
 use std::io;
@@ -57,7 +57,7 @@ pub(super) fn write(
         NodeResolver::Off => None,
         NodeResolver::Present(resolver) => Some(resolver),
     };
-    let (resolver, warnings) = dns::resolve(pod, node, &settings.configured.cluster);
+    let (resolver, warnings) = dns::resolve(pod, node, &settings.cluster_dns());
     in_place::write(&path, &resolver.render(), false)?;
     Ok(warnings)
 }
@@ -75,7 +75,7 @@ impl Volumes {
                 NodeResolver::Missing => Some(Resolver::default()),
                 NodeResolver::Present(resolver) => Some(resolver),
             };
-            Ok(dns::resolve(&request, node.as_ref(), &settings.configured.cluster).0)
+            Ok(dns::resolve(&request, node.as_ref(), &settings.cluster_dns()).0)
         };
         blocking(self.settings.pod_dir(&pod.uid), DEADLINE, read).await
     }
@@ -93,6 +93,7 @@ impl Volumes {
         (first, longest): (Duration, Duration),
     ) {
         let Some(path) = &self.settings.configured.resolv_conf else { return };
+        let mut local_dns = self.settings.local_dns.changes();
         let (mut watch, mut lost, mut behind, mut pause) = (None, false, false, first);
         // Not read yet: pods that are there already are compared first, and those that are adopted later then.
         let mut known = None;
@@ -114,6 +115,7 @@ impl Volumes {
                         tokio::time::sleep(pause).await;
                     },
                     () = self.resolver_behind.notified() => behind = true,
+                    Ok(()) = local_dns.changed() => behind = true,
                     () = tokio::time::sleep(pause), if is_late => pause = longest.min(pause * 2),
                 }
             }

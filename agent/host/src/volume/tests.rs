@@ -63,6 +63,7 @@ impl Node {
                 memory: Amount::from_units(1 << 30),
                 ephemeral_storage: Amount::from_units(1 << 33),
             },
+            local_dns: LocalDns::default(),
         };
         Self { dir, volumes: Volumes::new(settings, VolumesInUse::default()) }
     }

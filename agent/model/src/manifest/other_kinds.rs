@@ -23,10 +23,9 @@ const NO_EFFECT: [(&str, &str); 8] = [
 ];
 
 /// Kinds without which pods would not do what their author expects, and what to use instead.
-const REFUSED: [(&str, &str, &str); 3] = [
-    ("", "Service", "publish the pods' ports with hostPort or hostNetwork"),
+const REFUSED: [(&str, &str, &str); 2] = [
     ("", "PersistentVolume", "use a PersistentVolumeClaim without volumeName, or a hostPath volume"),
-    ("networking.k8s.io", "Ingress", "run an ingress controller as a pod with hostPort or hostNetwork"),
+    ("networking.k8s.io", "Ingress", "run an ingress controller as a pod, with a Service of type LoadBalancer"),
 ];
 
 /// What happens to an object of a kind that a node does not run.

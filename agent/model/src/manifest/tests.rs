@@ -173,13 +173,13 @@ fn kinds_that_a_node_does_not_act_on_are_left_out_with_one_remark_each() {
 }
 
 #[test]
-fn a_service_is_refused_with_what_to_use_instead() {
-    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n";
+fn an_ingress_is_refused_with_what_to_use_instead() {
+    let text = "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: a}\n";
     let read = read(text.as_bytes(), "chart.yaml", SourceKind::File, "node");
     assert_eq!(
         read.faults[0].to_string(),
-        "chart.yaml:2:1: kind: Service is not accepted: nothing on a node without an apiserver serves it; \
-         publish the pods' ports with hostPort or hostNetwork"
+        "chart.yaml:2:1: kind: Ingress is not accepted: nothing on a node without an apiserver serves it; \
+         run an ingress controller as a pod, with a Service of type LoadBalancer"
     );
     assert!(!read.unknown_pod_refused && read.refused.is_empty());
 }

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use crate::object::metadata::{key, metadata};
-use crate::object::{Entry, ObjectKind, ObjectRecord, SecretBytes, local_claim, workload};
+use crate::object::{Entry, ObjectKind, ObjectRecord, SecretBytes, local_claim, local_service, workload};
 use crate::pod::{Fault, FaultList, FieldValidation, Reason};
 
 /// Kubernetes' limit for all values of one object together.
@@ -66,7 +66,8 @@ pub(crate) fn read(
         _ => secret_type(document, &data, &mut faults),
     };
     let secret_type = Arc::from(secret_type);
-    let record = ObjectRecord { key, origin, uid, immutable, secret_type, data, workload: None, claim: None };
+    let record =
+        ObjectRecord { key, origin, uid, immutable, secret_type, data, workload: None, claim: None, service: None };
     let accepted = faults.errors() == 0;
     (accepted.then_some(record), faults)
 }
@@ -82,6 +83,10 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
     if kind == ObjectKind::PersistentVolumeClaim {
         let restored = local_claim::restore(value);
         return Some(restored.map(|restored| ObjectRecord::of_claim(restored, &Arc::from(origin))));
+    }
+    if kind == ObjectKind::Service {
+        let restored = local_service::restore(value);
+        return Some(restored.map(|restored| ObjectRecord::of_service(restored, &Arc::from(origin))));
     }
     if kind.is_workload() {
         let restored = workload::restore(value, kind);

@@ -37,6 +37,8 @@ pub enum ObjectKind {
     Job,
     /// A `batch/v1 CronJob`.
     CronJob,
+    /// A `v1 Service` of a manifest. See [`super::local_service`].
+    Service,
 }
 
 impl ObjectKind {
@@ -44,7 +46,7 @@ impl ObjectKind {
     pub const WORKLOADS: [Self; 6] =
         [Self::Deployment, Self::ReplicaSet, Self::DaemonSet, Self::StatefulSet, Self::Job, Self::CronJob];
     /// The kinds that a manifest may define.
-    pub const LOCAL: [Self; 9] = [
+    pub const LOCAL: [Self; 10] = [
         Self::ConfigMap,
         Self::Secret,
         Self::PersistentVolumeClaim,
@@ -54,6 +56,7 @@ impl ObjectKind {
         Self::StatefulSet,
         Self::Job,
         Self::CronJob,
+        Self::Service,
     ];
 
     /// The kind as manifests write it.
@@ -73,6 +76,7 @@ impl ObjectKind {
             Self::StatefulSet => "StatefulSet",
             Self::Job => "Job",
             Self::CronJob => "CronJob",
+            Self::Service => "Service",
         }
     }
 
@@ -93,6 +97,7 @@ impl ObjectKind {
             Self::StatefulSet => "statefulset.apps",
             Self::Job => "job.batch",
             Self::CronJob => "cronjob.batch",
+            Self::Service => "service",
         }
     }
 

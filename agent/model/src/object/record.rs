@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::object::key::{ObjectKey, ObjectKind};
 use crate::object::local_claim::{self, LocalClaim};
+use crate::object::local_service::LocalService;
 use crate::object::secret_bytes::SecretBytes;
 use crate::object::workload::{self, Workload};
 use crate::pod::Fault;
@@ -41,6 +42,8 @@ pub struct ObjectRecord {
     pub workload: Option<Arc<Workload>>,
     /// What a claim of a manifest asks for; `None` for any other object.
     pub claim: Option<Arc<LocalClaim>>,
+    /// What a Service of a manifest is; `None` for any other object.
+    pub service: Option<Arc<LocalService>>,
 }
 
 impl ObjectRecord {
@@ -60,6 +63,7 @@ impl ObjectRecord {
             data: texts.into_iter().map(|(name, text)| (name.into(), entry(text))).collect(),
             workload: None,
             claim: None,
+            service: None,
         }
     }
 
@@ -73,6 +77,11 @@ impl ObjectRecord {
         Self { claim: Some(Arc::new(claim)), ..Self::without_data(key, origin) }
     }
 
+    /// The object of a Service of a manifest.
+    pub(crate) fn of_service((key, service): (ObjectKey, LocalService), origin: &Arc<str>) -> Self {
+        Self { service: Some(Arc::new(service)), ..Self::without_data(key, origin) }
+    }
+
     fn without_data(key: ObjectKey, origin: &Arc<str>) -> Self {
         Self {
             key,
@@ -83,6 +92,7 @@ impl ObjectRecord {
             data: BTreeMap::new(),
             workload: None,
             claim: None,
+            service: None,
         }
     }
 
@@ -92,6 +102,7 @@ impl ObjectRecord {
             && self.secret_type == other.secret_type
             && self.workload == other.workload
             && self.claim == other.claim
+            && self.service == other.service
     }
 
     /// Why `next` must not replace it: an immutable object keeps its data and stays immutable, and some fields of a
@@ -116,7 +127,9 @@ impl ObjectRecord {
     pub fn in_namespace(&self, namespace: &str) -> Self {
         let workload = self.workload.as_deref().map(|workload| Arc::new(workload.in_namespace(namespace)));
         let claim = self.claim.as_deref().map(|claim| Arc::new(claim.in_namespace(namespace)));
-        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, workload, claim, ..self.clone() }
+        let service = self.service.as_deref().map(|service| Arc::new(service.in_namespace(namespace)));
+        let key = ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() };
+        Self { key, workload, claim, service, ..self.clone() }
     }
 
     /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
@@ -136,7 +149,7 @@ impl ObjectRecord {
         }
         let (origin, uid) = (Arc::from(origin), Arc::default());
         let secret_type = Arc::default();
-        Ok(Self { key, origin, uid, immutable: false, secret_type, data, workload: None, claim: None })
+        Ok(Self { key, origin, uid, immutable: false, secret_type, data, workload: None, claim: None, service: None })
     }
 
     /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
@@ -146,6 +159,9 @@ impl ObjectRecord {
         }
         if let Some(claim) = &self.claim {
             return Arc::clone(&claim.manifest);
+        }
+        if let Some(service) = &self.service {
+            return Arc::clone(&service.manifest);
         }
         let (mut text, mut binary) = (Map::new(), Map::new());
         for (key, entry) in &self.data {

@@ -23,7 +23,8 @@ impl PodObjects {
             | ObjectKind::StatefulSet
             | ObjectKind::Job
             | ObjectKind::PersistentVolumeClaim
-            | ObjectKind::CronJob => false,
+            | ObjectKind::CronJob
+            | ObjectKind::Service => false,
         });
         let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {

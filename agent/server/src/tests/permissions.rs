@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 79] = [
+const LOCAL: [(&str, &str, Permission); 85] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -93,6 +93,11 @@ const LOCAL: [(&str, &str, Permission); 79] = [
     ("GET", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Read),
     ("PUT", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Write),
     ("DELETE", "/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}", Write),
+    ("GET", "/api/v1/services", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/services", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/services/{name}", Read),
+    ("PUT", "/api/v1/namespaces/{namespace}/services/{name}", Write),
+    ("DELETE", "/api/v1/namespaces/{namespace}/services/{name}", Write),
     ("GET", "/apis/apps/v1/deployments", Read),
     ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments", Read),
     ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments/{name}", Read),
@@ -149,6 +154,7 @@ const LOCAL: [(&str, &str, Permission); 79] = [
     ("POST", "/limpet/v1/agent/restart", Write),
     ("GET", "/limpet/v1/generations", Read),
     ("GET", "/limpet/v1/revisions/{kind}/{namespace}/{name}", Read),
+    ("GET", "/limpet/v1/services", Read),
     ("POST", "/limpet/v1/rollback", Write),
     ("POST", "/limpet/v1/bundle/apply", Write),
     ("POST", "/limpet/v1/bundle/reset-serial", Write),

@@ -362,6 +362,7 @@ impl ConfigDiagnostics {
         config.sources.bundle_url = self.bundle_url(map);
         self.generations(map, &mut config.generations);
         config.report = self.updates(map, &mut config.updates);
+        self.services(map, &mut config.services);
         self.devices(map, &mut config.plugins.devices);
         self.guard(map, &mut config.guard);
     }

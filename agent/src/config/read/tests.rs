@@ -257,6 +257,7 @@ fn every_supported_key_has_an_effect() {
             ca_file: Some("/ca.pem".into()),
             client_files: None,
         }),
+        services: super::services::tests::ranged(),
         image_gc: ImageGcPolicy {
             high_percent: 90,
             low_percent: 70,

@@ -18,7 +18,7 @@ use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
 use limpet_host::selinux;
 use limpet_host::throttle::Throttle;
-use limpet_host::volume::{self, Volumes, VolumesInUse};
+use limpet_host::volume::{self, LocalDns, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::service_account::ServiceAccounts;
@@ -70,6 +70,7 @@ impl Backends {
             root_dir: root_dir.clone(),
             hosts_file: "/etc/hosts".into(),
             limits: node.limits,
+            local_dns: LocalDns::default(),
         };
         let volumes = Volumes::new(volumes, in_use);
         volumes.find_disks_in_use().await;

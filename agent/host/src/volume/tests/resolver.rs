@@ -9,6 +9,7 @@ use limpet_tests::need;
 use rustix::mount::MountFlags;
 use serde_json::json;
 
+use super::super::ClusterDns;
 use super::super::tests::{Node, record};
 use super::*;
 
@@ -67,6 +68,32 @@ async fn running_pods_follow_the_nodes_file() {
     })
     .await;
     assert_eq!(std::fs::metadata(node.resolv_conf()).unwrap().ino(), inode);
+}
+
+#[tokio::test]
+async fn running_pods_get_and_lose_the_name_server_of_services() {
+    let node = Node::new();
+    let spec = json!({"dnsPolicy": "ClusterFirst"});
+    node.prepare(spec.clone()).await.unwrap();
+    let pod = Arc::new(record(spec));
+    let plain = node.pods_text();
+    let dns = node.volumes.local_dns();
+    let own = ClusterDns { nameservers: vec!["10.43.0.10".parse().unwrap()], domain: "cluster.local".to_owned() };
+    let namespace = pod.key.namespace();
+    let searches = format!("search {namespace}.svc.cluster.local svc.cluster.local cluster.local");
+    let with_services = format!("{searches}\nnameserver 10.43.0.10\noptions ndots:5\n");
+    while_following(&node, &pod, async {
+        for _ in 0..3 {
+            dns.set(Some(own.clone()));
+            node.wait_for(&with_services).await;
+            dns.set(None);
+            node.wait_for(&plain).await;
+        }
+    })
+    .await;
+    let configured = ClusterDns { nameservers: vec!["10.0.0.10".parse().unwrap()], ..ClusterDns::default() };
+    dns.set(Some(own));
+    assert_eq!(dns.or_configured(&configured), configured, "what is configured comes first");
 }
 
 #[tokio::test]

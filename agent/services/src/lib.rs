@@ -1,0 +1,28 @@
+//! Services that a node's own sources define: which addresses they have, which pods are behind them, the rules by which the
+//! kernel passes connections on, and the names by which pods find them.
+//!
+//! The decisions are pure: [`addresses`] assigns addresses and ports of the node, [`membership`] finds the pods of each Service,
+//! [`rules`] says what the kernel is to do, and [`zone`] what names exist. [`task`] has the kernel do it ([`kernel`]) and answers
+//! queries ([`dns`]). [`feed`] passes it the Services from within the merge loop.
+//!
+//! Without a Service there is no task, no socket and no rule.
+
+pub mod addresses;
+pub mod cidr;
+mod conntrack;
+mod dns;
+mod document;
+pub mod feed;
+mod kernel;
+mod local_network;
+pub mod membership;
+mod netlink;
+mod nftables;
+pub mod rules;
+mod saved_addresses;
+pub mod settings;
+pub mod task;
+pub mod zone;
+
+pub use kernel::{KernelError, examine};
+pub use settings::Settings;

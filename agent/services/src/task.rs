@@ -1,0 +1,329 @@
+//! The task that serves Services: it waits for changes of them and of pods, decides anew, and has the kernel and the name server
+//! follow.
+//!
+//! Rules outlive the agent. A new agent replaces them once it knows the pods that run, so that no connection is refused meanwhile.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use limpet_core::merge::Desired;
+use limpet_core::node_state::NodeState;
+use limpet_core::status::observed::{Observed, ObservedPods};
+use limpet_host::blocking::{self, DEADLINE};
+use limpet_model::object::local_service::LocalService;
+use limpet_telemetry::event::{EventType, Events};
+use limpet_wire::services::ServicesDocument;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::addresses::{Book, Name};
+use crate::dns::server::Listener;
+use crate::dns::{server, upstream};
+use crate::document;
+use crate::feed::Definitions;
+use crate::kernel::{self, KernelError};
+use crate::membership::{Definition, ServedService, serve};
+use crate::rules::Ruleset;
+use crate::saved_addresses;
+use crate::settings::Settings;
+use crate::zone::Zone;
+
+/// The pause before something that has failed is tried again.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// Tells pods which name servers they have; without any they have the node's.
+pub type SetNameServers = Arc<dyn Fn(&[IpAddr]) + Send + Sync>;
+
+/// What the task needs.
+pub struct Parts {
+    pub settings: Settings,
+    /// Why no Services are served on this node.
+    pub off: Option<String>,
+    pub observed: Observed,
+    pub desired: Desired,
+    pub node: watch::Receiver<NodeState>,
+    pub events: Events,
+    /// What is shown to users.
+    pub views: watch::Sender<ServicesDocument>,
+    pub set_name_servers: SetNameServers,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parts").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// Serves until `stop`.
+pub async fn run(parts: Parts, mut wanted: watch::Receiver<Definitions>, stop: CancellationToken) {
+    let mut changes = parts.observed.changes();
+    let mut node = parts.node.clone();
+    let mut task = Task::new(parts).await;
+    loop {
+        let definitions = wanted.borrow_and_update().clone();
+        let is_current = stop.run_until_cancelled(task.turn(&definitions)).await;
+        let Some(is_current) = is_current else { return };
+        let follows = !definitions.services.is_empty();
+        tokio::select! {
+            () = stop.cancelled() => return,
+            Ok(()) = wanted.changed() => {}
+            true = changes.next(), if follows => {}
+            Ok(()) = node.changed(), if task.holds_rules => {}
+            () = tokio::time::sleep(PAUSE), if !is_current => {}
+            else => return,
+        }
+    }
+}
+
+/// What is in effect.
+struct Task {
+    parts: Parts,
+    /// `None`: not read yet.
+    book: Option<Book>,
+    rules: Option<Ruleset>,
+    /// Rules of an earlier agent stay until it is known which pods run.
+    holds_rules: bool,
+    names: watch::Sender<Arc<Zone>>,
+    /// While queries are answered.
+    listening: Option<Listening>,
+    /// What was reported of each Service, so that it is reported once; `None`: of all of them.
+    reported: BTreeMap<Option<Name>, String>,
+}
+
+struct Listening {
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Task {
+    async fn new(parts: Parts) -> Self {
+        let holds_rules = parts.off.is_none() && kernel::has_rules().await;
+        Self {
+            parts,
+            book: None,
+            rules: None,
+            holds_rules,
+            names: watch::Sender::default(),
+            listening: None,
+            reported: BTreeMap::new(),
+        }
+    }
+
+    /// Brings everything up to date. Returns false if something has to be tried again.
+    async fn turn(&mut self, definitions: &Definitions) -> bool {
+        if definitions.services.is_empty() {
+            return !definitions.are_complete || self.clear().await;
+        }
+        let observed = self.parts.observed.load();
+        let served = self.serve(definitions, &observed).await;
+        let problem = match &self.parts.off {
+            Some(off) => {
+                let off = off.clone();
+                self.withdraw().await;
+                Some(off)
+            }
+            None => self.effect(&served, &observed).await.err(),
+        };
+        if problem.is_some() {
+            self.stop_listening();
+            (self.parts.set_name_servers)(&[]);
+        }
+        self.report(&served, problem.as_deref());
+        let origins: Vec<&str> = definitions.services.iter().map(|definition| &*definition.record.origin).collect();
+        let document = document::document(&served, &origins, problem.as_deref());
+        self.parts.views.send_if_modified(|shown| {
+            let differs = *shown != document;
+            *shown = document;
+            differs
+        });
+        problem.is_none() || self.parts.off.is_some()
+    }
+
+    /// The Services with their addresses and pods, in the order of the definitions.
+    async fn serve(&mut self, definitions: &Definitions, observed: &ObservedPods) -> Vec<ServedService> {
+        let settings = &self.parts.settings;
+        let mut book = match self.book.take() {
+            Some(book) => book,
+            None => load(settings).await,
+        };
+        let before = book.clone();
+        let mut first: BTreeMap<Name, &Definition> = BTreeMap::new();
+        for definition in &*definitions.services {
+            first.entry(name(definition)).or_insert(definition);
+        }
+        let wanted: BTreeMap<Name, &LocalService> =
+            first.iter().filter_map(|(name, definition)| Some((name.clone(), definition.service()?))).collect();
+        let faults = book.assign(settings, &wanted, !definitions.are_complete);
+        if book != before && self.parts.off.is_none() {
+            save(settings, book.clone()).await;
+        }
+        let serve_by_name = |definition: &Definition| {
+            let name = name(definition);
+            let winner = first.get(&name).filter(|winner| winner.source != definition.source);
+            let assigned = match (winner, faults.get(&name)) {
+                (Some(winner), _) => {
+                    Err(format!("the source {} has a Service of this name, which counts", winner.source))
+                }
+                (None, Some(fault)) => Err(fault.clone()),
+                (None, None) => Ok(()),
+            };
+            let nothing = crate::addresses::Assigned::default();
+            let assigned = assigned.map(|()| book.assigned.get(&name).unwrap_or(&nothing));
+            serve(settings, definition, assigned, observed)
+        };
+        let served = definitions.services.iter().filter_map(serve_by_name).collect();
+        self.book = Some(book);
+        served
+    }
+
+    /// Has the kernel and the name server follow.
+    async fn effect(&mut self, served: &[ServedService], observed: &ObservedPods) -> Result<(), String> {
+        let rules = Ruleset::new(&self.parts.settings, served);
+        self.names.send_replace(Arc::new(Zone::new(&self.parts.settings, served)));
+        if self.holds_rules && !self.knows_pods(observed) {
+            return self.listen().await;
+        }
+        self.holds_rules = false;
+        if self.rules.as_ref() != Some(&rules) {
+            let ends_udp = self.rules.as_ref().is_none_or(|before| before.udp() != rules.udp());
+            let applied = kernel::apply(&self.parts.settings, rules.clone(), ends_udp).await;
+            if let Err(error) = applied {
+                self.rules = None;
+                if matches!(error, KernelError::KubeProxy) {
+                    self.withdraw().await;
+                }
+                return Err(error.to_string());
+            }
+            tracing::info!(
+                services = served.len(),
+                ports = rules.forwards.len(),
+                endpoints = rules.forwards.iter().map(|forward| forward.choice.endpoints()).sum::<usize>(),
+                "rules of Services replaced"
+            );
+            self.rules = Some(rules);
+        }
+        self.listen().await
+    }
+
+    /// Whether every pod that is wanted has been looked for among those that run.
+    fn knows_pods(&self, observed: &ObservedPods) -> bool {
+        let is_read = self.parts.node.borrow().runtime_ready;
+        is_read && self.parts.desired.load().pods.keys().all(|key| observed.pods.contains_key(key))
+    }
+
+    async fn listen(&mut self) -> Result<(), String> {
+        let servers = &self.parts.settings.name_servers;
+        if self.listening.is_none() && !servers.is_empty() {
+            let upstream = Arc::new(upstream::Upstream::new(self.parts.settings.resolv_conf.clone(), servers.clone()));
+            let mut listening = Listening { tasks: JoinSet::new(), stop: CancellationToken::new() };
+            for address in servers {
+                let listener = Listener::bind(*address).await;
+                let listener =
+                    listener.map_err(|error| format!("queries for names cannot be answered at {address}: {error}"))?;
+                let names: server::Names = self.names.subscribe();
+                listening.tasks.spawn(listener.serve(names, Arc::clone(&upstream), listening.stop.child_token()));
+            }
+            self.listening = Some(listening);
+        }
+        (self.parts.set_name_servers)(servers);
+        Ok(())
+    }
+
+    fn stop_listening(&mut self) {
+        if let Some(mut listening) = self.listening.take() {
+            listening.stop.cancel();
+            listening.tasks.detach_all();
+        }
+    }
+
+    /// Removes the rules from a node on which Services are not served any more. Returns false if that has to be tried again.
+    async fn withdraw(&mut self) -> bool {
+        let settings = &self.parts.settings;
+        if !settings.marker.exists() {
+            return true;
+        }
+        match kernel::clear(settings).await {
+            Ok(()) => {
+                tracing::info!("the rules and addresses of Services are removed");
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "the rules of Services cannot be removed; that is tried again");
+                false
+            }
+        }
+    }
+
+    /// Removes all that is left of Services. Returns false if that has to be tried again.
+    async fn clear(&mut self) -> bool {
+        self.stop_listening();
+        (self.parts.set_name_servers)(&[]);
+        self.names.send_replace(Arc::default());
+        self.parts.views.send_replace(ServicesDocument::default());
+        self.reported.clear();
+        self.rules = None;
+        self.holds_rules = false;
+        self.book = None;
+        if self.parts.off.is_none() {
+            save(&self.parts.settings, Book::default()).await;
+        }
+        self.withdraw().await
+    }
+
+    /// Reports what is wrong, once.
+    fn report(&mut self, served: &[ServedService], problem: Option<&str>) {
+        let mut now: BTreeMap<Option<Name>, String> = BTreeMap::new();
+        if let Some(problem) = problem {
+            now.insert(None, problem.to_owned());
+            if self.reported.get(&None).map(String::as_str) != Some(problem) {
+                tracing::error!("Services are not served: {problem}");
+                let message = format!("Services are not served: {problem}");
+                self.parts.events.emit(None, None, EventType::Warning, "ServicesNotServed", message);
+            }
+        }
+        for service in served {
+            let Some(fault) = &service.fault else { continue };
+            let name = Some((service.key.namespace.to_string(), service.key.name.to_string()));
+            if self.reported.get(&name) != Some(fault) {
+                tracing::warn!(service = %service.key, source = %service.source, "{fault}");
+                let involved = (service.key.clone(), String::new());
+                let (reason, event_type) = ("ServiceNotServed".into(), EventType::Warning);
+                self.parts.events.emit_of_workload(involved, event_type, reason, fault.clone());
+            }
+            now.insert(name, fault.clone());
+        }
+        self.reported = now;
+    }
+}
+
+fn name(definition: &Definition) -> Name {
+    (definition.record.key.namespace.to_string(), definition.record.key.name.to_string())
+}
+
+async fn load(settings: &Settings) -> Book {
+    let path = settings.saved_addresses.clone();
+    let read = blocking::run(path.clone(), DEADLINE, move |_| saved_addresses::load(&path)).await;
+    match read {
+        Ok(Ok(book)) => book,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the addresses that Services had cannot be read: they are derived anew");
+            Book::default()
+        }
+        Err(error) => {
+            tracing::error!(%error, "the addresses that Services had cannot be read: they are derived anew");
+            Book::default()
+        }
+    }
+}
+
+async fn save(settings: &Settings, book: Book) {
+    let path = settings.saved_addresses.clone();
+    let written = blocking::run(path.clone(), DEADLINE, move |_| saved_addresses::save(&path, &book)).await;
+    if let Err(error) = written.flatten() {
+        tracing::error!(%error, "the addresses of Services cannot be saved; they take effect all the same");
+    }
+}
