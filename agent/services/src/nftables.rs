@@ -116,7 +116,7 @@ fn sets(batch: &mut Batch, rules: &Ruleset) {
     }
     batch.set("masqueraded", SetType { id: PROTOCOL << 6 | PORT, length: 8 });
     for (index, forward) in rules.forwards.iter().enumerate() {
-        let family = Family::of(forward.is_ipv4);
+        let family = Family::of_address(forward.is_ipv4);
         if forward.choice.places().len() > 1 {
             let end = SetType { id: address_type(family) << 6 | PORT, length: family.length() + 4 };
             batch.map(&chain_name(index), SetType { id: INTEGER, length: 4 }, end);
@@ -138,7 +138,7 @@ fn chains(batch: &mut Batch, rules: &Ruleset) {
 
 /// Chooses an endpoint and sends the connection there.
 fn passed_on(index: usize, forward: &Forward) -> Expressions {
-    let family = Family::of(forward.is_ipv4);
+    let family = Family::of_address(forward.is_ipv4);
     let mut rule = Expressions::default();
     let count = u32::try_from(forward.choice.places().len()).unwrap_or(u32::MAX);
     match &forward.choice {
@@ -166,7 +166,7 @@ fn passing(batch: &mut Batch, rules: &Ruleset) {
     }
     // A Service may have the name server's port on every other address of the node.
     for server in &rules.name_servers {
-        let family = Family::of(server.is_ipv4());
+        let family = Family::of_address(server.is_ipv4());
         let mut rule = Expressions::default();
         rule.is_family(family).destination_address(family).equals(&octets(*server)).accept();
         batch.rule("services", rule);
@@ -196,8 +196,8 @@ fn masquerading(batch: &mut Batch, rules: &Ruleset, bridges: BridgeTraffic) {
     batch.rule("postrouting", rule);
     for range in rules.ranges.iter().filter(|_| bridges == BridgeTraffic::Unfiltered) {
         let mut rule = Expressions::default();
-        rule.is_family(Family::of(range.is_ipv4())).was_passed_on();
-        rule.first_destination(Family::of(range.is_ipv4())).is_within(range).masquerade();
+        rule.is_family(Family::of_address(range.is_ipv4())).was_passed_on();
+        rule.first_destination(Family::of_address(range.is_ipv4())).is_within(range).masquerade();
         batch.rule("postrouting", rule);
     }
 }
@@ -206,13 +206,13 @@ fn masquerading(batch: &mut Batch, rules: &Ruleset, bridges: BridgeTraffic) {
 fn refusing(batch: &mut Batch, rules: &Ruleset) {
     for chain in ["forward", "filter-output"] {
         for server in &rules.name_servers {
-            let family = Family::of(server.is_ipv4());
+            let family = Family::of_address(server.is_ipv4());
             let mut rule = Expressions::default();
             rule.is_family(family).destination_address(family).equals(&octets(*server)).accept();
             batch.rule(chain, rule);
         }
         for range in &rules.ranges {
-            let family = Family::of(range.is_ipv4());
+            let family = Family::of_address(range.is_ipv4());
             let mut rule = Expressions::default();
             rule.is_family(family).destination_address(family).is_within(range).is_tcp().reset();
             batch.rule(chain, rule);

@@ -57,8 +57,8 @@ impl LocalDns {
 
     /// Those that pods have, if `configured` names none.
     pub(super) fn or_configured(&self, configured: &ClusterDns) -> ClusterDns {
-        let own = self.0.borrow().clone().filter(|_| configured.nameservers.is_empty());
-        own.unwrap_or_else(|| configured.clone())
+        let local = self.0.borrow().clone().filter(|_| configured.nameservers.is_empty());
+        local.unwrap_or_else(|| configured.clone())
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<Option<ClusterDns>> {

@@ -55,7 +55,7 @@ pub(super) enum Family {
 impl Family {
     pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    pub(super) fn of(is_ipv4: bool) -> Self {
+    pub(super) fn of_address(is_ipv4: bool) -> Self {
         if is_ipv4 { Self::V4 } else { Self::V6 }
     }
 

@@ -78,13 +78,13 @@ async fn running_pods_get_and_lose_the_name_server_of_services() {
     let pod = Arc::new(record(spec));
     let plain = node.pods_text();
     let dns = node.volumes.local_dns();
-    let own = ClusterDns { nameservers: vec!["10.43.0.10".parse().unwrap()], domain: "cluster.local".to_owned() };
+    let local = ClusterDns { nameservers: vec!["10.43.0.10".parse().unwrap()], domain: "cluster.local".to_owned() };
     let namespace = pod.key.namespace();
     let searches = format!("search {namespace}.svc.cluster.local svc.cluster.local cluster.local");
     let with_services = format!("{searches}\nnameserver 10.43.0.10\noptions ndots:5\n");
     while_following(&node, &pod, async {
         for _ in 0..3 {
-            dns.set(Some(own.clone()));
+            dns.set(Some(local.clone()));
             node.wait_for(&with_services).await;
             dns.set(None);
             node.wait_for(&plain).await;
@@ -92,7 +92,7 @@ async fn running_pods_get_and_lose_the_name_server_of_services() {
     })
     .await;
     let configured = ClusterDns { nameservers: vec!["10.0.0.10".parse().unwrap()], ..ClusterDns::default() };
-    dns.set(Some(own));
+    dns.set(Some(local));
     assert_eq!(dns.or_configured(&configured), configured, "what is configured comes first");
 }
 
