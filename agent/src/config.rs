@@ -29,7 +29,6 @@ use crate::executor::settings::{ExecutorSettings, PullSettings, RestartSettings}
 use crate::generations::GenerationSettings;
 use crate::source::http::HttpSettings;
 use crate::source::settings::SourceSettings;
-use crate::store::KeyLocation;
 use limpet_bpf::GuardSettings;
 use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
@@ -53,6 +52,7 @@ use limpet_node::settings::{NodeSettings, Reserved};
 use limpet_plugins::settings::PluginSettings;
 use limpet_server::settings::{LocalSettings, ServedNode, ServerSettings};
 use limpet_services::settings::ServiceSettings;
+use limpet_store::KeyLocation;
 use limpet_updates::UpdateSettings;
 use limpet_worker::settings::WorkerSettings;
 
@@ -204,7 +204,7 @@ impl Config {
         self.root_dir.join("report.key")
     }
 
-    /// The database, see [`crate::store`].
+    /// The database, see [`limpet_store`].
     pub fn database(&self) -> PathBuf {
         self.root_dir.join("limpet.db")
     }

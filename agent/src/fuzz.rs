@@ -2,7 +2,6 @@
 //! check properties that must hold for any input.
 
 use crate::source::http;
-use crate::store;
 use limpet_model::manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
@@ -45,7 +44,7 @@ pub fn answer(bytes: &[u8]) {
 ///
 /// That does not hold.
 pub fn record(bytes: &[u8]) {
-    store::check_record(bytes);
+    limpet_store::check_record(bytes);
 }
 
 /// Reads any bytes as frames of a SPDY connection. The frames are the same however the bytes arrive, and bounded.

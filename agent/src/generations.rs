@@ -21,7 +21,7 @@ use limpet_updates::{Phase, Subject, UpdateGate};
 use limpet_worker::trials::{PrepareResult, PrepareWork, TrialKeeper};
 use tokio::sync::watch;
 
-use crate::store::{Changes, GenerationDocument, GenerationManifest, SavedCopy, Store};
+use limpet_store::{Changes, GenerationDocument, GenerationManifest, SavedCopy, Store};
 
 /// The name of a source's document.
 const DOCUMENT: &str = "generations";
@@ -186,7 +186,7 @@ async fn forget(store: &Arc<Store>, source: SourceKind) {
 async fn read(parts: &KeeperParts, source: SourceKind) -> (Held, State, Archive) {
     let work = move |store: &Store| {
         let manifests = store.load::<GenerationManifest>(source)?.records;
-        Ok::<_, crate::store::StoreError>((manifests, store.get::<GenerationDocument>(source, DOCUMENT)?))
+        Ok::<_, limpet_store::StoreError>((manifests, store.get::<GenerationDocument>(source, DOCUMENT)?))
     };
     let (manifests, document) = match with_store(&parts.store, work).await {
         Some(Ok(records)) => records,

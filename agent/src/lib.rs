@@ -20,6 +20,5 @@ pub mod manifest_guard;
 pub mod node_report;
 pub mod pull_records;
 pub mod source;
-pub mod store;
 pub mod watch;
 pub mod workload_memory;

@@ -17,11 +17,11 @@ use tokio_util::sync::CancellationToken;
 use crate::attribution::cgroup_path;
 use crate::config::Config;
 use crate::lifecycle::kernel_types;
-use crate::store::KeyLocation;
 use limpet_containerd::image_verifier;
 use limpet_host::memory;
 use limpet_image_policy::policy::ImagePolicy;
 use limpet_model::attribution::WatchObserver;
+use limpet_store::KeyLocation;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};
 

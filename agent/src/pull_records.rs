@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{Changes, SavedCopy, Store, StoreError};
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_access::{ImageAccess, PullIntent, PulledImage, VerificationPolicy, access};
 use limpet_model::error_chain::error_chain;
 use limpet_model::pull_credential::{PullCredential, Salt};
 use limpet_model::source::SourceKind;
+use limpet_store::{Changes, SavedCopy, Store, StoreError};
 
 /// The keys of both types do not contain a source.
 const SOURCE: SourceKind = SourceKind::File;

@@ -16,7 +16,7 @@ use limpet_server::revisions::Revisions;
 use limpet_wire::revisions::RevisionDocument;
 use limpet_worker::workloads::Ledger;
 
-use crate::store::{Changes, SavedCopy, Store, StoredMemory};
+use limpet_store::{Changes, SavedCopy, Store, StoredMemory};
 
 /// The memory of the controllers of one node.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use limpet::source::file::FileSource;
-use limpet::store::Store;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
+use limpet_store::Store;
 use limpet_worker::merge_loop;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::AppError;
 use crate::config::Config;
-use crate::store::{Sealer, SetAside, Store, StoreError};
 use limpet_model::error_chain::error_chain;
+use limpet_store::{Sealer, SetAside, Store, StoreError};
 use limpet_upgrade::state_version;
 
 /// The database below the root directory; a damaged one is replaced and reported.

@@ -4,9 +4,9 @@ use std::io;
 
 use crate::executor::containerd::compose::ComposeError;
 use crate::manifest_guard::ArmError;
-use crate::store::StoreError;
 use limpet_model::error_chain::error_chain;
 use limpet_server::ServerError;
+use limpet_store::StoreError;
 
 /// Why the agent did not start. Each message says what to fix.
 #[derive(Debug, thiserror::Error)]

@@ -17,12 +17,12 @@ use crate::source::bundle::{
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{PushContext, PushSource};
-use crate::store::Store;
 use limpet_bundle::decision::AppliedBundle;
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
 use limpet_server::bundle::{Bundles, BundlesState};
+use limpet_store::Store;
 
 /// What sources need besides what all parts share.
 pub(super) struct SourceInputs<'a> {

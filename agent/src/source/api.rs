@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Pulse;
 use super::persist::Persister;
-use crate::store::Store;
 use held::HeldPods;
 use limpet_core::cluster_history::{ClusterHistory, HistoryBreak};
 use limpet_core::last_good::LastGood;
@@ -30,6 +29,7 @@ use limpet_model::manifest::api::{self, ORIGIN};
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase, security};
 use limpet_model::source::SourceKind;
+use limpet_store::Store;
 
 /// The name under which the cluster's history is stored. Names of pods and objects always have a slash.
 const HISTORY: &str = "cluster";

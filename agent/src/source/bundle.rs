@@ -41,10 +41,10 @@ use tracing::{debug, error, info, warn};
 
 use crate::source::Pulse;
 use crate::source::persist::Persister;
-use crate::store::{Changes, Store};
 pub use directory::BundleDirectory;
 pub use intake::{BundleInbox, BundleIntake, intake};
 use intake::{Request, Way, subject};
+use limpet_store::{Changes, Store};
 use refusal::Refusal;
 pub use remote::{RemoteBundles, RemoteParts};
 use saved::Saved;

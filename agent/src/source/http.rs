@@ -1,6 +1,6 @@
 //! The URL source: one Pod or a list of Pods from a server, as kubelet's `staticPodURL`.
 //!
-//! In: the server's responses, last good manifests from [`crate::store`]. Out: snapshots. The last good manifests are
+//! In: the server's responses, last good manifests from [`limpet_store`]. Out: snapshots. The last good manifests are
 //! published before the first request, so that a boot without a network, or with a clock that invalidates every
 //! certificate, runs the same pods as before. A response counts only if it is complete and holds manifests: no error
 //! status, timeout, login page or empty body removes a pod. An empty list does.
@@ -25,7 +25,6 @@ use tracing::{error, info, warn};
 
 use crate::source::Pulse;
 use crate::source::persist::Persister;
-use crate::store::Store;
 pub(crate) use check::check_answer;
 use client::Timeouts;
 use failure::Failure;
@@ -40,6 +39,7 @@ use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
+use limpet_store::Store;
 pub use settings::{Address, HttpSettings};
 
 /// The URL source, ready to run.

@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep_until};
 use tracing::error;
 
 use crate::source::Pulse;
-use crate::store::{Changes, SavedCopy, Store, StoreError};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_core::source::view::Contents;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::error_chain::error_chain;
 use limpet_model::source::SourceKind;
+use limpet_store::{Changes, SavedCopy, Store, StoreError};
 
 /// A finished write: the changes, and the result.
 type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;

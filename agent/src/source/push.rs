@@ -17,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::source::Pulse;
-use crate::store::{Changes, Store};
 use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::delta::Edits;
@@ -29,6 +28,7 @@ use limpet_core::status::observed::Observed;
 use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
+use limpet_store::{Changes, Store};
 use saved::{Records, Saved};
 
 /// The parts of the node that the push source depends on.

@@ -74,7 +74,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     ];
     findings.extend(kernel(config));
     findings.push(api(&config.server));
-    findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
+    findings.extend(limpet_store::damaged(&config.database()).last().map(|path| damaged(path)));
     findings.extend(read_only(&config.root_dir));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
     findings.extend(running(config));

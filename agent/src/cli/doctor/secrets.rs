@@ -2,8 +2,8 @@
 
 use super::Finding;
 use crate::config::Config;
-use crate::store::{KeyError, KeyLocation, Sealer};
 use limpet_model::error_chain::error_chain;
+use limpet_store::{KeyError, KeyLocation, Sealer};
 
 /// Reports nothing about a key that systemd passes only to the unit.
 pub(super) async fn examine(config: &Config) -> Option<Finding> {

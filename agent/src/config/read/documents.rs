@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::store::KeyLocation;
 use limpet_bpf::{GuardMode, GuardSettings};
+use limpet_store::KeyLocation;
 
 use super::super::tree::Map;
 use super::super::{Config, quantity};

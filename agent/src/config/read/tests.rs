@@ -105,7 +105,7 @@ fn every_supported_key_has_an_effect() {
         root_dir: "/r".into(),
         run_dir: "/x".into(),
         verbosity: 2,
-        secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),
+        secret_key: Some(limpet_store::KeyLocation::Credential("limpet".to_owned())),
         files: ConfigFiles { main: Some(directory.join("config.yaml")), ..ConfigFiles::default() },
         node: NodeSettings {
             hostname_override: None,

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::RECORD;
-use crate::store::{Changes, SavedCopy};
 use limpet_core::last_good::LastGood;
+use limpet_store::{Changes, SavedCopy};
 
 /// The record as it was saved; `None`: the node has no bundle.
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{BundleIntake, BundleParts, BundleSource, intake};
 use crate::app::DECODER;
-use crate::store::Store;
+use limpet_store::Store;
 
 /// A pair for tests alone, in the form of minisign -G -W.
 const SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWGZpTYsjynE0ao7rN8R7i31a/JxNJjKeQpziamPNXp5xHWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkUioi9CjRJmNDvCXD0+q+1bTyjp4D10lC6fH/W74mAgM4=\n";

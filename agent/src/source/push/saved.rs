@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use imbl::OrdMap;
 use jiff::Timestamp;
 
-use crate::store::{Changes, SavedCopy};
 use limpet_core::last_good::LastGood;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
+use limpet_store::{Changes, SavedCopy};
 
 /// Every pod and object that is saved. A clone is cheap and shares the records.
 #[derive(Debug, Clone, Default)]

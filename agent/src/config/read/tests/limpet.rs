@@ -1,7 +1,7 @@
 //! Keys of LimpetConfiguration that are checked: devices, runtime classes, the guard.
 
 use super::*;
-use crate::store::KeyLocation;
+use limpet_store::KeyLocation;
 
 #[test]
 fn a_wrong_device_is_an_error_with_its_place() {

@@ -3,7 +3,7 @@
 //! It owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a
 //! source that cannot be read after a restart still has its pods. There is one transaction per change, and none if
 //! nothing changed, to spare flash. Each type of record has its own table: a new one is one [`Stored`] in
-//! `store/kinds.rs`.
+//! `kinds.rs`.
 //!
 //! A damaged or foreign file is set aside, its intact records are salvaged, and what only it had is written again
 //! from what the records' owners hold in memory ([`Store::register`]). This is never fatal, and callers do not
@@ -15,7 +15,7 @@
 //!
 //! Calls block (a write waits for the disk), so they must be made from `spawn_blocking`. They have no deadline,
 //! because a write that was given up might still be done after its source was told that it was not. A caller that
-//! must not wait for a hanging write continues without its answer (`source/persist.rs`).
+//! must not wait for a hanging write continues without its answer (`agent/src/source/persist.rs`).
 
 mod changes;
 mod history;
@@ -133,7 +133,7 @@ pub struct Loaded<R> {
 }
 
 /// Checks that a record that can be decoded encodes to the same bytes: for the fuzz target.
-pub(crate) fn check_record(bytes: &[u8]) {
+pub fn check_record(bytes: &[u8]) {
     // The second time, it has a valid checksum, which random bytes never have.
     for bytes in [bytes, &record::sign(bytes)] {
         let Some(record) = Record::decode(bytes) else { continue };
@@ -213,7 +213,7 @@ impl Store {
     }
 
     /// Whether sources call it on their own thread.
-    pub(crate) fn is_inline(&self) -> bool {
+    pub fn is_inline(&self) -> bool {
         self.inline
     }
 
@@ -304,14 +304,14 @@ impl Store {
     }
 
     /// Simulates a disk that hangs, until the result is dropped.
-    #[cfg(test)]
-    pub(crate) fn hang(&self) -> impl Sized + '_ {
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn hang(&self) -> impl Sized + '_ {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Simulates a failed write: the next call reopens the file.
-    #[cfg(test)]
-    pub(crate) fn forget_database(&self) {
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn forget_database(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).database = None;
     }
 

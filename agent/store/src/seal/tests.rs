@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use limpet_model::source::SourceKind;
 
 use super::*;
-use crate::store::{Changes, Store, StoreError};
+use crate::{Changes, Store, StoreError};
 
 const SECRET: &[u8] =
     br#"{"apiVersion":"v1","data":{"password":"aHVudGVyMg=="},"kind":"Secret","metadata":{"name":"a"}}"#;
