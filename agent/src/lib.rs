@@ -5,7 +5,6 @@
 //! module below is one part.
 
 pub mod app;
-pub mod attribution;
 pub mod claim_disk;
 pub mod cli;
 pub mod config;
@@ -20,5 +19,4 @@ pub mod manifest_guard;
 pub mod node_report;
 pub mod pull_records;
 pub mod source;
-pub mod watch;
 pub mod workload_memory;

@@ -14,7 +14,6 @@ use limpet_bpf::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::attribution::cgroup_path;
 use crate::config::Config;
 use crate::lifecycle::kernel_types;
 use limpet_containerd::image_verifier;
@@ -24,6 +23,7 @@ use limpet_model::attribution::WatchObserver;
 use limpet_store::KeyLocation;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};
+use limpet_watch::actors::cgroup_path;
 
 /// The directory of the guard's pinned links. There is one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use limpet::watch::{DirectoryWatch, WatchEvent};
 use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_attribution::feed::Feed;
 use limpet_bpf::{Events, Kernel, Loaded, Request};
 use limpet_model::attribution::{Backend, ManifestWatch, WatchSettings};
 use limpet_tests::measure;
+use limpet_watch::{DirectoryWatch, WatchEvent};
 
 /// Manifests in the directory.
 const FILES: usize = 50;

@@ -8,7 +8,6 @@ use tokio::sync::watch;
 
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use super::{AppError, Core, SharedParts, decoder, held_updates};
-use crate::attribution::actor_of_process;
 use crate::config::Config;
 use crate::config::configz::document;
 use crate::executor::containerd::ContainerdExecutor;
@@ -32,6 +31,7 @@ use limpet_telemetry::usage::disks::{DiskMeter, MeasureDisks};
 use limpet_telemetry::usage::{Meter, NodeReader};
 use limpet_upgrade::report::{self, Reporter};
 use limpet_upgrade::starter;
+use limpet_watch::actors::actor_of_process;
 use limpet_wire::status::UpgradeDocument;
 
 /// The sockets that are reserved before anything else starts.

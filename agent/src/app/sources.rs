@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, watch};
 
 use super::published::Published;
 use super::{SharedParts, decoder};
-use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::api::ApiSource;
 use crate::source::bundle::{
@@ -23,6 +22,7 @@ use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
 use limpet_server::bundle::{Bundles, BundlesState};
 use limpet_store::Store;
+use limpet_watch::actors::Feed;
 
 /// What sources need besides what all parts share.
 pub(super) struct SourceInputs<'a> {

@@ -11,12 +11,12 @@ use tokio::sync::mpsc::error::SendError;
 use tokio_util::sync::CancellationToken;
 
 use super::kernel_types;
-use crate::attribution::Feed;
 use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_host::memory;
 use limpet_model::container::ContainerId;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::process::{ProcessName, Sender, container_in_cgroups};
+use limpet_watch::actors::Feed;
 use limpet_worker::watched_processes::{Changes, WatchedProcesses};
 
 /// How many events are handled in a row before other tasks run.

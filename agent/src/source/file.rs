@@ -1,6 +1,6 @@
 //! The file source: a directory of manifests, or one file, as kubelet's `staticPodPath`.
 //!
-//! Input: the directory, events from [`crate::watch`], last good manifests from [`limpet_store`]. Output: snapshots.
+//! Input: the directory, events from [`limpet_watch`], last good manifests from [`limpet_store`]. Output: snapshots.
 //! Events are only hints: the named files are checked, and read if they changed. The directory is listed at the
 //! start, when it is replaced, when events were lost, to confirm a removal, and every few minutes in case a file
 //! system sent no events. A new file takes effect at once. A removed name is confirmed after a delay, because editors
@@ -25,10 +25,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::persist::Persister;
-use crate::watch::DirectoryWatch;
 use jiff::Timestamp;
 use limpet_core::last_good::LastGood;
 use limpet_core::source::change::ChangeLog;
@@ -42,6 +40,8 @@ use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 use limpet_store::Store;
+use limpet_watch::DirectoryWatch;
+use limpet_watch::actors::Feed;
 use scan::Scanner;
 pub use scan::read_all;
 use scan_result::{Finding, KnownFiles, Listing, Scan};

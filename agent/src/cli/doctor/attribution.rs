@@ -11,9 +11,9 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use super::Finding;
 use super::kernel_events::{EVENT_TIMEOUT, refused};
 use super::scratch::Scratch;
-use crate::attribution as built;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::ManifestWatch;
+use limpet_watch::actors as built;
 
 const FANOTIFY: &str = "fanotify";
 const PROGRAMS: &str = "watch programs";

@@ -9,8 +9,8 @@ use super::kernel_events::{EVENT_TIMEOUT, refused};
 use super::scratch::Scratch;
 use super::{Finding, attribution};
 use crate::config::Config;
-use crate::watch::{DirectoryWatch, WatchEvent};
 use limpet_host::process;
+use limpet_watch::{DirectoryWatch, WatchEvent};
 
 /// The kernel's BTF type information.
 const BTF: &str = "/sys/kernel/btf/vmlinux";

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::FileSource;
-use crate::watch::{DirectoryWatch, WatchEvent};
 use limpet_core::jitter;
 use limpet_core::source::{Health, SourceSnapshot};
+use limpet_watch::{DirectoryWatch, WatchEvent};
 
 impl FileSource {
     pub(super) async fn handle(&mut self, event: std::io::Result<WatchEvent>, publish: &impl Fn(Arc<SourceSnapshot>)) {

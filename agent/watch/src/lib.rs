@@ -8,6 +8,7 @@
 //! inotify needs no privilege and works on every kernel, so only it decides when to read. The [`Attributor`] adds who
 //! made a change.
 
+pub mod actors;
 mod arming;
 mod attribution;
 mod trail;
@@ -28,7 +29,7 @@ use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::attribution::{Attributor, DirectoryEntry, Feed};
+use crate::actors::{Attributor, DirectoryEntry, Feed};
 use arming::Arming;
 use inotify::{Change, Queue, Wd};
 use limpet_host::directory::DirectoryIdentity;

@@ -1,11 +1,11 @@
-//! Attribution of the watch's events: looks up in the [`Attributor`](crate::attribution::Attributor) who made each change.
+//! Attribution of the watch's events: looks up in the [`Attributor`](crate::actors::Attributor) who made each change.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{Actors, DirectoryWatch, RescanReason};
-use crate::attribution::{Completeness, DirectoryEntry};
+use crate::actors::{Completeness, DirectoryEntry};
 use limpet_model::actor::Actor;
 use limpet_model::attribution::Backend;
 use limpet_model::directory_id::DirectoryId;
