@@ -5,6 +5,7 @@
 //! network or an apiserver. What fails before the tasks start is an error with an exit code; what fails later is
 //! logged and tried again.
 
+mod bundles;
 pub mod cluster;
 mod database;
 pub mod description;

@@ -27,8 +27,6 @@ pub use read::load;
 
 use crate::executor::settings::{ExecutorSettings, PullSettings, RestartSettings};
 use crate::generations::GenerationSettings;
-use crate::source::http::HttpSettings;
-use crate::source::settings::SourceSettings;
 use limpet_bpf::GuardSettings;
 use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
@@ -52,6 +50,8 @@ use limpet_node::settings::{NodeSettings, Reserved};
 use limpet_plugins::settings::PluginSettings;
 use limpet_server::settings::{LocalSettings, ServedNode, ServerSettings};
 use limpet_services::settings::ServiceSettings;
+use limpet_sources::http::HttpSettings;
+use limpet_sources::settings::SourceSettings;
 use limpet_store::KeyLocation;
 use limpet_updates::UpdateSettings;
 use limpet_worker::settings::WorkerSettings;

@@ -1,11 +1,11 @@
 //! The functions of the fuzz targets in `agent/fuzz`, whose seeds the tests replay: they feed bytes to a decoder and
 //! check properties that must hold for any input.
 
-use crate::source::http;
 use limpet_model::manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
 use limpet_server::stream_check;
+use limpet_sources::http;
 use limpet_wire::spdy::frame;
 
 /// Reads any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has

@@ -18,5 +18,4 @@ pub mod lifecycle;
 pub mod manifest_guard;
 pub mod node_report;
 pub mod pull_records;
-pub mod source;
 pub mod workload_memory;

@@ -279,9 +279,9 @@ mod tests {
     use limpet_plugins::settings::PluginSettings;
 
     use crate::config::ConfigFiles;
-    use crate::source::http::Address;
-    use crate::source::http::HttpSettings;
-    use crate::source::settings::SourceSettings;
+    use limpet_sources::http::Address;
+    use limpet_sources::http::HttpSettings;
+    use limpet_sources::settings::SourceSettings;
 
     use super::*;
 

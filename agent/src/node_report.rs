@@ -25,10 +25,10 @@ use tokio_util::sync::CancellationToken;
 
 pub use document::ReportInputs;
 
-use crate::source::http::HttpSettings;
-use crate::source::http::client::Timeouts;
-use crate::source::http::failure::Failure;
-use crate::source::http::fetch::Fetcher;
+use limpet_sources::http::HttpSettings;
+use limpet_sources::http::client::Timeouts;
+use limpet_sources::http::failure::Failure;
+use limpet_sources::http::fetch::Fetcher;
 
 /// The signature of the body: a file of minisign's in base64.
 const SIGNATURE: HeaderName = HeaderName::from_static("limpet-signature");

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use limpet::source::file::FileSource;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
+use limpet_sources::file::FileSource;
 use limpet_store::Store;
 use limpet_worker::merge_loop;
 use tokio::sync::mpsc;

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::source::Pulse;
 use limpet_cluster::Link;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot, delta};
@@ -14,6 +13,7 @@ use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, fault};
 use limpet_model::source::SourceKind;
 use limpet_server::{SourceView, Sources};
+use limpet_sources::Pulse;
 use limpet_store::Store;
 use limpet_telemetry::event::{EventType, Events, MAX_MESSAGE};
 use limpet_telemetry::metrics::Metrics;

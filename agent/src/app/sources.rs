@@ -6,21 +6,22 @@ use limpet_model::attribution::{WatchObserver, WatchSettings};
 use limpet_model::source::SourceKind;
 use tokio::sync::{mpsc, watch};
 
+use super::bundles::ServedBundles;
 use super::published::Published;
 use super::{SharedParts, decoder};
-use crate::source::Pulse;
-use crate::source::api::ApiSource;
-use crate::source::bundle::{
-    self, BundleDirectory, BundleIntake, BundleParts, BundleSource, RemoteBundles, RemoteParts,
-};
-use crate::source::file::FileSource;
-use crate::source::http::HttpSource;
-use crate::source::push::{PushContext, PushSource};
 use limpet_bundle::decision::AppliedBundle;
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::image::Images;
 use limpet_core::source::{cluster_update, push};
 use limpet_server::bundle::{Bundles, BundlesState};
+use limpet_sources::Pulse;
+use limpet_sources::api::ApiSource;
+use limpet_sources::bundle::{
+    self, BundleDirectory, BundleIntake, BundleParts, BundleSource, RemoteBundles, RemoteParts,
+};
+use limpet_sources::file::FileSource;
+use limpet_sources::http::HttpSource;
+use limpet_sources::push::{PushContext, PushSource};
 use limpet_store::Store;
 use limpet_watch::actors::Feed;
 
@@ -100,7 +101,7 @@ pub(super) fn start_sources(
         updates
     });
     let bundle = intake.as_ref().map(BundleIntake::applied);
-    let bundles = intake.map(|intake| Arc::new(intake) as Arc<dyn Bundles>);
+    let bundles = intake.map(|intake| Arc::new(ServedBundles(intake)) as Arc<dyn Bundles>);
     StartedSources { sources: all, api_updates: updates, bundles, bundle }
 }
 

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::generations::GenerationSettings;
-use crate::source::http::HttpSettings;
 use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
@@ -28,6 +27,7 @@ use limpet_model::source::SourceKind;
 use limpet_node::settings::{Reservation, ReservedCgroup};
 use limpet_server::settings::ServerSettings;
 use limpet_services::settings::ServiceSettings;
+use limpet_sources::http::HttpSettings;
 use limpet_updates::{GateSettings, UpdateSettings, Window};
 
 /// kubelet's values of keys without effect, and limpet's if it behaves as with another value (`failSwapOn`). A client

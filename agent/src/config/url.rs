@@ -9,8 +9,8 @@ use super::RunFlags;
 use super::keys::Shape;
 use super::misfit::{expected, misfit};
 use super::tree::{Map, Position};
-use crate::source::http::{Address, HttpSettings};
 use limpet_model::go_duration;
+use limpet_sources::http::{Address, HttpSettings};
 
 /// kubelet's `httpCheckFrequency`.
 const DEFAULT_FREQUENCY: Duration = Duration::from_secs(20);

@@ -15,7 +15,7 @@
 //!
 //! Calls block (a write waits for the disk), so they must be made from `spawn_blocking`. They have no deadline,
 //! because a write that was given up might still be done after its source was told that it was not. A caller that
-//! must not wait for a hanging write continues without its answer (`agent/src/source/persist.rs`).
+//! must not wait for a hanging write continues without its answer (`agent/sources/src/persist.rs`).
 
 mod changes;
 mod history;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::tz::TimeZone;
-use limpet::source::api::ApiSource;
 use limpet_apiserver_client::Client;
 use limpet_claims::{Action, Claims, Order};
 use limpet_cluster::certificates::CertificateSettings;
@@ -34,6 +33,7 @@ use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_sources::api::ApiSource;
 use limpet_store::Store;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health as AgentHealth;

@@ -11,7 +11,7 @@ use reqwest::header::HeaderMap;
 use super::super::quantity;
 use super::super::tree::Map;
 use super::ConfigDiagnostics;
-use crate::source::http::{Address, HttpSettings};
+use limpet_sources::http::{Address, HttpSettings};
 
 const KEY: &str = "bundle";
 /// How many keys may be listed.

@@ -12,7 +12,6 @@ use super::super::tree::Map;
 use super::super::{Config, quantity};
 use super::ConfigDiagnostics;
 use crate::executor::settings::PullSettings;
-use crate::source::settings::SourceSettings;
 use limpet_containerd::settings::{ContainerSettings, RuntimeSettings, Shim};
 use limpet_containerd::spec::ShimGroup;
 use limpet_core::backoff;
@@ -25,6 +24,7 @@ use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_plugins::settings::{PluginDirectory, PluginSettings};
 use limpet_server::settings::{CriSocket, LocalSettings};
+use limpet_sources::settings::SourceSettings;
 
 /// The limit of parallel pulls if kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;

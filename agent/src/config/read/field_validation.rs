@@ -5,7 +5,7 @@ use limpet_model::source::SourceKind;
 
 use super::super::tree::{Entry, Map, Value};
 use super::ConfigDiagnostics;
-use crate::source::settings::SourceSettings;
+use limpet_sources::settings::SourceSettings;
 
 const KEY: &str = "fieldValidation";
 /// The sources as the configuration names them. As in kubelet, the pods of an apiserver are never refused for that.

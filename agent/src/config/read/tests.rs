@@ -7,8 +7,6 @@ use reqwest::header::HeaderMap;
 use super::*;
 use crate::config::ConfigFiles;
 use crate::executor::settings::{PullSettings, RestartSettings};
-use crate::source::http::{Address, HttpSettings};
-use crate::source::settings::SourceSettings;
 use limpet_bpf::{GuardMode, GuardSettings};
 use limpet_bundle::settings::BundleSettings;
 use limpet_cluster::settings::ClusterSettings;
@@ -39,6 +37,8 @@ use limpet_model::source::SourceKind;
 use limpet_node::settings::{KernelSettings, NodeSettings, Reservation, Reserved, ReservedCgroup};
 use limpet_plugins::settings::{PluginDirectory, PluginSettings};
 use limpet_server::settings::{AuthorizationMode, CriSocket, DebugHandlers, LocalSettings, ServerSettings};
+use limpet_sources::http::{Address, HttpSettings};
+use limpet_sources::settings::SourceSettings;
 use limpet_worker::settings::WorkerSettings;
 
 mod credential_providers;

@@ -13,7 +13,7 @@ use reqwest::header::HeaderMap;
 use super::super::quantity;
 use super::super::tree::{Entry, Map, Node, Value};
 use super::ConfigDiagnostics;
-use crate::source::http::{Address, HttpSettings};
+use limpet_sources::http::{Address, HttpSettings};
 
 const KEY: &str = "updates";
 /// How often the node reports by default, and at most.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use limpet_bundle::BundleError;
 use limpet_containerd::image::ImageError;
 use limpet_model::pod::Fault;
-use limpet_server::bundle::BundleRefusal;
 
 /// The most layers and faults that a message names.
 const MAX_NAMED: usize = 10;
@@ -65,7 +64,7 @@ fn first(all: &[impl ToString]) -> String {
 
 impl Refusal {
     /// Whether the same bundle may be accepted later.
-    pub(super) fn is_transient(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Images(error) => error.is_transient(),
             Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
@@ -76,17 +75,6 @@ impl Refusal {
             | Self::Manifests(_)
             | Self::Incomplete { .. }
             | Self::NoBundle => false,
-        }
-    }
-}
-
-impl From<Refusal> for BundleRefusal {
-    fn from(refusal: Refusal) -> Self {
-        let message = refusal.to_string();
-        match refusal {
-            refusal if refusal.is_transient() => Self::Unavailable(message),
-            Refusal::NoBundle => Self::Missing(message),
-            _ => Self::Refused(message),
         }
     }
 }

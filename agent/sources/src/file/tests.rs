@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::source::first_snapshot::first_snapshot;
+use crate::first_snapshot::first_snapshot;
 use limpet_model::manifest::Restored;
 use limpet_model::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid};
 

@@ -7,9 +7,9 @@
 
 mod body;
 mod check;
-pub(crate) mod client;
-pub(crate) mod failure;
-pub(crate) mod fetch;
+pub mod client;
+pub mod failure;
+pub mod fetch;
 mod settings;
 
 use std::hash::{BuildHasher, RandomState};
@@ -23,9 +23,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::source::Pulse;
-use crate::source::persist::Persister;
-pub(crate) use check::check_answer;
+use crate::Pulse;
+use crate::persist::Persister;
+pub use check::check_answer;
 use client::Timeouts;
 use failure::Failure;
 use fetch::{Fetched, Fetcher, Validators};

@@ -9,10 +9,10 @@ use reqwest::{Response, StatusCode};
 
 use super::part::Part;
 use super::{Fetched, Whole, unwritable};
-use crate::source::http::HttpSettings;
-use crate::source::http::client::Timeouts;
-use crate::source::http::failure::Failure;
-use crate::source::http::fetch::{Asked, Fetcher, Opened, Validators};
+use crate::http::HttpSettings;
+use crate::http::client::Timeouts;
+use crate::http::failure::Failure;
+use crate::http::fetch::{Asked, Fetcher, Opened, Validators};
 
 /// A file of bytes, as they are.
 const ACCEPT: &str = "application/vnd.limpet.bundle.v1+tar, application/octet-stream, */*;q=0.5";

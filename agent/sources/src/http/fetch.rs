@@ -23,7 +23,7 @@ const MAX_VALIDATOR: usize = 1 << 10;
 
 /// What identifies a known response to the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::source) struct Validators {
+pub struct Validators {
     /// Digest of the URL that sent the response, because redirects may lead elsewhere the next time.
     url: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,7 +34,7 @@ pub(in crate::source) struct Validators {
 
 impl Validators {
     /// Those of a response to that URL; `None`: it has none.
-    pub(in crate::source) fn new(url: &Url, headers: &HeaderMap) -> Option<Self> {
+    pub fn new(url: &Url, headers: &HeaderMap) -> Option<Self> {
         let text = |name: HeaderName| {
             let value = headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
             value.filter(|value| value.len() <= MAX_VALIDATOR)
@@ -44,23 +44,23 @@ impl Validators {
     }
 
     /// The strong `ETag`: the same bytes have it, and no others.
-    pub(in crate::source) fn etag(&self) -> Option<&str> {
+    pub fn etag(&self) -> Option<&str> {
         self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
     }
 }
 
 /// What is asked for.
-pub(in crate::source) struct Asked {
-    pub(in crate::source) accept: &'static str,
-    pub(in crate::source) encoding: &'static str,
+pub struct Asked {
+    pub accept: &'static str,
+    pub encoding: &'static str,
     /// Further headers, for the URL's own host and others.
-    pub(in crate::source) further: HeaderMap,
+    pub further: HeaderMap,
     /// A part of the content is taken, too.
-    pub(in crate::source) takes_part: bool,
+    pub takes_part: bool,
 }
 
 /// A response whose body was not read yet.
-pub(in crate::source) enum Opened {
+pub enum Opened {
     /// The response is the known one.
     NotModified,
     /// That of the last URL.
@@ -79,14 +79,14 @@ pub(super) enum Fetched {
 }
 
 #[derive(Debug)]
-pub(crate) struct Fetcher {
+pub struct Fetcher {
     settings: Arc<HttpSettings>,
     timeouts: Timeouts,
     clients: Clients,
 }
 
 impl Fetcher {
-    pub(crate) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
+    pub fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
         let clients = Clients::new(Arc::clone(&settings), timeouts);
         Self { settings, timeouts, clients }
     }
@@ -114,7 +114,7 @@ impl Fetcher {
     }
 
     /// Sends a body to the URL with PUT. Redirects are not followed.
-    pub(crate) async fn put(&mut self, body: Vec<u8>, headers: HeaderMap) -> Result<(), Failure> {
+    pub async fn put(&mut self, body: Vec<u8>, headers: HeaderMap) -> Result<(), Failure> {
         let client = self.clients.for_origin().await.map_err(Failure::unreachable)?;
         let request = client.put(self.settings.address.url().clone()).headers(headers).timeout(self.timeouts.whole);
         let sent = request.body(body).send().await.map_err(|error| Failure::new(error, Timestamp::now()));
@@ -126,11 +126,7 @@ impl Fetcher {
     }
 
     /// One exchange without the body, whose reading has no limit of time but that between two reads.
-    pub(in crate::source) async fn open(
-        &mut self,
-        known: Option<&Validators>,
-        asked: &Asked,
-    ) -> Result<Opened, Failure> {
+    pub async fn open(&mut self, known: Option<&Validators>, asked: &Asked) -> Result<Opened, Failure> {
         let opened = self.follow(known, asked).await;
         if opened.as_ref().is_err_and(|failure| failure.tls) {
             self.clients.reload();

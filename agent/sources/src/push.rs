@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::source::Pulse;
+use crate::Pulse;
 use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::delta::Edits;

@@ -10,16 +10,15 @@ use limpet_bundle::create::{Recipe, create};
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{ImageSettings, Images, ImagesConfig};
-use limpet_core::source::SourceSnapshot;
+use limpet_core::source::{Decoder, SourceSnapshot};
 use limpet_host::throttle::Throttle;
-use limpet_server::bundle::{BundleRefusal, Bundles as _};
+use limpet_model::manifest;
 use limpet_telemetry::event::Events;
 use limpet_wire::bundle::BundleDocument;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{BundleIntake, BundleParts, BundleSource, intake};
-use crate::app::DECODER;
 use limpet_store::Store;
 
 /// A pair for tests alone, in the form of minisign -G -W.
@@ -109,7 +108,7 @@ impl Bench {
 
     async fn apply(&self, path: &Path) -> Result<BundleDocument, String> {
         let (way, ..) = self.running.as_ref().unwrap();
-        way.apply(path.to_owned(), false).await.map_err(message)
+        way.apply(path.to_owned(), false).await.map_err(|refusal| refusal.to_string())
     }
 
     /// `name image` of every pod, and the names of objects.
@@ -122,13 +121,7 @@ impl Bench {
     }
 }
 
-fn message(refusal: BundleRefusal) -> String {
-    match refusal {
-        BundleRefusal::Refused(message) | BundleRefusal::Missing(message) | BundleRefusal::Unavailable(message) => {
-            message
-        }
-    }
-}
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 fn pod(name: &str) -> String {
     let image = format!("x/y@sha256:{}", "a".repeat(64));
@@ -207,11 +200,11 @@ async fn after_a_reset_an_older_bundle_is_taken_once() {
     let mut bench = Bench::new();
     bench.start();
     let (way, ..) = bench.running.as_ref().unwrap();
-    assert!(message(way.reset_serial().await.unwrap_err()).contains("has no bundle"));
+    assert!(way.reset_serial().await.unwrap_err().to_string().contains("has no bundle"));
     let [old, new] = [(1, "a"), (9, "b")].map(|(serial, name)| bench.bundle(serial, &pod(name)));
     bench.apply(&new).await.unwrap();
     bench.apply(&old).await.unwrap_err();
-    assert_eq!(way.reset_serial().await.map_err(message).unwrap().serial, 0);
+    assert_eq!(way.reset_serial().await.map_err(|refusal| refusal.to_string()).unwrap().serial, 0);
     bench.stop().await;
     bench.start();
     assert_eq!(bench.shape(), ["b-edge1"]);

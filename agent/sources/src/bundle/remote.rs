@@ -24,8 +24,8 @@ use tracing::{debug, info, warn};
 
 use super::intake::{BundleIntake, Way};
 use super::refusal::Refusal;
-use crate::source::http::HttpSettings;
-use crate::source::http::failure::Failure;
+use crate::http::HttpSettings;
+use crate::http::failure::Failure;
 use part::Part;
 use registry::RegistryOrigin;
 use url::UrlOrigin;

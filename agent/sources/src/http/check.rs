@@ -25,7 +25,7 @@ const BEFORE: &[u8] = br#"{"apiVersion": "v1", "kind": "List", "items": [
 /// # Panics
 ///
 /// A property does not hold.
-pub(crate) fn check_answer(bytes: &[u8]) {
+pub fn check_answer(bytes: &[u8]) {
     let Some((&how, body)) = bytes.split_first() else { return };
     let encoding = [None, Some("gzip"), Some("identity"), Some("br")][usize::from(how & 3)];
     let form = BodyFormat { encoding: encoding.map(str::to_owned), open_ended: how & 4 != 0 };

@@ -10,7 +10,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto};
 
 use super::server::{Reply, Server};
 use super::{Bench, list, settings, wait_for};
-use crate::source::http::{Address, HttpSettings};
+use crate::http::{Address, HttpSettings};
 
 /// A certificate and its key, as PEM.
 struct Pair {

@@ -2,12 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_bundle::decision::AppliedBundle;
 use limpet_model::source::SourceKind;
-use limpet_server::bundle::{BundleRefusal, Bundles};
 use limpet_updates::{Phase, Subject, UpdateGate};
 use limpet_wire::bundle::BundleDocument;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -178,14 +175,24 @@ pub(super) fn subject(what: String, is_first: bool) -> Subject {
     Subject { what, source: Some(SourceKind::Bundle), is_first }
 }
 
-impl Bundles for BundleIntake {
-    fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
+impl BundleIntake {
+    /// Lets a bundle take effect in place of the one before, `in_window` only when updates may, and returns when it is on
+    /// disk.
+    ///
+    /// # Errors
+    ///
+    /// The bundle does not take effect.
+    pub async fn apply(&self, path: PathBuf, in_window: bool) -> Result<BundleDocument, Refusal> {
         let way = if in_window { Way::HandInWindow } else { Way::Hand };
-        async move { self.offer_until_taken(&path, way).await.map_err(BundleRefusal::from) }.boxed()
+        self.offer_until_taken(&path, way).await
     }
 
-    fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        let reset = self.ask(|answer| Request::ResetSerial { answer });
-        reset.map(|result| result.map_err(BundleRefusal::from)).boxed()
+    /// Lets the next bundle have any serial.
+    ///
+    /// # Errors
+    ///
+    /// There is no bundle, or the source does not answer.
+    pub async fn reset_serial(&self) -> Result<BundleDocument, Refusal> {
+        self.ask(|answer| Request::ResetSerial { answer }).await
     }
 }

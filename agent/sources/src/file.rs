@@ -25,8 +25,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::source::Pulse;
-use crate::source::persist::Persister;
+use crate::Pulse;
+use crate::persist::Persister;
 use jiff::Timestamp;
 use limpet_core::last_good::LastGood;
 use limpet_core::source::change::ChangeLog;

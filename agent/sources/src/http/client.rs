@@ -23,7 +23,7 @@ const MAX_FILE: u64 = 1 << 20;
 
 /// The timeouts of an exchange.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Timeouts {
+pub struct Timeouts {
     /// Until the connection is established.
     pub(super) connect: Duration,
     /// Between two reads from the server.

@@ -11,34 +11,34 @@ use limpet_core::source::http_schedule::ExchangeResult;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-pub(crate) struct Failure {
+pub struct Failure {
     /// For users; contains no secret.
-    pub(crate) reason: String,
+    pub reason: String,
     /// For the schedule.
-    pub(crate) result: ExchangeResult,
+    pub result: ExchangeResult,
     /// Whether certificates must be reread before the next attempt.
-    pub(crate) tls: bool,
+    pub tls: bool,
 }
 
 impl Failure {
     /// There was no complete response.
-    pub(crate) fn unreachable(reason: impl Into<String>) -> Self {
+    pub fn unreachable(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false }
     }
 
     /// An unusable response.
-    pub(crate) fn bad_response(reason: impl Into<String>) -> Self {
+    pub fn bad_response(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
     }
 
     /// With the delay that the server requested.
-    pub(crate) fn after(mut self, retry_after: Option<Duration>) -> Self {
+    pub fn after(mut self, retry_after: Option<Duration>) -> Self {
         self.result = ExchangeResult::BadResponse { retry_after };
         self
     }
 
     /// An error of the HTTP client. `now` is the node's clock, by which certificates are checked.
-    pub(crate) fn new(error: reqwest::Error, now: Timestamp) -> Self {
+    pub fn new(error: reqwest::Error, now: Timestamp) -> Self {
         let error = error.without_url();
         if let Some(tls) = tls_error(&error) {
             return Self { tls: true, ..Self::unreachable(tls_message(tls, now)) };

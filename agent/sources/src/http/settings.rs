@@ -49,7 +49,7 @@ impl Address {
     ///
     /// # Errors
     /// It is none any more.
-    pub(crate) fn with(&self, name: &str, value: &str) -> Result<Self, String> {
+    pub fn with(&self, name: &str, value: &str) -> Result<Self, String> {
         // A URL has braces in its path as `%7B` and `%7D`.
         let encoded = name.replace('{', "%7B").replace('}', "%7D");
         Self::parse(&self.0.as_str().replace(&encoded, value).replace(name, value))

@@ -5,7 +5,7 @@ use limpet_containerd::image::{ImageError, Images};
 
 use super::part::Part;
 use super::{Fetched, Whole, unwritable};
-use crate::source::http::failure::Failure;
+use crate::http::failure::Failure;
 
 #[derive(Debug)]
 pub(super) struct RegistryOrigin {

@@ -39,13 +39,13 @@ use limpet_wire::bundle::BundleDocument;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::source::Pulse;
-use crate::source::persist::Persister;
+use crate::Pulse;
+use crate::persist::Persister;
 pub use directory::BundleDirectory;
 pub use intake::{BundleInbox, BundleIntake, intake};
 use intake::{Request, Way, subject};
 use limpet_store::{Changes, Store};
-use refusal::Refusal;
+pub use refusal::Refusal;
 pub use remote::{RemoteBundles, RemoteParts};
 use saved::Saved;
 use staging::Staging;

@@ -11,7 +11,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep_until};
 use tracing::error;
 
-use crate::source::Pulse;
+use crate::Pulse;
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_core::source::view::Contents;
