@@ -1,7 +1,7 @@
 //! `cargo xtask test-kernels`: the BPF programs and the watch's backends in stock kernels, under QEMU's emulation.
 //!
-//! The test `kernels` of limpet-bpf, linked statically, is the first process of a machine that has little else: the agent's
-//! unit tests, of which it runs the watch's, with their libraries and a busybox. A kernel that panics once that process
+//! The test `kernels` of limpet-bpf, linked statically, is the first process of a machine that has little else: the unit
+//! tests of limpet-watch, which it runs, with their libraries and a busybox. A kernel that panics once that process
 //! runs, hangs or prints only a part has failed, and so has one that skips a case which it is not declared to skip.
 
 mod verdict;
@@ -103,7 +103,7 @@ fn boot_all(kernels: impl Iterator<Item = &'static Kernel>) -> Result<()> {
     if tools::on_path(vm::EMULATOR).is_none() {
         apt::install(&["qemu-system-x86"])?;
     }
-    let programs = Programs { kernels: static_test()?, agent: agent_tests()? };
+    let programs = Programs { kernels: static_test()?, watch: watch_tests()? };
     // The images are made one after the other, because the package manager locks its directory.
     let images: Vec<_> = kernels.map(|kernel| (kernel, image(kernel))).collect();
     let work = Machines::Kernels.dir();
@@ -194,17 +194,17 @@ fn static_test() -> Result<PathBuf> {
     cargo::executable(&mut command, "kernels")
 }
 
-/// The agent's unit tests, as every test run builds them: built for one package alone they would be compiled once more.
-fn agent_tests() -> Result<PathBuf> {
-    cargo::executable(&mut cargo::command(&["test", "--workspace", "--lib", "--no-run"]), "limpet")
+/// The unit tests of the watch, as every test run builds them: built for one package alone they would be compiled once more.
+fn watch_tests() -> Result<PathBuf> {
+    cargo::executable(&mut cargo::command(&["test", "--workspace", "--lib", "--no-run"]), "limpet_watch")
 }
 
 /// What runs in the machine.
 struct Programs {
     /// The first process.
     kernels: PathBuf,
-    /// The agent's unit tests.
-    agent: PathBuf,
+    /// The unit tests of the watch.
+    watch: PathBuf,
 }
 
 /// Boots, waits for the end, and returns the last line, after what was found out on the way.
@@ -254,9 +254,9 @@ fn write_initrd(programs: &Programs, modules: &[PathBuf], root: &Path, initrd: &
     let busybox = tools::busybox().context("no busybox; run: cargo xtask setup")?;
     put(&programs.kernels, Path::new("init"))?;
     put(&busybox, Path::new("bin/busybox"))?;
-    put(&programs.agent, Path::new("bin/agent-tests"))?;
-    process::checked(Command::new("strip").arg("--strip-debug").arg(root.join("bin/agent-tests")))?;
-    for library in libraries(&programs.agent)? {
+    put(&programs.watch, Path::new("bin/watch-tests"))?;
+    process::checked(Command::new("strip").arg("--strip-debug").arg(root.join("bin/watch-tests")))?;
+    for library in libraries(&programs.watch)? {
         put(&library, &library)?;
     }
     for module in modules {

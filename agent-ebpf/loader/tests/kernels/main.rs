@@ -4,11 +4,11 @@
 //! the cases that change nothing there. Each case proves the purpose of its programs.
 
 mod act;
-mod agent;
 mod guard;
 mod lifecycle;
 mod machine;
 mod watch;
+mod watch_tests;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -110,9 +110,9 @@ fn run_all(alone: bool) -> usize {
         });
     }
     if alone {
-        match agent::names() {
-            Ok(names) => names.iter().for_each(|name| tally.run(name, || agent::test(name))),
-            Err(error) => tally.run("the agent's tests", || Err(error)),
+        match watch_tests::names() {
+            Ok(names) => names.iter().for_each(|name| tally.run(name, || watch_tests::test(name))),
+            Err(error) => tally.run("the tests of the watch", || Err(error)),
         }
     }
     println!("kernels: {} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);

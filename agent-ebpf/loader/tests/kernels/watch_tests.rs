@@ -1,4 +1,4 @@
-//! The agent's own tests of its watch, each a case: inotify, fanotify and BPF programs, and the fallback when one fails.
+//! The unit tests of `limpet-watch`, each a case: inotify, fanotify and BPF programs, and the fallback when one fails.
 //!
 //! Each runs in a process of its own, so that none passes, fails or is skipped without being counted.
 
@@ -6,9 +6,7 @@ use std::process::{Command, Output};
 
 use crate::{CaseResult, machine, to_text};
 
-const PROGRAM: &str = "/bin/agent-tests";
-/// The tests that run here.
-const PART: &str = "watch::";
+const PROGRAM: &str = "/bin/watch-tests";
 /// How a test reports that the machine lacks something (`limpet_tests::need`).
 const SKIPPED: &str = "skipped: ";
 
@@ -18,7 +16,7 @@ pub(crate) fn names() -> Result<Vec<String>, String> {
     if !installed.success() {
         return Err(format!("busybox: {installed}"));
     }
-    let listed = run(&[PART, "--list", "--format=terse"])?;
+    let listed = run(&["--list", "--format=terse"])?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let names: Vec<_> = text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
     if names.is_empty() { Err(format!("no test is listed: {}", output_of(&listed))) } else { Ok(names) }
