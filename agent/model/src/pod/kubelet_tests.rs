@@ -175,6 +175,7 @@ fn a_rejected_document_names_everything_it_may_be() {
                 "StatefulSet default/a",
                 "Job default/a",
                 "CronJob default/a",
+                "Service default/a",
             ],
             false,
             false,
