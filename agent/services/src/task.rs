@@ -88,15 +88,10 @@ struct Task {
     /// Rules of an earlier agent stay until it is known which pods run.
     holds_rules: bool,
     names: watch::Sender<Arc<Zone>>,
-    /// While queries are answered.
-    listening: Option<Listening>,
+    /// What answers queries, while there are names.
+    listening: Option<JoinSet<()>>,
     /// What was reported of each Service, so that it is reported once; `None`: of all of them.
     reported: BTreeMap<Option<Name>, String>,
-}
-
-struct Listening {
-    tasks: JoinSet<()>,
-    stop: CancellationToken,
 }
 
 impl Task {
@@ -129,7 +124,7 @@ impl Task {
             None => self.effect(&served, &observed).await.err(),
         };
         if problem.is_some() {
-            self.stop_listening();
+            self.stop_listening().await;
             (self.parts.set_name_servers)(&[]);
         }
         self.report(&served, problem.as_deref());
@@ -219,13 +214,13 @@ impl Task {
         let servers = &self.parts.settings.name_servers;
         if self.listening.is_none() && !servers.is_empty() {
             let upstream = Arc::new(upstream::Upstream::new(self.parts.settings.resolv_conf.clone(), servers.clone()));
-            let mut listening = Listening { tasks: JoinSet::new(), stop: CancellationToken::new() };
+            let mut listening = JoinSet::new();
             for address in servers {
                 let listener = Listener::bind(*address).await;
                 let listener =
                     listener.map_err(|error| format!("queries for names cannot be answered at {address}: {error}"))?;
                 let names: server::Names = self.names.subscribe();
-                listening.tasks.spawn(listener.serve(names, Arc::clone(&upstream), listening.stop.child_token()));
+                listening.spawn(listener.serve(names, Arc::clone(&upstream)));
             }
             self.listening = Some(listening);
         }
@@ -233,10 +228,10 @@ impl Task {
         Ok(())
     }
 
-    fn stop_listening(&mut self) {
+    /// Returns when the sockets are closed, so that they can be opened again.
+    async fn stop_listening(&mut self) {
         if let Some(mut listening) = self.listening.take() {
-            listening.stop.cancel();
-            listening.tasks.detach_all();
+            listening.shutdown().await;
         }
     }
 
@@ -260,7 +255,7 @@ impl Task {
 
     /// Removes all that is left of Services. Returns false if that has to be tried again.
     async fn clear(&mut self) -> bool {
-        self.stop_listening();
+        self.stop_listening().await;
         (self.parts.set_name_servers)(&[]);
         self.names.send_replace(Arc::default());
         self.parts.views.send_replace(ServicesDocument::default());

@@ -1,4 +1,4 @@
-//! The source of bundles as the server knows it: what a client hands over, and why it is refused.
+//! The source of bundles as the server knows it: what a client offers, and why it is refused.
 
 use std::path::PathBuf;
 

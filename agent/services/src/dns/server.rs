@@ -9,7 +9,6 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 
 use super::answer::{self, Reply, Transport};
 use super::upstream::{Upstream, read_message, write_message};
@@ -45,12 +44,12 @@ impl Listener {
         Ok(Self { udp: UdpSocket::bind(at).await?, tcp: TcpListener::bind(at).await? })
     }
 
-    /// Answers until `stop`.
-    pub(crate) async fn serve(self, names: Names, upstream: Arc<Upstream>, stop: CancellationToken) {
+    /// Answers until it is dropped.
+    pub(crate) async fn serve(self, names: Names, upstream: Arc<Upstream>) {
         let Self { udp, tcp } = self;
         let by_udp = serve_udp(Arc::new(udp), names.clone(), Arc::clone(&upstream));
         let by_tcp = serve_tcp(tcp, names, upstream);
-        stop.run_until_cancelled(async { tokio::join!(by_udp, by_tcp) }).await;
+        tokio::join!(by_udp, by_tcp);
     }
 }
 

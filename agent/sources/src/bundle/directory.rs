@@ -80,7 +80,7 @@ impl BundleDirectory {
         Self { path: path.to_owned(), intake, tried: BTreeMap::new(), place: None }
     }
 
-    /// Hands over what is there and what appears, until `stop`.
+    /// Offers what is there and what appears, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -146,7 +146,7 @@ impl BundleDirectory {
         }
     }
 
-    /// Hands over what is new.
+    /// Offers what is new.
     async fn scan(&mut self) -> Scanned {
         let path = self.path.clone();
         let listed = blocking::run(self.path.clone(), DEADLINE, move |_| list(&path)).await;

@@ -29,7 +29,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Whether a person hands it over, who has chosen the bundle and the node.
+    /// Whether a person applies it, who has chosen the bundle and the node.
     pub(super) fn is_by_hand(self) -> bool {
         matches!(self, Self::Hand | Self::HandInWindow)
     }
@@ -75,17 +75,17 @@ impl BundleInbox {
 
     /// Tells which bundle the node has.
     pub(super) fn tell(&self, applied: Option<&AppliedBundle>) {
-        self.applied.send_if_modified(|told| {
-            let is_news = told.as_ref().is_none_or(|told| told.as_ref() != applied);
+        self.applied.send_if_modified(|known| {
+            let is_news = known.as_ref().is_none_or(|known| known.as_ref() != applied);
             if is_news {
-                *told = Some(applied.cloned());
+                *known = Some(applied.cloned());
             }
             is_news
         });
     }
 }
 
-/// Hands bundles to the source. Clones share the channel.
+/// Offers bundles to the source. Clones share the channel.
 #[derive(Debug, Clone)]
 pub struct BundleIntake {
     requests: mpsc::Sender<Request>,
@@ -126,7 +126,7 @@ impl BundleIntake {
         self.updates.pass(Phase::Apply, &subject).await;
     }
 
-    /// Hands over a file, again and again as long as its bundle is held, and waits until it has taken effect.
+    /// Offers a file, again and again as long as its bundle is held, and waits until it has taken effect.
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
@@ -139,7 +139,7 @@ impl BundleIntake {
         }
     }
 
-    /// Hands over a file, and waits until it has taken effect.
+    /// Offers a file, and waits until it has taken effect.
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
