@@ -45,8 +45,11 @@ pub(super) struct Made {
     pub(super) surge: u32,
     pub(super) unavailable: u32,
     pub(super) parallelism: u32,
-    /// Ends the old pods first; of a StatefulSet: starts all pods at once; of a Job: it is indexed.
-    pub(super) is_other: bool,
+    /// A Deployment ends the old pods first.
+    pub(super) recreates: bool,
+    /// A StatefulSet starts all pods at once.
+    pub(super) is_parallel: bool,
+    pub(super) is_indexed: bool,
     pub(super) min_ready: u32,
     pub(super) concurrency: &'static str,
     /// Changes with each edit of the template.
@@ -64,7 +67,9 @@ impl Made {
             surge,
             unavailable: if surge == 0 { rng.u32(1..3) } else { rng.u32(0..3) },
             parallelism: rng.u32(1..4),
-            is_other: rng.u32(0..4) == 0,
+            recreates: rng.u32(0..4) == 0,
+            is_parallel: rng.bool(),
+            is_indexed: rng.bool(),
             min_ready: if rng.bool() { 0 } else { rng.u32(1..30) },
             concurrency: rng.choice(["Allow", "Forbid", "Replace"]).unwrap_or("Allow"),
             version: 0,
@@ -78,7 +83,7 @@ impl Made {
 
     /// Whether an old pod ends before its successor begins.
     pub(super) fn ends_first(&self) -> bool {
-        self.kind == "DaemonSet" || (self.kind == "Deployment" && self.is_other)
+        self.kind == "DaemonSet" || (self.kind == "Deployment" && self.recreates)
     }
 
     /// How many pods there are to be, and how many there may be.
@@ -130,14 +135,14 @@ impl Made {
             spec["replicas"] = json!(self.replicas);
         }
         if self.kind == "Deployment" {
-            spec["strategy"] = match self.is_other {
+            spec["strategy"] = match self.recreates {
                 true => json!({ "type": "Recreate" }),
                 false => json!({ "rollingUpdate": { "maxSurge": self.surge, "maxUnavailable": self.unavailable } }),
             };
         }
         if self.kind == "StatefulSet" {
             spec["serviceName"] = json!(name);
-            spec["podManagementPolicy"] = json!(if self.is_other { "Parallel" } else { "OrderedReady" });
+            spec["podManagementPolicy"] = json!(if self.is_parallel { "Parallel" } else { "OrderedReady" });
         }
         spec
     }
@@ -147,7 +152,7 @@ impl Made {
         template["spec"]["restartPolicy"] = json!("Never");
         json!({
             "completions": self.replicas, "parallelism": self.parallelism, "backoffLimit": 1_000,
-            "completionMode": if self.is_other { "Indexed" } else { "NonIndexed" }, "template": template,
+            "completionMode": if self.is_indexed { "Indexed" } else { "NonIndexed" }, "template": template,
         })
     }
 }
