@@ -20,6 +20,7 @@ use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral, quantity};
 use limpet_model::process::{ProcessHandle, Processes};
@@ -91,6 +92,8 @@ pub fn version(pod: Pod) -> Arc<PodRecord> {
         origin: Arc::from("web.yaml"),
         manifest: Arc::from(manifest),
         ephemeral: ephemeral::containers(&pod),
+        qos_class: qos_class(pod.spec.as_ref().unwrap()),
+        cgroup_limits: pod_limits(pod.spec.as_ref().unwrap()),
         pod,
     })
 }
@@ -121,7 +124,7 @@ pub fn image() -> ImageState {
 /// The pod with its sandbox ready and its images present.
 pub fn ready(mut pod: PodState) -> PodState {
     pod.sandbox = SandboxState::Ready(sandbox(&[]));
-    pod.cgroup.set = Some(pod_limits(pod.record.spec()));
+    pod.cgroup.set = Some(pod.record.cgroup_limits);
     pod.containers.iter_mut().for_each(|slot| slot.image = image());
     pod
 }

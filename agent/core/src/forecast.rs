@@ -144,7 +144,7 @@ fn reasons(old: &PodRecord, new: &PodRecord) -> Vec<String> {
     if !fields.is_empty() {
         reasons.push(format!("{} cannot change in place", fields.join(", ")));
     }
-    let (before, after) = (old.qos_class(), new.qos_class());
+    let (before, after) = (old.qos_class, new.qos_class);
     if before != after {
         reasons.push(format!("its QoS class changes from {before} to {after}"));
     }

@@ -17,7 +17,6 @@ use super::state::{
 use super::storage::StorageUsage;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
-use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::probe::ProbeKind;
 
 pub use container::exited;
@@ -184,7 +183,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             pod.sandbox = SandboxState::Preparing;
             pod.changed_meanwhile = Changes::NONE;
             pod.volumes.writing = pod.volumes_version();
-            pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
+            pod.cgroup = CgroupState { setting: Some(pod.record.cgroup_limits), ..CgroupState::default() };
         }
         Action::MeasureStorage => pod.storage.iter_mut().for_each(|watch| watch.measuring = true),
         Action::UpdateCgroup(limits) => pod.cgroup.setting = Some(*limits),

@@ -29,10 +29,10 @@ use self::limits::{GroupLimits, HUGE_PAGES_CONTROLLER, REQUIRED_CONTROLLERS};
 pub use self::memory_alarm::MemoryAlarm;
 pub use self::reserved::ReservedLimits;
 use crate::{huge_pages, proc_files, process};
-use limpet_model::pod::compute_resources::{CgroupLimits, CpuQuotas, cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, CpuQuotas, cpu_shares, pod_cpu_request};
 use limpet_model::pod::huge_pages::requests;
 use limpet_model::pod::memory_qos::{MemoryFiles, MemoryQos, RequestedMemory, pod_memory_request};
-use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::{PodRecord, PodUid};
 
 /// How cgroups are created (kubelet's `cgroupDriver`).
@@ -99,7 +99,7 @@ struct Requested {
 
 impl Requested {
     fn from_pod(pod: &PodRecord) -> Self {
-        let burstable_cpu = match qos_class(pod.spec()) {
+        let burstable_cpu = match pod.qos_class {
             QosClass::Burstable => pod_cpu_request(pod.spec()),
             QosClass::Guaranteed | QosClass::BestEffort => 0,
         };
@@ -217,7 +217,7 @@ impl Cgroups {
     ///
     /// A cgroup cannot be created, or a limit cannot be set.
     pub async fn ensure_pod(&self, pod: &PodRecord) -> Result<(), CgroupError> {
-        self.update_pod(pod, &pod_limits(pod.spec())).await
+        self.update_pod(pod, &pod.cgroup_limits).await
     }
 
     /// The same with these limits instead of the pod's own. Processes in the cgroup keep running. The kernel refuses
@@ -228,7 +228,7 @@ impl Cgroups {
     /// A cgroup cannot be created, or a limit cannot be set.
     pub async fn update_pod(&self, pod: &PodRecord, limits: &CgroupLimits) -> Result<(), CgroupError> {
         let spec = pod.spec();
-        let class = qos_class(spec);
+        let class = pod.qos_class;
         let layout = &self.shared.layout;
         let of_all = self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::from_pod(pod))));
         let mut groups = self.levels(class, of_all);
@@ -251,20 +251,20 @@ impl Cgroups {
     /// Registers a pod that was already running: counts its OOM kills from now on, and its part of its level's
     /// weight. The level keeps its current weight until a pod's limits are set.
     pub fn adopt_pod(&self, pod: &PodRecord) {
-        let class = qos_class(pod.spec());
+        let class = pod.qos_class;
         self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::from_pod(pod))));
         self.begin_oom_account(&pod.uid);
     }
 
     /// The pod's cgroup from the root of the hierarchy, as kubelet passes it to a runtime (`cgroup_parent`).
     pub fn pod_path(&self, pod: &PodRecord) -> String {
-        let group = self.shared.layout.pod(qos_class(pod.spec()), &pod.uid);
+        let group = self.shared.layout.pod(pod.qos_class, &pod.uid);
         format!("/{}", self.shared.layout.directory(&group).display())
     }
 
     /// `linux.cgroupsPath` of a container in the driver's format.
     pub fn container_path(&self, pod: &PodRecord, container_id: &str) -> String {
-        self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)
+        self.shared.layout.container_path(pod.qos_class, &pod.uid, container_id)
     }
 
     /// Moves the init of the pod's shared PID namespace into its own cgroup within the pod's, which has to exist.
@@ -273,7 +273,7 @@ impl Cgroups {
     ///
     /// The cgroup cannot be created, or the process has ended.
     pub async fn place_init(&self, pod: &PodRecord, pid: u32) -> Result<(), CgroupError> {
-        let class = qos_class(pod.spec());
+        let class = pod.qos_class;
         let (unit, directory) = self.shared.layout.init(class, &pod.uid);
         if let Some(systemd) = &self.shared.systemd {
             return systemd.scope(&unit, &self.shared.layout.pod(class, &pod.uid).slice(), pid).await;

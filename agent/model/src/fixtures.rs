@@ -6,6 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
+use crate::pod::compute_resources::pod_limits;
+use crate::pod::qos::qos_class;
 use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral};
 use crate::source::SourceKind;
 
@@ -15,6 +17,7 @@ use crate::source::SourceKind;
 /// When the manifest is not a Pod with a name.
 pub fn record(manifest: Value) -> Arc<PodRecord> {
     let pod: Pod = serde_json::from_value(manifest.clone()).unwrap();
+    let spec = pod.spec.clone().unwrap_or_default();
     let namespace = pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
     Arc::new(PodRecord {
         key: PodKey::new(namespace, pod.metadata.name.clone().unwrap()),
@@ -25,6 +28,8 @@ pub fn record(manifest: Value) -> Arc<PodRecord> {
         origin: "web.yaml".into(),
         manifest: serde_json::to_vec(&manifest).unwrap().into(),
         ephemeral: ephemeral::containers(&pod),
+        qos_class: qos_class(&spec),
+        cgroup_limits: pod_limits(&spec),
         pod,
     })
 }
@@ -41,6 +46,7 @@ pub fn record_of_spec(spec: Value) -> PodRecord {
         "spec": spec,
     });
     let pod: Pod = serde_json::from_value(pod).unwrap();
+    let spec = pod.spec.clone().unwrap_or_default();
     PodRecord {
         key: PodKey::new("shop", "web-node"),
         uid: PodUid::new("0123456789abcdef0123456789abcdef"),
@@ -50,6 +56,8 @@ pub fn record_of_spec(spec: Value) -> PodRecord {
         origin: "web.yaml".into(),
         manifest: b"{}".as_slice().into(),
         ephemeral: ephemeral::containers(&pod),
+        qos_class: qos_class(&spec),
+        cgroup_limits: pod_limits(&spec),
         pod,
     }
 }

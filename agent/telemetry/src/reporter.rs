@@ -25,7 +25,6 @@ use limpet_core::status::observed::{Observed, ObservedContainer, ObservedPod};
 use limpet_core::status::retired::DroppedStatus;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
-use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::verdict::PodVerdict;
 
@@ -56,11 +55,10 @@ impl Reporter {
     pub fn publish(&self, pod: &PodState, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&pod.record.key).cloned();
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
-        let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
         let mut status = match pod.is_remains {
             true => before.or(pod.record.pod.status.as_ref()).cloned().unwrap_or_default(),
-            false => generate(pod, node, qos.as_str(), now, before),
+            false => generate(pod, node, pod.record.qos_class.as_str(), now, before),
         };
         self.devices.show_health(&pod.record, &mut status);
         let observed = ObservedPod {

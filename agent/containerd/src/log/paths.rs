@@ -209,12 +209,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use limpet_model::pod::compute_resources::CgroupLimits;
+    use limpet_model::pod::qos::QosClass;
     use limpet_model::pod::{Fingerprint, PodKey};
     use limpet_model::source::SourceKind;
 
     fn record(uid: &str) -> PodRecord {
         PodRecord {
             ephemeral: Vec::new(),
+            qos_class: QosClass::BestEffort,
+            cgroup_limits: CgroupLimits::BEST_EFFORT,
             key: PodKey::new("default", "web-edge1"),
             uid: PodUid::new(uid),
             fingerprint: Fingerprint([0; 16]),

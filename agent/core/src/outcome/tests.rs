@@ -135,7 +135,7 @@ fn what_fails_without_an_exit_is_tried_again_after_15_seconds_at_most() {
         (Action::ReleaseSandbox, released, "FailedKillPod", SYNC),
         (Action::TearDown, torn_down, FAILED_UNMOUNT, SYNC),
         (Action::UpdateVolumes, written, FAILED_MOUNT, VOLUME),
-        (Action::UpdateCgroup(pod_limits(pod().record.spec())), limited, "Failed", RESIZE),
+        (Action::UpdateCgroup(pod().record.cgroup_limits), limited, "Failed", RESIZE),
     ];
     for (action, outcome, reason, pauses) in rows {
         let mut pod = pod();

@@ -5,7 +5,7 @@
 
 use super::{ContainerSlot, Life, OngoingAction, PodState, RetryState, SandboxState};
 use limpet_model::pod::Role;
-use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
+use limpet_model::pod::compute_resources::CgroupLimits;
 
 /// The state of the pod's cgroup.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +28,7 @@ impl PodState {
         if !matches!(self.sandbox, SandboxState::Ready(_)) || self.cgroup.setting.is_some() {
             return None;
         }
-        let wanted = pod_limits(self.record.spec());
+        let wanted = self.record.cgroup_limits;
         let due = match self.cgroup.set {
             _ if !self.containers.iter().any(has_other_version) => wanted,
             Some(set) => set.raised_to(&wanted),
@@ -55,7 +55,7 @@ impl PodState {
     /// resized, and what it has is not known.
     fn limits_of_resizes(&self, wanted: CgroupLimits) -> Option<CgroupLimits> {
         let mut others = self.containers.iter().filter(|slot| has_other_version(slot));
-        others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
+        others.try_fold(wanted, |limits, slot| Some(slot.resize()?.from.cgroup_limits.raised_to(&limits)))
     }
 
     /// Whether a container may be resized, because its pod's cgroup allows its desired resources. If the kernel
@@ -67,7 +67,7 @@ impl PodState {
 
     /// Whether the pod's cgroup is known to allow the desired resources of its containers, also after the change in progress.
     pub fn cgroup_admits(&self) -> bool {
-        let wanted = pod_limits(self.record.spec());
+        let wanted = self.record.cgroup_limits;
         let admits =
             |set: CgroupLimits| set.raised_to(&wanted) == CgroupLimits { cpu_shares: wanted.cpu_shares, ..set };
         self.cgroup.set.is_some_and(admits) && self.cgroup.setting.is_none_or(admits)

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits, cpu_shares, pod_limits, pod_resources};
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits, cpu_shares, pod_resources};
 use limpet_model::pod::qos::{CPU, MEMORY};
 
 use crate::state::PodState;
@@ -29,9 +29,8 @@ pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
 
 /// The pod's current resources while its cgroup has other limits than desired; `None` if it has the desired ones.
 pub(super) fn while_resized(pod: &PodState) -> Option<ResourceRequirements> {
-    let spec = pod.record.spec();
-    let set = pod.cgroup.set.filter(|set| *set != pod_limits(spec))?;
-    Some(with_limits(pod_resources(spec), &set))
+    let set = pod.cgroup.set.filter(|set| *set != pod.record.cgroup_limits)?;
+    Some(with_limits(pod_resources(pod.record.spec()), &set))
 }
 
 /// The resources with those that follow from the cgroup's limits (kubelet's `convertToAPIPodLevelResourcesStatus`).

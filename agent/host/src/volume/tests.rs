@@ -16,6 +16,9 @@ use crate::blocking::Progress;
 use crate::mount_table;
 use crate::mount_table::is_mount_point;
 use limpet_model::object::ObjectKind;
+use k8s_openapi::api::core::v1::Pod;
+use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::{Fingerprint, PodKey};
 use limpet_model::source::SourceKind;
@@ -26,8 +29,12 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
     if spec["containers"].is_null() {
         spec["containers"] = json!([]);
     }
+    let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+    let spec = pod.spec.as_ref().unwrap();
     PodRecord {
         ephemeral: Vec::new(),
+        qos_class: qos_class(spec),
+        cgroup_limits: pod_limits(spec),
         key: PodKey::new("default", "web-node"),
         uid: PodUid::new("uid"),
         fingerprint: Fingerprint([0; 16]),
@@ -35,7 +42,7 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
         source: SourceKind::File,
         origin: "web.yaml".into(),
         manifest: Arc::from(&b"{}"[..]),
-        pod: serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap(),
+        pod,
     }
 }
 

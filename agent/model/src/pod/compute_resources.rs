@@ -75,6 +75,9 @@ pub struct CgroupLimits {
 }
 
 impl CgroupLimits {
+    /// Those of a pod that requests and limits nothing.
+    pub const BEST_EFFORT: Self = Self { cpu_shares: CPU_SHARES_RANGE.0, cpu_quota: None, memory: None };
+
     /// The smallest limits that allow both these and `other`, with the CPU shares of `other`, because shares are a
     /// weight and do not restrict the cgroups below.
     pub fn raised_to(&self, other: &Self) -> Self {
@@ -100,7 +103,7 @@ impl CgroupLimits {
 /// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.
 pub fn pod_limits(spec: &PodSpec) -> CgroupLimits {
     if qos_class(spec) == QosClass::BestEffort {
-        return CgroupLimits { cpu_shares: CPU_SHARES_RANGE.0, cpu_quota: None, memory: None };
+        return CgroupLimits::BEST_EFFORT;
     }
     CgroupLimits {
         cpu_shares: cpu_shares(pod_request(spec, CPU).milli()),

@@ -9,7 +9,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use crate::pod::compute_resources::pod_limits;
 use crate::pod::container_form::as_container;
+use crate::pod::qos::qos_class;
 use crate::pod::{
     ContainerName, Fault, FaultList, Fingerprint, NameError, PodKey, PodRecord, PodUid, VolumeName, default,
     fingerprint, identity,
@@ -99,7 +101,9 @@ impl Draft {
         });
         let uid = PodUid::parse(self.uid.as_str());
         let uid = uid.map_err(|error| faults.push(fault("metadata.uid", &self.uid, error)));
-        let ephemeral = self.spec().ephemeral_containers.iter().flatten().map(as_container).collect();
+        let spec = self.spec();
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(as_container).collect();
+        let (qos_class, cgroup_limits) = (qos_class(spec), pod_limits(spec));
         self.check_parts(&mut faults);
         match (key, uid) {
             (Ok(key), Ok(uid)) if faults.errors() == 0 => Ok(PodRecord {
@@ -111,6 +115,8 @@ impl Draft {
                 origin: self.origin,
                 manifest: Arc::from(self.manifest),
                 ephemeral,
+                qos_class,
+                cgroup_limits,
                 pod: self.pod,
             }),
             _ => Err(faults.finish()),

@@ -12,7 +12,7 @@ impl PodRecord {
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
         self.uid == other.uid
             && self.immutable_fingerprint == other.immutable_fingerprint
-            && self.qos_class() == other.qos_class()
+            && self.qos_class == other.qos_class
             && huge_pages::requests(self.spec()) == huge_pages::requests(other.spec())
             && pod_resizes_in_place(self.spec(), other.spec())
             && obstacles(self, other).is_empty()

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::pod::qos::{QosClass, qos_class};
+use crate::pod::compute_resources::CgroupLimits;
+use crate::pod::qos::QosClass;
 use crate::pod::{Fingerprint, PodKey, PodUid};
 use crate::source::SourceKind;
 
@@ -30,6 +31,10 @@ pub struct PodRecord {
     pub pod: Pod,
     /// Its ephemeral containers, in the form of the others.
     pub ephemeral: Vec<Container>,
+    /// Its quality-of-service class. Computed once, because every plan and every status needs it.
+    pub qos_class: QosClass,
+    /// The limits of its cgroup, computed once for the same reason.
+    pub cgroup_limits: CgroupLimits,
 }
 
 impl PodRecord {
@@ -48,11 +53,6 @@ impl PodRecord {
     /// The spec of the container called `name`.
     pub fn container(&self, name: &str) -> Option<&Container> {
         self.containers().find(|container| container.name == name)
-    }
-
-    /// Its quality-of-service class.
-    pub fn qos_class(&self) -> QosClass {
-        qos_class(self.spec())
     }
 
     /// Whether its source requests its graceful deletion.

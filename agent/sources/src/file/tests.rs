@@ -14,6 +14,8 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::first_snapshot::first_snapshot;
 use limpet_model::manifest::Restored;
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid};
 
 /// A test format with one pod per line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
@@ -48,6 +50,8 @@ fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord
         .for_each(|(index, byte)| hash[index % 16] ^= byte.rotate_left(u32::try_from(index).unwrap() / 16));
     PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new("default", format!("{name}-{node}")),
         uid: PodUid::new(name),
         fingerprint: Fingerprint(hash),

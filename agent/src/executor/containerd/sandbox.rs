@@ -18,7 +18,7 @@ use limpet_host::user_namespace;
 use limpet_host::volume::{Resolver, VolumeError, pod_hostname};
 use limpet_model::object::{ObjectKind, runtime_class};
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::sysctl;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::selinux::PodLabelling;
@@ -68,7 +68,7 @@ impl ContainerdExecutor {
         let sysctls = sysctl::sysctls(record.spec());
         let labelling = self.labelling(record).map_err(sandbox_failure)?;
         let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
-        let limits = self.limits_with_cpus(&record.uid, pod_limits(record.spec()));
+        let limits = self.limits_with_cpus(&record.uid, record.cgroup_limits);
         let (cgroup, sandbox) =
             tokio::join!(self.on_cgroup("create", self.cgroups.update_pod(record, &limits)), async {
                 match self.sandboxes.find(&request).await? {

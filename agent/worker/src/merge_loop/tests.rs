@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use imbl::OrdMap;
 use limpet_core::merge::{DesiredPods, PodChange};
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
 use limpet_tests::wait;
 
@@ -17,6 +19,8 @@ use limpet_model::source::SourceKind;
 fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new("default", source.as_str()),
         uid: PodUid::new(source.as_str()),
         fingerprint: Fingerprint([version; 16]),

@@ -11,6 +11,8 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::*;
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::Fingerprint;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -59,6 +61,8 @@ fn record(name: &str, version: &Version, source: SourceKind) -> Arc<PodRecord> {
     whole[1] = uid.map_or(9, |uid| uid);
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new("default", name),
         uid: PodUid::new(written.unwrap_or_else(|| format!("{source}-{name}-{spec}"))),
         fingerprint: Fingerprint(whole),

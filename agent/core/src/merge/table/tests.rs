@@ -7,6 +7,8 @@ use serde_json::json;
 
 use super::*;
 use limpet_model::manifest::restore;
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::Fingerprint;
 
 /// A pod in short form: its name, or `namespace/name`, then its special properties. `image=2`: edited in place;
@@ -39,6 +41,8 @@ fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
     };
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new(namespace, name),
         uid: PodUid::new(uid.unwrap_or_else(|| format!("{source}.{namespace}.{name}.{spec}"))),
         fingerprint: hash(format!("{spec} {image}")),

@@ -15,6 +15,8 @@ use crate::source::view::{Contents, View};
 use crate::source::{Health, Snapshots};
 use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKind, ObjectRecord};
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::{Fault, Fingerprint, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
 
@@ -51,6 +53,8 @@ fn edit() -> impl Strategy<Value = Edit> {
 fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new("default", name),
         uid: PodUid::new(format!("{name}-{version}")),
         fingerprint: Fingerprint([version; 16]),

@@ -4,12 +4,16 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
 use limpet_model::object::ObjectKind;
+use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::{Fingerprint, PodUid};
 use limpet_model::source::SourceKind;
 
 fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
+        qos_class: QosClass::BestEffort,
+        cgroup_limits: CgroupLimits::BEST_EFFORT,
         key: PodKey::new("default", name),
         uid: PodUid::new(name),
         fingerprint: Fingerprint([version; 16]),

@@ -47,7 +47,7 @@ fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
 }
 
 fn limits(cpus: &[i64]) -> CgroupLimits {
-    pod_limits(record(cpus).spec())
+    record(cpus).cgroup_limits
 }
 
 /// The pod's cgroup with the CPU shares of one edit and the limits of another.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 
 use super::World;
@@ -13,7 +13,7 @@ impl World {
         let next = self.next_sandbox.to_string();
         self.directories.insert(record.uid.to_string());
         let id = self.sandboxes.entry(record.uid.to_string()).or_insert(next).clone();
-        self.set_cgroup(&record.uid, pod_limits(record.spec()));
+        self.set_cgroup(&record.uid, record.cgroup_limits);
         id
     }
 
