@@ -1,12 +1,15 @@
-//! Whether the node admits a pod: kubelet's predicates of resources and node selection, in kubelet's words. Also
-//! which pods end so that a critical one can start, and which resizes wait (`pkg/kubelet/lifecycle/predicate.go`,
-//! `pkg/kubelet/preemption`, `pkg/kubelet/allocation`). Pure.
+//! Whether the node admits a pod: kubelet's predicates of resources and node selection, in kubelet's words, the node's
+//! shortages and its shutdown, and what the host lacks. Also which pods end so that a critical one can start, and which
+//! resizes wait (`pkg/kubelet/lifecycle/predicate.go`, `pkg/kubelet/preemption`, `pkg/kubelet/allocation`). Pure.
+//!
+//! [`crate::allocation`] asks, with what the other pods have, and makes the verdict.
 //!
 //! kubelet refuses a pod for good. Here that holds only for the apiserver's pods, whose controller makes another one.
 //! A pod of the node's own sources waits, and starts as soon as the reason is gone.
 
 mod host;
 mod preemption;
+mod shortage;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -26,6 +29,7 @@ use crate::taint::tolerates;
 
 pub use host::HostLack;
 pub use preemption::{Candidate, may_preempt, preempts, victims};
+pub use shortage::{refuse_start, waits};
 
 /// The prefix of kubelet's reason for a pod that needs more of a resource than is left; the resource's name follows.
 pub const OUT_OF: &str = "OutOf";
@@ -58,18 +62,18 @@ pub struct Refusal {
 
 impl Refusal {
     /// What happens to the pod: one of the apiserver's fails, any other waits.
-    pub fn verdict(self, source: SourceKind) -> PodVerdict {
+    pub(crate) fn verdict(self, source: SourceKind) -> PodVerdict {
         if source.traits().is_replaced { self.for_good() } else { self.waiting() }
     }
 
     /// The pod waits, whatever its source.
-    pub fn waiting(self) -> PodVerdict {
+    pub(crate) fn waiting(self) -> PodVerdict {
         let message = format!("{}; it starts when that has changed", self.message);
         PodVerdict::waiting(self.reason, message)
     }
 
     /// The pod fails, whatever its source, because nothing that changes on the node would help.
-    pub fn for_good(self) -> PodVerdict {
+    pub(crate) fn for_good(self) -> PodVerdict {
         PodVerdict::rejected(self.reason, &self.message)
     }
 }

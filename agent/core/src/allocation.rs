@@ -58,6 +58,11 @@ impl Refused {
         Self { verdict: refusal.verdict(record.source), victims: None }
     }
 
+    /// The pod fails, whatever its source.
+    fn for_good(refusal: Refusal) -> Self {
+        Self { verdict: refusal.for_good(), victims: None }
+    }
+
     /// The pod waits, whatever its source: others end for it, or it ran here before the agent started and its plugin
     /// may not be back yet.
     fn for_now(refusal: Refusal) -> Self {
@@ -166,10 +171,14 @@ impl Allocations {
         Ok(())
     }
 
-    /// Whether the others leave what the pod requests, and the node suits it: in kubelet's order, which names one reason.
+    /// Decides whether the node admits the pod: whether the node suits it, and the others leave what it requests. The
+    /// checks are in kubelet's order, because kubelet names one reason.
     fn check(&self, key: &PodKey, wanted: &Assignment, check: Check, plugins: &Inventory) -> Result<(), Refused> {
         let refused = |refusal| Refused::new(refusal, &wanted.record);
         let others = || self.assigned.iter().filter(|(other, _)| *other != key);
+        if check.node {
+            self.offer.permits(&wanted.record).map_err(Refused::for_good)?;
+        }
         if check.devices
             && let Err(refusal) = has_devices(plugins, wanted, others())
         {

@@ -2,11 +2,12 @@
 //! end for it. Pure: measurements and time are arguments.
 //!
 //! [`ThresholdTracker`] turns measurements into conditions and into the threshold to act on. [`rank`] chooses the pod
-//! that ends for it, and [`admission`] the pods that do not start meanwhile.
+//! that ends for it, and [`recovery`] decides when it runs again. [`crate::admission`] decides which pods do not start
+//! meanwhile.
 
-pub mod admission;
 pub mod alarm_pace;
 pub mod rank;
+pub mod recovery;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

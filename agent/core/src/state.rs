@@ -250,6 +250,16 @@ impl PodState {
         }
     }
 
+    /// Records that the node does not admit the pod, which fails or waits. Returns whether that was unknown before.
+    pub fn refuse(&mut self, verdict: PodVerdict) -> bool {
+        let is_known = self.verdict.as_ref() == Some(&verdict);
+        match verdict.is_final() {
+            true => self.fail(verdict),
+            false => self.verdict = Some(verdict),
+        }
+        !is_known
+    }
+
     /// Ends the pod because the node is shutting down, within `grace` at most. A pod that is already ending gets no
     /// longer than that.
     pub fn shut_down(&mut self, grace: Duration, now: Now) {

@@ -13,8 +13,7 @@ use tokio::sync::watch;
 use crate::event::{EventType, Events};
 use crate::health::Health;
 use crate::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{Refusal, pending_message};
-use limpet_core::eviction::admission;
+use limpet_core::admission::{self, Refusal, pending_message};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -104,10 +103,7 @@ impl Reporter {
         let start = known.and_then(|known| known.status.start_time.clone());
         let mut pod = PodState::new(Arc::clone(record), start.map_or(now.wall, |start| start.0));
         self.report_not_admitted(&pod, &verdict);
-        match verdict.is_final() {
-            true => pod.fail(verdict),
-            false => pod.verdict = Some(verdict),
-        }
+        pod.refuse(verdict);
         self.publish(&pod, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use limpet_core::admission::{Refusal, Selectable};
+use limpet_core::admission::Selectable;
 use limpet_core::allocation::{Allocations, NodeOffer, NotResized, PodAllocation, Refused};
 use limpet_core::device_plugins::Inventory;
 use limpet_core::node_state::NodeState;
@@ -87,7 +87,7 @@ impl Allocator {
     /// # Errors
     ///
     /// All slots are taken, and no pods may be ended for this one, or ending them would not suffice.
-    pub fn enter(self: &Arc<Self>, record: &Arc<PodRecord>) -> Result<AllocationGuard, Refusal> {
+    pub fn enter(self: &Arc<Self>, record: &Arc<PodRecord>) -> Result<AllocationGuard, Refused> {
         self.decide(|state, plugins| state.allocations.enter(record, plugins))?;
         Ok(self.guard(&record.key))
     }

@@ -21,6 +21,7 @@ use super::pod_worker::{PodWorker, WorkEnded};
 use super::workloads::Adopted;
 use cleanup::Cleanup;
 use limpet_core::admission::may_preempt;
+use limpet_core::allocation::Refused;
 use limpet_core::debug_order::{DebugError, DebugOrder};
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
 use limpet_core::node_shutdown::{ShutdownIntake, ShutdownOrder};
@@ -328,8 +329,7 @@ impl Supervisor {
     fn start(&mut self, key: &PodKey, record: Arc<PodRecord>) {
         match self.context.allocator.enter(&record) {
             Ok(allocation) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(allocation)),
-            Err(refusal) => {
-                let verdict = refusal.verdict(record.source);
+            Err(Refused { verdict, .. }) => {
                 self.waits_for_slot |= !verdict.is_final();
                 let (node, now) = (*self.node.borrow(), self.context.executor.now());
                 self.context.reporter.report_out_of_pods(&record, verdict, node, now);

@@ -1,10 +1,12 @@
 //! What a pod needs and the host lacks: profiles of security modules, devices of plugins, processors. The executor
-//! reports it, and [`crate::outcome`] decides what happens to the pod. Part of [`super`].
+//! reports it, and [`crate::outcome`] applies what is decided here. Part of [`super`].
 
 use std::fmt;
 
 use super::{Refusal, UNEXPECTED};
 use crate::cpu_allocation::SMT_ALIGNMENT;
+use limpet_model::source::SourceKind;
+use limpet_model::verdict::PodVerdict;
 
 /// kubelet's reason for a pod whose AppArmor profile cannot be enforced.
 const APPARMOR: &str = "AppArmor";
@@ -44,8 +46,14 @@ impl HostLack {
         Refusal { reason: self.reason().to_owned(), message: self.to_string() }
     }
 
+    /// How the pod fails for it; `None` if it is tried again. It fails for good if no attempt would help. A pod of the
+    /// apiserver fails in any case, because its controller makes another one.
+    pub(crate) fn verdict(&self, source: SourceKind) -> Option<PodVerdict> {
+        (self.is_lasting() || source.traits().is_replaced).then(|| self.refusal().for_good())
+    }
+
     /// Whether no attempt can succeed until another kernel or policy runs.
-    pub fn is_lasting(&self) -> bool {
+    fn is_lasting(&self) -> bool {
         matches!(self, Self::SelinuxLabels | Self::AppArmor)
     }
 

@@ -1,6 +1,5 @@
 //! What the node refuses at every try, whatever else runs on it: kubelet's checks that come before those of resources, in its
-//! order (`pkg/kubelet/sysctl`, `pkg/kubelet/lifecycle/predicate.go`). They also come before any lesser pod ends for a
-//! critical one.
+//! order (`pkg/kubelet/sysctl`, `pkg/kubelet/lifecycle/predicate.go`).
 
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::device::pod_devices;

@@ -7,10 +7,9 @@ use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::PodVerdict;
 
 use super::{Allocations, Assignment, Check, NotResized, Purpose, Refused};
-use crate::admission::{NODE_AFFINITY, OUT_OF, TAINT_TOLERATION, UNEXPECTED};
+use crate::admission::{NODE_AFFINITY, OUT_OF, TAINT_TOLERATION, UNEXPECTED, refuse_start, waits};
 use crate::cpu_allocation::infeasible;
 use crate::device_plugins::Inventory;
-use crate::eviction::admission::{refuse_start, waits};
 use crate::node_state::NodeState;
 use crate::plan::is_finished;
 use crate::state::{ContainerSlot, PodState, SandboxState};
@@ -99,7 +98,7 @@ impl PodAllocation {
     ) -> Option<Refused> {
         let key = pod.record.key.clone();
         if refused.verdict.is_final() {
-            pod.fail(refused.verdict.clone());
+            pod.refuse(refused.verdict.clone());
             if !uses_node(pod) {
                 self.release(node, plugins, &key);
             }
@@ -109,10 +108,9 @@ impl PodAllocation {
             node.forget_reserved(&key, Purpose::Start);
         }
         self.waits_to_start = true;
-        let known = pod.verdict.as_ref() == Some(&refused.verdict);
-        pod.verdict = Some(refused.verdict.clone());
+        let is_new = pod.refuse(refused.verdict.clone());
         let ends_others = refused.victims.as_ref().is_some_and(|victims| !victims.is_empty());
-        (!known || ends_others).then_some(refused)
+        (is_new || ends_others).then_some(refused)
     }
 
     /// Whether a pod that the node has admitted gets the requests of `desired`. If not, it waits for them. A pod that
@@ -184,9 +182,6 @@ impl PodAllocation {
 fn allocate(node: &mut Allocations, plugins: &mut Inventory, pod: &PodState) -> Result<(), Refused> {
     let (record, uses) = (&pod.record, uses_node(pod));
     node.renew_slot(record);
-    if !uses {
-        node.offer.permits(record).map_err(|refusal| Refused { verdict: refusal.for_good(), victims: None })?;
-    }
     let slot = !uses && !node.is_in_slot(&record.key);
     let wanted = Assignment::wanted(record, &node.offer, plugins);
     let has = node.assigned.get(&record.key);

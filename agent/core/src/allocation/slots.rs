@@ -21,25 +21,24 @@ pub enum SlotGrant {
 }
 
 impl Allocations {
-    /// Gives a pod a slot, or the promise of one.
+    /// Gives a pod a slot, or the promise of one. A pod that may have others end for its slot is checked for all else
+    /// before one does.
     ///
     /// # Errors
     /// All slots are taken, and no pod may end for this one, or that would not be enough.
-    pub fn enter(&mut self, record: &Arc<PodRecord>, plugins: &Inventory) -> Result<SlotGrant, Refusal> {
+    pub fn enter(&mut self, record: &Arc<PodRecord>, plugins: &Inventory) -> Result<SlotGrant, Refused> {
         let key = &record.key;
         let Err(refusal) = self.has_slot(record) else {
             self.slots.insert(key.clone(), Arc::clone(record));
             return Ok(SlotGrant::Slot);
         };
-        let fits =
-            || self.offer.permits(record).is_ok() && self.selects(record).is_ok() && self.tolerates(record).is_ok();
-        if !self.outranks_any(record) || !fits() {
-            return Err(refusal);
+        if !self.outranks_any(record) {
+            return Err(Refused::new(refusal, record));
         }
         let wanted = Assignment::wanted(record, &self.offer, plugins);
-        let check = Check { slot: true, node: false, exclusive: true, requests: true, devices: true };
+        let check = Check { slot: true, node: true, exclusive: true, requests: true, devices: true };
         let Err(Refused { victims: Some(_), .. }) = self.check(key, &wanted, check, plugins) else {
-            return Err(refusal);
+            return Err(Refused::new(refusal, record));
         };
         self.reservations.reserve(record, self.counted(&wanted, check), Purpose::Start);
         Ok(SlotGrant::Promise)

@@ -52,7 +52,7 @@ impl Node {
         Candidate { node: self, pod, allocation: PodAllocation::default(), seen: 0 }
     }
 
-    fn enter(&self, record: &Arc<PodRecord>) -> Result<SlotGrant, Refusal> {
+    fn enter(&self, record: &Arc<PodRecord>) -> Result<SlotGrant, Refused> {
         self.decide(|allocations, plugins| allocations.enter(record, plugins))
     }
 
@@ -129,7 +129,7 @@ impl Candidate<'_> {
     }
 
     /// It gets a worker, with a slot or the promise of one.
-    fn enter(&mut self) -> Result<SlotGrant, Refusal> {
+    fn enter(&mut self) -> Result<SlotGrant, Refused> {
         self.node.enter(&self.pod.record)
     }
 

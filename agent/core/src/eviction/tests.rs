@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::rank::{Candidate, message, order};
 use super::*;
-use crate::eviction::admission;
 use crate::fixtures::{READY, instance, now as fixture_now, ready, record_of as record};
 use crate::node_state::NodeState;
 use crate::plan::{Action, Step, plan};
@@ -287,74 +286,6 @@ fn short_of(conditions: &[Pressure]) -> NodeState {
 }
 
 #[test]
-fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
-    use Pressure::{Disk, Memory, Pid};
-    use SourceKind::{File, Push};
-    let toleration = |key: &str, effect: &str| json!({ "key": key, "operator": "Exists", "effect": effect });
-    let best_effort = || json!({ "containers": [{ "name": "a" }] });
-    let tolerant = |toleration: Value| json!({ "containers": [{ "name": "a" }], "tolerations": [toleration] });
-    let taint = "node.kubernetes.io/memory-pressure";
-    let cases = [
-        (File, best_effort(), vec![Memory, Disk, Pid], false),
-        (Push, best_effort(), vec![], false),
-        (Push, best_effort(), vec![Memory], true),
-        (Push, requests("1Mi", "0", 0), vec![Memory], false),
-        (Push, requests("1Mi", "0", 0), vec![Memory, Disk], true),
-        (Push, requests("1Mi", "0", 0), vec![Pid], true),
-        (Push, requests("1Mi", "0", 2_000_000_000), vec![Disk], false),
-        (Push, tolerant(toleration(taint, "NoSchedule")), vec![Memory], false),
-        (Push, tolerant(toleration("", "")), vec![Memory], false),
-        (Push, tolerant(toleration(taint, "NoExecute")), vec![Memory], true),
-        (Push, tolerant(toleration("node.kubernetes.io/disk-pressure", "")), vec![Disk], true),
-    ];
-    for (source, spec, conditions, refused) in cases {
-        let mut pod = PodState::new(record("web", source, spec.clone()), jiff::Timestamp::UNIX_EPOCH);
-        let node = short_of(&conditions);
-        assert_eq!(admission::refuse_start(&mut pod, node), refused, "{source} {spec} {conditions:?}");
-        assert_eq!(admission::waits(&pod), refused);
-        assert!(!admission::refuse_start(&mut pod, node), "said once");
-        let waits = plan(&pod, node, Instant::now()) == Step::Wait(None);
-        assert_eq!(waits, refused);
-        if let (true, Some(verdict)) = (refused, &pod.verdict) {
-            let names: Vec<&str> = conditions.iter().map(|condition| condition.as_str()).collect();
-            assert_eq!(verdict.message, format!("The node had condition: [{}]. ", names.join(" ")));
-        }
-        assert!(!admission::refuse_start(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
-    }
-    let mut of_cluster = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
-    assert!(admission::refuse_start(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
-    let message = of_cluster.verdict.as_ref().unwrap().message.as_str();
-    assert_eq!(message, "Pod was rejected: The node had condition: [DiskPressure]. ");
-    assert!(!admission::refuse_start(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
-    let mut admitted = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
-    assert!(
-        !admission::refuse_start(&mut admitted, short_of(&[]))
-            && !admission::refuse_start(&mut admitted, short_of(&[Disk]))
-    );
-    assert!(!admitted.is_failed() && !admission::waits(&admitted), "it was taken, and waits for something else");
-    let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
-    assert!(!admission::refuse_start(&mut began, short_of(&[Disk])), "it has begun");
-}
-
-#[test]
-fn no_pod_starts_while_the_node_shuts_down() {
-    let node = NodeState { shutting_down: true, ..READY };
-    let spec = || json!({ "containers": [{ "name": "a" }], "priority": 2_000_000_000 });
-    for source in [SourceKind::File, SourceKind::Push, SourceKind::Api] {
-        let mut pod = PodState::new(record("web", source, spec()), jiff::Timestamp::UNIX_EPOCH);
-        assert!(admission::refuse_start(&mut pod, node), "{source}");
-        let verdict = pod.verdict.clone().unwrap();
-        assert_eq!((&*verdict.reason, verdict.is_final()), ("NodeShutdown", source == SourceKind::Api), "{source}");
-        assert_eq!(admission::waits(&pod), source != SourceKind::Api);
-        assert!(!admission::refuse_start(&mut pod, READY));
-        assert_eq!(pod.verdict.is_some(), source == SourceKind::Api, "the others start once it is cancelled");
-        if source == SourceKind::Api {
-            assert_eq!(verdict.message, "Pod was rejected: Pod was rejected as the node is shutting down.");
-        }
-    }
-}
-
-#[test]
 fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over() {
     let record = record("web", SourceKind::File, json!({ "containers": [{ "name": "a" }] }));
     let mut pod = ready(PodState::new(record, jiff::Timestamp::UNIX_EPOCH));
@@ -366,23 +297,23 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
 
     pod.containers[0].instance.as_mut().unwrap().end(crate::fixtures::exit(137), now);
     assert_eq!(plan(&pod, low, now.mono), Step::Do(vec![Action::TearDown]), "its record, logs and volumes, too");
-    assert!(!admission::runs_again(&pod, over), "it is still there");
+    assert!(!recovery::runs_again(&pod, over), "it is still there");
     pod.sandbox = SandboxState::Gone;
     assert_eq!(plan(&pod, low, now.mono), Step::Wait(None), "it is not gone: it is shown");
-    assert!(admission::is_cleared(&pod) && !admission::runs_again(&pod, low));
+    assert!(recovery::is_cleared(&pod) && !recovery::runs_again(&pod, low));
     let status = generate(&pod, low, "BestEffort", now, None);
     let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
     assert_eq!((disrupted.status.as_str(), disrupted.reason.as_deref()), ("True", Some("TerminationByKubelet")));
     assert_eq!((status.phase.as_deref(), disrupted.message.as_deref()), (Some("Failed"), Some("low")));
-    assert!(!admission::runs_again(&pod, READY), "not known yet");
-    assert!(admission::runs_again(&pod, over));
+    assert!(!recovery::runs_again(&pod, READY), "not known yet");
+    assert!(recovery::runs_again(&pod, over));
     pod.end(SECOND * 30, now);
     assert_eq!(pod.ending.unwrap().grace, SECOND, "a later command only shortens it");
     assert_eq!(plan(&pod, low, now.mono), Step::Finished, "removed or edited meanwhile");
 
     pod.ending = None;
     pod.verdict = Some(PodVerdict::evicted("Usage of EmptyDir volume".to_owned()));
-    assert!(admission::runs_again(&pod, low), "what it took is free");
+    assert!(recovery::runs_again(&pod, low), "what it took is free");
     let (of_file, once) =
         (Arc::clone(&pod.record), json!({ "containers": [{ "name": "a" }], "restartPolicy": "Never" }));
     for other in [
@@ -390,14 +321,14 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
         Arc::new(PodRecord { source: SourceKind::Api, ..(*of_file).clone() }),
     ] {
         pod.record = other;
-        assert!(!admission::runs_again(&pod, over) && !pod.is_under_eviction(), "it has failed");
+        assert!(!recovery::runs_again(&pod, over) && !pod.is_under_eviction(), "it has failed");
     }
     pod.record = of_file;
     pod.verdict = Some(PodVerdict::preempted());
-    assert!(admission::runs_again(&pod, low), "it waits for room as a pod that has not begun");
+    assert!(recovery::runs_again(&pod, low), "it waits for room as a pod that has not begun");
     let status = generate(&pod, low, "BestEffort", now, None);
     let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
     assert!(disrupted.message.as_deref().unwrap().starts_with("Pod was preempted by Kubelet"), "{disrupted:?}");
     pod.record = std::sync::Arc::new(limpet_model::pod::PodRecord { source: SourceKind::Api, ..(*pod.record).clone() });
-    assert!(!admission::runs_again(&pod, low), "its controller makes another");
+    assert!(!recovery::runs_again(&pod, low), "its controller makes another");
 }

@@ -4,7 +4,7 @@ use limpet_model::source::SourceKind::File;
 use serde_json::json;
 
 use super::*;
-use crate::eviction::admission;
+use crate::eviction::recovery;
 use crate::fixtures::{READY, exit, instance, now, ready, record_of};
 use crate::node_state::NodeState;
 use crate::plan::{Action, Step, plan};
@@ -95,10 +95,10 @@ fn a_pod_that_was_shut_down_has_kubelets_status_and_runs_again_after_a_cancellat
             status.conditions.unwrap().into_iter().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
         assert_eq!((&*target.status, target.reason.as_deref()), ("True", Some("TerminationByKubelet")));
         assert_eq!(pod.lasting_verdict(), None, "it runs after the next boot");
-        let cancelled = |pod: &PodState| admission::resumes(pod, READY);
+        let cancelled = |pod: &PodState| recovery::resumes(pod, READY);
         assert!(!cancelled(&pod), "{policy}: its network is not given back yet");
         pod.set_sandbox(SandboxState::Absent { dirty: false });
-        assert!(cancelled(&pod) && !admission::resumes(&pod, NodeState { shutting_down: true, ..READY }));
+        assert!(cancelled(&pod) && !recovery::resumes(&pod, NodeState { shutting_down: true, ..READY }));
         pod.resume(now);
         let starts =
             matches!(plan(&pod, READY, now.mono), Step::Do(actions) if actions.contains(&Action::PrepareSandbox));

@@ -48,17 +48,16 @@ pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox
     }
 }
 
-/// Decides what happens to a pod for which the host lacks something. It fails for good if no attempt would help. A
-/// pod of the apiserver fails in any case, because its controller makes another one. Every other pod is tried again.
+/// Records that the host lacks something for the pod, which fails, or is tried again.
 pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
-    if !lack.is_lasting() && !pod.record.source.traits().is_replaced {
+    let Some(verdict) = lack.verdict(pod.record.source) else {
         let (reason, message, transient) = (lack.reason(), lack.to_string(), lack.is_transient());
         return sandbox_prepared(pod, Err(Failure { reason, message, transient }), now);
-    }
+    };
     pod.set_sandbox(SandboxState::Absent { dirty: true });
     (pod.volumes.writing, pod.retry) = (None, None);
     pod.cgroup = CgroupState::default();
-    pod.fail(lack.refusal().for_good());
+    pod.fail(verdict);
 }
 
 /// Applies a measurement of the pod's storage, which ends a pod that uses too much. The next measurement follows

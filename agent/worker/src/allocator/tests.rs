@@ -35,7 +35,7 @@ fn a_pod_that_waits_is_woken_once_by_what_another_frees_with_its_guard() {
     assert!(node.slot_freed().now_or_never().is_some(), "so are pods without a worker");
     assert!(waits.admit(&mut second, READY, true).is_none());
     assert!(!is_woken(&waits), "it waits for nothing");
-    assert_eq!(node.enter(&first.record).unwrap_err().reason, "OutOfpods");
+    assert_eq!(node.enter(&first.record).unwrap_err().verdict.reason, "OutOfpods");
 }
 
 #[test]

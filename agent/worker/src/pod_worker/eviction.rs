@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use limpet_core::backoff;
-use limpet_core::eviction::admission;
+use limpet_core::eviction::recovery;
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::is_finished;
 use limpet_core::state::Now;
@@ -135,14 +135,14 @@ impl PodWorker {
     /// Recreates a pod that was evicted, once the shortage is over.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
-        if admission::is_cleared(pod)
+        if recovery::is_cleared(pod)
             && let Some(done) = self.eviction.waiting.take()
         {
             // The caller may no longer be waiting.
             let _ = done.send(());
         }
         self.eviction.again_at = None;
-        let runs_again = admission::runs_again(pod, node);
+        let runs_again = recovery::runs_again(pod, node);
         if runs_again && pod.exceeded_limit() {
             self.eviction.again_at = self.eviction.limit_back_off.due(now.mono);
         }

@@ -1,7 +1,7 @@
 //! What a worker does when the node shuts down: its pod ends, and runs again if the shutdown is cancelled. Part of
 //! [`super`].
 
-use limpet_core::eviction::admission;
+use limpet_core::eviction::recovery;
 use limpet_core::node_shutdown::ShutdownOrder;
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::is_finished;
@@ -26,11 +26,11 @@ impl PodWorker {
     /// Answers those who wait for the end, and runs the pod again if the shutdown is cancelled.
     pub(super) fn settle_shutdown(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
-        if admission::is_released(pod) || pod.ending.is_none() && !pod.is_failed() {
+        if recovery::is_released(pod) || pod.ending.is_none() && !pod.is_failed() {
             // The caller may no longer be waiting.
             self.shutting_down.drain(..).for_each(|done| _ = done.send(()));
         }
-        if admission::resumes(pod, node) {
+        if recovery::resumes(pod, node) {
             self.context.reporter.report_shutdown_over(pod);
             pod.resume(now);
         }

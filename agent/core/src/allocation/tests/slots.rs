@@ -65,7 +65,7 @@ fn a_lesser_pod_ends_for_a_critical_one_that_has_no_slot() {
         assert!(candidate.settle().is_none());
     }
     let mut critical = node.candidate(&plain("critical", File));
-    assert_eq!(critical.enter(), Ok(SlotGrant::Promise));
+    assert_eq!(critical.enter().unwrap(), SlotGrant::Promise);
     assert_eq!(ends_for(&mut critical).unwrap(), ["remote"]);
     assert!(critical.reason() == "OutOfpods" && !critical.pod.is_failed());
     assert!(critical.settle().is_none(), "it is ordered once");
@@ -101,7 +101,7 @@ fn a_pod_of_the_apiserver_waits_for_the_end_of_another_and_fails_where_none_may_
     lesser.release();
     assert!(first.settle().is_none() && first.reason().is_empty());
     assert!(node.candidate(&critical("second")).settle().unwrap().verdict.is_final());
-    assert_eq!(node.enter(&critical("second")).unwrap_err().reason, "OutOfpods");
+    assert_eq!(node.enter(&critical("second")).unwrap_err().verdict.reason, "OutOfpods");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn no_pod_ends_for_one_that_something_else_keeps_from_starting() {
     let mut elsewhere = node.candidate(&record_of("elsewhere", File, labels("b")));
     let mut taken = node.candidate(&record_of("taken", File, with_port()));
     for (candidate, reason) in [(&mut elsewhere, "NodeAffinity"), (&mut taken, "NodePorts")] {
-        assert_eq!(node.enter(&candidate.pod.record).unwrap_err().reason, "OutOfpods");
+        assert_eq!(node.enter(&candidate.pod.record).unwrap_err().verdict.reason, "OutOfpods");
         assert!(candidate.settle().unwrap().victims.is_none());
         assert_eq!(candidate.reason(), reason);
     }
@@ -147,7 +147,7 @@ fn a_critical_pod_without_a_slot_is_tried_again_when_what_kept_others_from_endin
         while node.slot_freed() {}
         change();
         assert!(node.slot_freed(), "{}", record.key);
-        assert_eq!(node.candidate(record).enter(), Ok(SlotGrant::Promise), "{}", record.key);
+        assert_eq!(node.candidate(record).enter().unwrap(), SlotGrant::Promise, "{}", record.key);
     }
 }
 

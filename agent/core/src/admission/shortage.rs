@@ -1,12 +1,10 @@
-//! Which pods do not start while the node is short of something or shuts down, and when a pod that was ended for that
-//! runs again.
+//! Which pods do not start while the node is short of something or shuts down. Part of [`super`].
 
 use k8s_openapi::api::core::v1::Taint;
 
-use super::rank::is_static;
 use crate::node_state::{NodePressure, NodeState};
 use crate::priority::is_critical;
-use crate::state::{ContainerSlot, PodState, SandboxState};
+use crate::state::{PodState, SandboxState};
 use crate::taint::tolerates;
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
@@ -23,15 +21,7 @@ pub fn refuse_start(pod: &mut PodState, node: NodeState) -> bool {
     let refused = is_asked.then(|| refusal(&pod.record, node)).flatten();
     pod.admitted |= refused.is_none();
     match refused {
-        Some(verdict) if verdict.is_final() => {
-            pod.fail(verdict);
-            true
-        }
-        Some(verdict) => {
-            let known = pod.verdict.as_ref() == Some(&verdict);
-            pod.verdict = Some(verdict);
-            !known
-        }
+        Some(verdict) => pod.refuse(verdict),
         None => {
             pod.verdict.take_if(|verdict| is_wait(verdict));
             false
@@ -65,7 +55,7 @@ fn refusal(record: &PodRecord, node: NodeState) -> Option<PodVerdict> {
 /// start; under memory pressure also those that request something or tolerate it.
 fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     let conditions: Vec<Pressure> = pressure.iter().collect();
-    if conditions.is_empty() || is_static(record) || is_critical(record) {
+    if conditions.is_empty() || record.source.traits().is_static || is_critical(record) {
         return None;
     }
     let spec = record.spec();
@@ -82,37 +72,5 @@ fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdi
     })
 }
 
-/// Whether a pod runs again once there is room: it was ended for a pressure that is over, for a critical pod, or
-/// because it exceeded its own limit, and nothing is left of it. A pod of the apiserver does not, because it is
-/// reported as failed, and its controller has made another.
-pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
-    if pod.record.source.traits().is_replaced {
-        return false;
-    }
-    let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
-    let runs = |verdict: &PodVerdict| match verdict.eviction {
-        Some(eviction) => over(eviction.pressure),
-        None => verdict.is_preemption() || pod.exceeded_limit(),
-    };
-    is_cleared(pod) && pod.verdict.as_ref().is_some_and(runs)
-}
-
-/// Whether nothing is left of a pod that was ended for a pressure.
-pub fn is_cleared(pod: &PodState) -> bool {
-    pod.ending.is_none() && pod.is_under_eviction() && matches!(pod.sandbox, SandboxState::Gone)
-}
-
-/// Whether nothing runs any more of a pod that the node has ended, and its network is released.
-pub fn is_released(pod: &PodState) -> bool {
-    let ended = |slot: &ContainerSlot| !slot.is_running() && slot.busy.is_none();
-    pod.ending.is_none()
-        && pod.is_failed()
-        && matches!(pod.sandbox, SandboxState::Absent { dirty: false } | SandboxState::Gone)
-        && pod.containers.iter().all(ended)
-}
-
-/// Whether a pod that was ended for a shutdown runs again: the shutdown was cancelled, and the pod is not one of the
-/// apiserver's, which was reported as failed.
-pub fn resumes(pod: &PodState, node: NodeState) -> bool {
-    !node.shutting_down && !pod.record.source.traits().is_replaced && pod.is_shut_down() && is_released(pod)
-}
+#[cfg(test)]
+mod tests;
