@@ -51,6 +51,7 @@ mod mounts;
 mod nfs;
 mod node_tools;
 mod payload;
+mod plugin_directory;
 mod preparation;
 mod propagation;
 mod read_only;
@@ -61,6 +62,7 @@ mod source;
 mod sub_path;
 mod termination;
 mod tmpfs;
+mod undoing;
 mod written;
 
 use std::path::{Path, PathBuf};
@@ -84,6 +86,7 @@ use crate::claim_directories::ClaimDirectories;
 use crate::keyed_lock::KeyedLock;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::downward::NodeLimits;
+use limpet_model::pod::volume_kind::VolumePlugin;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
@@ -341,7 +344,7 @@ impl Volumes {
 
     /// The mount point of an image volume; [`Self::prepare`] creates the directory.
     pub fn image_volume(&self, uid: &PodUid, volume: &str) -> PathBuf {
-        image::path(&self.settings.pod_dir(uid), volume)
+        plugin_directory::volume(&self.settings.pod_dir(uid), VolumePlugin::Image, volume)
     }
 
     /// Detaches all mounts of a pod with image volumes, and returns their names. [`Self::unmount`] must have
@@ -382,33 +385,6 @@ impl Volumes {
         let path = self.termination_log(uid, container, container_id);
         let read = move |_: &Progress| termination::read(&path, MAX_TERMINATION_MESSAGE);
         blocking(self.pod_dir(uid), DEADLINE, read).await
-    }
-
-    /// Detaches the iSCSI disks of a pod that no longer runs, and has drivers unmount its flexVolumes, because
-    /// another pod or node may need them. Its other volumes stay.
-    ///
-    /// # Errors
-    ///
-    /// One is still in use, or its target or driver fails; a further call retries.
-    pub async fn give_back(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        let pod_dir = self.settings.pod_dir(uid);
-        let of_drivers = flex::unmount_all(&pod_dir, &self.settings.configured.plugin_dir);
-        let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
-        // Not serialized with the pod's other files, on which a call may hang until the exports of servers are
-        // unmounted.
-        let directories = blocking(local::records(&pod_dir), DEADLINE, move |_| local::give_back(&pod_dir)).await;
-        of_drivers.and(disks).and(directories)
-    }
-
-    /// Unmounts a pod's volumes of servers, drivers and targets before it is removed. Exports go first, by force if
-    /// their server does not respond, because calls on the pod's other files may wait for that.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::give_back`].
-    pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        nfs::unmount_all(&self.settings.pod_dir(uid)).await?;
-        self.give_back(uid).await
     }
 
     /// Removes all files of a pod after [`Self::unmount`]: detaches other mounts below its directory, busy or not,

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Volume;
 use super::{PodState, RetryState};
 use limpet_model::object::{PodObjects, claim, mounted};
 use limpet_model::pod::Fingerprint;
+use limpet_model::pod::volume_kind::VolumeKind;
 
 /// The version of pod and objects from which volume files are written.
 #[derive(Debug, Clone)]
@@ -59,10 +60,7 @@ impl PodState {
     }
 
     fn volumes_are_outdated(&self) -> bool {
-        let written = |volume: &Volume| {
-            let Volume { config_map, secret, downward_api, projected, .. } = volume;
-            config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some()
-        };
+        let written = |volume: &Volume| VolumeKind::find(volume).is_some_and(VolumeKind::is_written);
         let wanted = self.volumes_version();
         wanted.is_some()
             && wanted != self.volumes.written

@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use super::host_path::{HostPath, HostPathType};
-use super::{VolumeError, mounted};
+use super::{VolumeError, mounted, plugin_directory};
+use limpet_model::pod::volume_kind::VolumePlugin;
 
 /// A volume of a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,14 +22,14 @@ pub(super) struct CsiMount {
 /// The device of the volume `name`, a PersistentVolume's name, as `volume` of the pod: kubelet's link to where the
 /// driver publishes it.
 pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
-    let path = pod_dir.join("volumeDevices/kubernetes.io~csi").join(name);
+    let path = plugin_directory::devices(pod_dir, VolumePlugin::Csi).join(name);
     HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice, owned: false }
 }
 
 impl CsiMount {
     /// The volume `name`, a PersistentVolume's name or its own, as `volume` of the pod.
     pub(super) fn new(pod_dir: &Path, volume: &str, driver: &str, name: &str) -> Self {
-        let path = pod_dir.join("volumes/kubernetes.io~csi").join(name).join("mount");
+        let path = plugin_directory::volume(pod_dir, VolumePlugin::Csi, name).join("mount");
         Self { volume: volume.to_owned(), driver: driver.to_owned(), path }
     }
 

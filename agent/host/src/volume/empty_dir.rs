@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 
-use super::{VolumeError, files, tmpfs};
+use super::{VolumeError, files, plugin_directory, tmpfs};
 use crate::project_quota;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::huge_pages::{MEDIUM, MEDIUM_OF_SIZE, volume_page_size};
 use limpet_model::pod::quantity::parse;
+use limpet_model::pod::volume_kind::VolumePlugin;
 
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
@@ -45,7 +46,7 @@ pub(super) enum Medium {
 impl EmptyDir {
     /// The path of the pod's emptyDir with that name.
     pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
-        pod_dir.join("volumes/kubernetes.io~empty-dir").join(volume)
+        plugin_directory::volume(pod_dir, VolumePlugin::EmptyDir, volume)
     }
 
     pub(super) fn new(

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use limpet_model::object::ObjectKind;
 use limpet_model::object::iscsi::IscsiVolume;
+use limpet_model::pod::volume_kind::VolumePlugin;
 use limpet_model::pod::{PodRecord, PodUid};
 use tokio::process::Command;
 
@@ -34,7 +35,7 @@ use super::host_path::{HostPath, HostPathType};
 use super::in_use::{InUse, VolumesInUse};
 use super::node_tools::tool_dirs;
 use super::secret_values::SecretValues;
-use super::{VolumeError, blocking, files, mounted};
+use super::{VolumeError, blocking, files, mounted, plugin_directory};
 use crate::blocking::DEADLINE;
 use crate::keyed_lock::KeyedLock;
 use crate::{fs_group, program};
@@ -65,16 +66,6 @@ pub(super) struct IscsiMount {
     group: Option<(u32, bool)>,
 }
 
-/// Where the disk of that volume is mounted.
-pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
-    volumes_dir(pod_dir).join(volume)
-}
-
-/// Where the pod's disks are mounted.
-fn volumes_dir(pod_dir: &Path) -> PathBuf {
-    pod_dir.join("volumes/kubernetes.io~iscsi")
-}
-
 impl IscsiMount {
     /// The disk as `volume` of the pod, with the values of its Secret.
     pub(super) fn new(
@@ -91,8 +82,8 @@ impl IscsiMount {
         let group = context.and_then(|context| u32::try_from(context.fs_group?).ok());
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
         let path = match claimed.block {
-            true => pod_dir.join("volumeDevices/kubernetes.io~iscsi").join(volume),
-            false => path(pod_dir, volume),
+            true => plugin_directory::devices(pod_dir, VolumePlugin::Iscsi).join(volume),
+            false => plugin_directory::volume(pod_dir, VolumePlugin::Iscsi, volume),
         };
         Ok(Self {
             volume: volume.to_owned(),

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Volume;
 
-use super::empty_dir::EmptyDir;
-use super::{iscsi, nfs, written};
+use super::plugin_directory;
 use limpet_model::pod::volume_kind::VolumeKind;
 
 /// A volume to be measured.
@@ -24,24 +23,23 @@ pub struct MeasuredVolume {
 
 /// The volume; `None` if its kind is shared, such as `hostPath` and `image`, or its driver measures it.
 pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume> {
-    let measured = |path, own_file_system, ephemeral| MeasuredVolume {
+    let kind = VolumeKind::find(volume)?;
+    let measured = |own_file_system, ephemeral| MeasuredVolume {
         name: volume.name.clone(),
-        path,
+        path: plugin_directory::volume(pod_dir, kind.plugin(), &volume.name),
         own_file_system,
         ephemeral,
     };
-    match VolumeKind::find(volume)? {
+    match kind {
         VolumeKind::EmptyDir(source) => {
             let medium = source.medium.as_deref().unwrap_or_default();
             // A hugetlbfs does not report its usage.
-            Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()))
+            Some(measured(medium == "Memory", medium.is_empty()))
         }
-        VolumeKind::Nfs(_) => Some(measured(nfs::path(pod_dir, &volume.name), true, false)),
-        VolumeKind::Iscsi(_) => Some(measured(iscsi::path(pod_dir, &volume.name), true, false)),
-        VolumeKind::ConfigMap(_) => Some(measured(written::location(pod_dir, volume)?.0, false, true)),
-        VolumeKind::Secret(_) | VolumeKind::Projected(_) | VolumeKind::DownwardApi(_) => {
-            Some(measured(written::location(pod_dir, volume)?.0, false, false))
-        }
+        VolumeKind::Nfs(_) => Some(measured(true, false)),
+        VolumeKind::Iscsi(_) => Some(measured(true, false)),
+        VolumeKind::ConfigMap(_) => Some(measured(false, true)),
+        VolumeKind::Secret(_) | VolumeKind::Projected(_) | VolumeKind::DownwardApi(_) => Some(measured(false, false)),
         VolumeKind::HostPath(_)
         | VolumeKind::Csi(_)
         | VolumeKind::FlexVolume(_)

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
+use super::preparation::PodVolume;
 use super::source::VolumeSource;
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, hosts, preparation, propagation, read_only, resolver, termination};
@@ -186,9 +187,9 @@ fn find(
             Ok(FoundVolume { path: host_path.path, only_read, labelled: host_path.owned })
         }
         None => {
-            let (path, only_read) = preparation::location(volume, pod_dir)?;
+            let PodVolume { path, only_read, labelled } = preparation::pod_volume(volume, pod_dir)?;
             propagation::prepare(propagation, &path)?;
-            Ok(FoundVolume { path, only_read, labelled: volume.image.is_none() })
+            Ok(FoundVolume { path, only_read, labelled })
         }
     }
 }

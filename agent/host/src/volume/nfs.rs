@@ -14,9 +14,10 @@ use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
 use super::node_tools::{output_text, tool_dirs};
-use super::{VolumeError, blocking, files, mounted};
+use super::{VolumeError, blocking, files, mounted, plugin_directory};
 use crate::blocking::{self as blocking_calls, DEADLINE};
 use crate::program;
+use limpet_model::pod::volume_kind::VolumePlugin;
 
 /// The tool that mounts an export, and the packages that have it.
 const MOUNT: &str = "mount.nfs";
@@ -39,16 +40,6 @@ pub(super) struct NfsMount {
     source: String,
     /// `ro,nfsvers=4.1`; may be empty.
     options: String,
-}
-
-/// Where the pod's exports are mounted.
-fn directory(pod_dir: &Path) -> PathBuf {
-    pod_dir.join("volumes/kubernetes.io~nfs")
-}
-
-/// Where the export of that volume is mounted.
-pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
-    directory(pod_dir).join(volume)
 }
 
 impl NfsMount {
@@ -76,7 +67,7 @@ impl NfsMount {
         let options: Vec<&str> = options.iter().map(String::as_str).chain(read_only).collect();
         Ok(Self {
             volume: volume.to_owned(),
-            path: path(pod_dir, volume),
+            path: plugin_directory::volume(pod_dir, VolumePlugin::Nfs, volume),
             source: format!("{server}:{}", export.path),
             options: options.join(","),
         })
@@ -127,7 +118,7 @@ impl NfsMount {
 
 /// Unmounts every export of the pod; one whose server does not respond is unmounted by force.
 pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
-    let directory = directory(pod_dir);
+    let directory = plugin_directory::path(pod_dir, VolumePlugin::Nfs);
     let find = {
         let directory = directory.clone();
         move |_: &_| mounted::below(&directory)

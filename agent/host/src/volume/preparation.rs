@@ -11,10 +11,10 @@ use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::source::VolumeSource;
 use super::written::{self, WrittenVolume};
-use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, in_place, resolver, tmpfs};
+use super::{Settings, VolumeError, Warning, files, hostname, hosts, in_place, plugin_directory, resolver, tmpfs};
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
-use limpet_model::pod::volume_kind::VolumeKind;
+use limpet_model::pod::volume_kind::{VolumeKind, VolumePlugin};
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
@@ -125,7 +125,7 @@ impl PreparedVolume {
             VolumeKind::EmptyDir(source) => {
                 EmptyDir::new(pod_dir, name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir)
             }
-            VolumeKind::Image(_) => Ok(Self::Image(image::path(pod_dir, name))),
+            VolumeKind::Image(_) => Ok(Self::Image(plugin_directory::volume(pod_dir, VolumePlugin::Image, name))),
             VolumeKind::ConfigMap(_)
             | VolumeKind::Secret(_)
             | VolumeKind::Projected(_)
@@ -153,14 +153,28 @@ impl PreparedVolume {
     }
 }
 
-/// A volume's path below `pod_dir`, and whether it is read-only for containers.
-pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
-    match VolumeKind::find(volume).ok_or_else(|| unsupported(volume))? {
-        VolumeKind::EmptyDir(_) => Ok((EmptyDir::path(pod_dir, &volume.name), false)),
-        VolumeKind::Image(_) => Ok((image::path(pod_dir, &volume.name), true)),
+/// A volume whose files the pod has for itself, as its containers get it.
+#[derive(Debug)]
+pub(super) struct PodVolume {
+    pub path: PathBuf,
+    /// Whether containers may only read it.
+    pub only_read: bool,
+    /// Whether its files get the container's SELinux label.
+    pub labelled: bool,
+}
+
+/// The volume of that kind below `pod_dir`.
+pub(super) fn pod_volume(volume: &Volume, pod_dir: &Path) -> Result<PodVolume, VolumeError> {
+    let kind = VolumeKind::find(volume).ok_or_else(|| unsupported(volume))?;
+    let at = |only_read, labelled| {
+        let path = plugin_directory::volume(pod_dir, kind.plugin(), &volume.name);
+        Ok(PodVolume { path, only_read, labelled })
+    };
+    match kind {
+        VolumeKind::EmptyDir(_) => at(false, true),
+        VolumeKind::Image(_) => at(true, false),
         VolumeKind::ConfigMap(_) | VolumeKind::Secret(_) | VolumeKind::Projected(_) | VolumeKind::DownwardApi(_) => {
-            let (path, _) = written::location(pod_dir, volume).ok_or_else(|| unsupported(volume))?;
-            Ok((path, true))
+            at(true, true)
         }
         // They are at the source of their data, which the caller has looked up first.
         VolumeKind::HostPath(_)

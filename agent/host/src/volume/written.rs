@@ -17,8 +17,9 @@ use k8s_openapi::api::core::v1::Volume;
 use zeroize::Zeroizing;
 
 use super::payload::{Payload, PayloadFile};
-use super::{VolumeError, files, removal, tmpfs};
+use super::{VolumeError, files, plugin_directory, removal, tmpfs};
 use crate::selinux;
+use limpet_model::pod::volume_kind::VolumeKind;
 
 /// The symlink that is swapped, and its next version.
 const DATA: &str = "..data";
@@ -45,14 +46,10 @@ pub(super) struct WrittenVolume {
 
 /// The path of a volume of these kinds, and whether it is on a tmpfs; `None` for other kinds.
 pub(super) fn location(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> {
-    let (plugin, memory) = match volume {
-        Volume { config_map: Some(_), .. } => ("kubernetes.io~configmap", false),
-        Volume { secret: Some(_), .. } => ("kubernetes.io~secret", true),
-        Volume { downward_api: Some(_), .. } => ("kubernetes.io~downward-api", true),
-        Volume { projected: Some(_), .. } => ("kubernetes.io~projected", true),
-        _ => return None,
-    };
-    Some((pod_dir.join("volumes").join(plugin).join(&volume.name), memory))
+    let kind = VolumeKind::find(volume).filter(|kind| kind.is_written())?;
+    // As in kubelet, what may be secret is never on disk.
+    let memory = !matches!(kind, VolumeKind::ConfigMap(_));
+    Some((plugin_directory::volume(pod_dir, kind.plugin(), &volume.name), memory))
 }
 
 impl WrittenVolume {

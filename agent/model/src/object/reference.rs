@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, Volume};
+use k8s_openapi::api::core::v1::{Container, ProjectedVolumeSource, Volume};
 
 use crate::object::pod_certificate::PodCertificateDemand;
 use crate::object::token::TokenDemand;
 use crate::object::trust_bundle::TrustBundleDemand;
 use crate::object::{ObjectKey, ObjectKind, ObjectState, PodObjects, claim, runtime_class, service};
 use crate::pod::PodRecord;
+use crate::pod::volume_kind::VolumeKind;
 
 /// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service
 /// are in its namespace.
@@ -116,23 +117,33 @@ pub fn flex_secret(volume: &Volume) -> Option<&str> {
 }
 
 fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
-    if let Some(map) = &volume.config_map {
-        add(ObjectKind::ConfigMap, &map.name);
+    let Some(kind) = VolumeKind::find(volume) else { return };
+    match kind {
+        VolumeKind::ConfigMap(map) => add(ObjectKind::ConfigMap, &map.name),
+        VolumeKind::Secret(secret) => add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default()),
+        VolumeKind::Projected(projected) => of_projected(pod, volume, projected, add),
+        VolumeKind::Iscsi(_) => iscsi_secret(volume).into_iter().for_each(|name| add(ObjectKind::Secret, name)),
+        VolumeKind::FlexVolume(_) => flex_secret(volume).into_iter().for_each(|name| add(ObjectKind::Secret, name)),
+        VolumeKind::Csi(_) | VolumeKind::PersistentVolumeClaim(_) | VolumeKind::Ephemeral(_) => {
+            if let Some(name) = claim::local_name(pod, volume) {
+                add(ObjectKind::PersistentVolumeClaim, name);
+            }
+            if let Some(name) = claim::object_name(pod, volume) {
+                add(ObjectKind::VolumeClaim, &name);
+            }
+        }
+        VolumeKind::EmptyDir(_) | VolumeKind::HostPath(_) | VolumeKind::Nfs(_) => {}
+        VolumeKind::Image(_) | VolumeKind::DownwardApi(_) => {}
     }
-    if let Some(name) = claim::local_name(pod, volume) {
-        add(ObjectKind::PersistentVolumeClaim, name);
-    }
-    if let Some(name) = claim::object_name(pod, volume) {
-        add(ObjectKind::VolumeClaim, &name);
-    }
-    if let Some(secret) = &volume.secret {
-        add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default());
-    }
-    for name in [iscsi_secret(volume), flex_secret(volume)].into_iter().flatten() {
-        add(ObjectKind::Secret, name);
-    }
-    let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
-    for (index, source) in sources.enumerate() {
+}
+
+fn of_projected(
+    pod: &PodRecord,
+    volume: &Volume,
+    projected: &ProjectedVolumeSource,
+    add: &mut impl FnMut(ObjectKind, &str),
+) {
+    for (index, source) in projected.sources.iter().flatten().enumerate() {
         if let Some(map) = &source.config_map {
             add(ObjectKind::ConfigMap, &map.name);
         }

@@ -1,7 +1,7 @@
-//! The kinds of volumes that the node supports.
+//! The kinds of volumes that the node supports, and the plugins that handle them.
 //!
 //! Each part of the agent that handles volumes has a `match` without a wildcard, so that a new kind does not compile
-//! until every part knows it.
+//! until every part knows it. A part that does not have the pod's manifest any more matches the plugin.
 
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, EphemeralVolumeSource,
@@ -64,6 +64,33 @@ impl<'a> VolumeKind<'a> {
             .or(volume.ephemeral.as_ref().map(Self::Ephemeral))
     }
 
+    /// The plugin that handles it. A claim's volume has a plugin of its own, too.
+    pub fn plugin(self) -> VolumePlugin {
+        match self {
+            Self::EmptyDir(_) => VolumePlugin::EmptyDir,
+            Self::HostPath(_) => VolumePlugin::HostPath,
+            Self::Nfs(_) => VolumePlugin::Nfs,
+            Self::Iscsi(_) => VolumePlugin::Iscsi,
+            Self::Csi(_) => VolumePlugin::Csi,
+            Self::FlexVolume(_) => VolumePlugin::FlexVolume,
+            Self::Image(_) => VolumePlugin::Image,
+            Self::ConfigMap(_) => VolumePlugin::ConfigMap,
+            Self::Secret(_) => VolumePlugin::Secret,
+            Self::Projected(_) => VolumePlugin::Projected,
+            Self::DownwardApi(_) => VolumePlugin::DownwardApi,
+            Self::PersistentVolumeClaim(_) | Self::Ephemeral(_) => VolumePlugin::Claim,
+        }
+    }
+
+    /// Whether the agent writes its files, and writes them again when the objects that they come from change.
+    pub fn is_written(self) -> bool {
+        match self {
+            Self::ConfigMap(_) | Self::Secret(_) | Self::Projected(_) | Self::DownwardApi(_) => true,
+            Self::EmptyDir(_) | Self::HostPath(_) | Self::Nfs(_) | Self::Iscsi(_) | Self::Csi(_) => false,
+            Self::FlexVolume(_) | Self::Image(_) | Self::PersistentVolumeClaim(_) | Self::Ephemeral(_) => false,
+        }
+    }
+
     /// The key that names it in a manifest.
     pub fn key(self) -> &'static str {
         match self {
@@ -81,6 +108,65 @@ impl<'a> VolumeKind<'a> {
             Self::PersistentVolumeClaim(_) => "persistentVolumeClaim",
             Self::Ephemeral(_) => "ephemeral",
         }
+    }
+}
+
+/// What handles volumes of one or several kinds, by kubelet's division.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VolumePlugin {
+    EmptyDir,
+    HostPath,
+    Nfs,
+    Iscsi,
+    Csi,
+    FlexVolume,
+    Image,
+    ConfigMap,
+    Secret,
+    Projected,
+    DownwardApi,
+    Claim,
+}
+
+impl VolumePlugin {
+    /// Every plugin.
+    pub const ALL: [Self; 12] = [
+        Self::EmptyDir,
+        Self::HostPath,
+        Self::Nfs,
+        Self::Iscsi,
+        Self::Csi,
+        Self::FlexVolume,
+        Self::Image,
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Projected,
+        Self::DownwardApi,
+        Self::Claim,
+    ];
+
+    /// kubelet's name without `kubernetes.io/`. For kubelet each driver of flexVolumes is a plugin with a name of its
+    /// own, which its directory has, too.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EmptyDir => "empty-dir",
+            Self::HostPath => "host-path",
+            Self::Nfs => "nfs",
+            Self::Iscsi => "iscsi",
+            Self::Csi => "csi",
+            Self::FlexVolume => "flexvolume",
+            Self::Image => "image",
+            Self::ConfigMap => "configmap",
+            Self::Secret => "secret",
+            Self::Projected => "projected",
+            Self::DownwardApi => "downward-api",
+            Self::Claim => "persistent-claim",
+        }
+    }
+
+    /// The name of its directory among the volumes of a pod.
+    pub fn directory(self) -> String {
+        format!("kubernetes.io~{}", self.name())
     }
 }
 
@@ -104,7 +190,9 @@ mod tests {
         };
         for key in VolumeKind::KEYS {
             let volume: Volume = serde_json::from_value(json!({ "name": "v", key: given(key) })).unwrap();
-            assert_eq!(VolumeKind::find(&volume).map(VolumeKind::key), Some(key));
+            let kind = VolumeKind::find(&volume).unwrap();
+            assert_eq!(kind.key(), key);
+            assert!(VolumePlugin::ALL.contains(&kind.plugin()), "{key}: what walks all plugins finds its own");
         }
         assert_eq!(VolumeKind::find(&Volume::default()), None);
     }

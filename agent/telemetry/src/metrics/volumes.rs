@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::pod::volume_kind::VolumeKind;
 
 /// kubelet's buckets.
 const SECONDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
@@ -100,26 +101,12 @@ fn used_volumes(pod: &ObservedPod) -> impl Iterator<Item = &Volume> {
     pod.record.spec().volumes.iter().flatten().filter(move |volume| used.contains(volume.name.as_str()))
 }
 
-/// kubelet's name of the volume's plugin.
+/// kubelet's name of the volume's plugin. A driver's volumes have the driver's name.
 fn plugin(volume: &Volume) -> String {
-    if let Some(csi) = &volume.csi {
-        return format!("kubernetes.io/csi:{}", csi.driver);
+    match VolumeKind::find(volume) {
+        Some(VolumeKind::Csi(csi)) => format!("kubernetes.io/csi:{}", csi.driver),
+        Some(VolumeKind::FlexVolume(flex)) => flex.driver.clone(),
+        Some(kind) => format!("kubernetes.io/{}", kind.plugin().name()),
+        None => "kubernetes.io/unknown".to_owned(),
     }
-    if let Some(flex) = &volume.flex_volume {
-        return flex.driver.clone();
-    }
-    let plugins = [
-        ("empty-dir", volume.empty_dir.is_some()),
-        ("host-path", volume.host_path.is_some()),
-        ("configmap", volume.config_map.is_some()),
-        ("secret", volume.secret.is_some()),
-        ("projected", volume.projected.is_some()),
-        ("downward-api", volume.downward_api.is_some()),
-        ("nfs", volume.nfs.is_some()),
-        ("iscsi", volume.iscsi.is_some()),
-        ("image", volume.image.is_some()),
-        ("persistent-claim", volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()),
-    ];
-    let name = plugins.into_iter().find_map(|(name, is_it)| is_it.then_some(name)).unwrap_or("unknown");
-    format!("kubernetes.io/{name}")
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use limpet_model::pod::PodUid;
+use limpet_model::pod::volume_kind::VolumePlugin;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -16,7 +17,7 @@ use super::sessions::{self, Session};
 use super::{IscsiDisks, on_files, text};
 use crate::blocking::DEADLINE;
 use crate::volume::node_tools::output_text;
-use crate::volume::{VolumeError, mounted, removal, sub_path};
+use crate::volume::{VolumeError, mounted, plugin_directory, removal, sub_path};
 
 /// The deadline for flushing and unmounting a disk.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(60);
@@ -149,7 +150,7 @@ impl IscsiDisks {
 
 /// Unmounts the disks' file systems and their subPaths from the pod; its other volumes stay. Blocks.
 fn detach_mounts(pod_dir: &Path) -> Result<(), VolumeError> {
-    let disks = super::volumes_dir(pod_dir);
+    let disks = plugin_directory::path(pod_dir, VolumePlugin::Iscsi);
     for volume in record::list(&disks)?.iter().filter_map(|path| path.file_name()) {
         removal::detach_below(&sub_path::directory(pod_dir, volume))?;
     }
