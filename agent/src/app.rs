@@ -10,8 +10,11 @@ pub mod cluster;
 mod database;
 pub mod description;
 mod error;
+mod guard;
 mod image_collection;
 mod listeners;
+mod node_changes;
+mod node_report;
 mod node_runtime;
 mod node_shutdown;
 mod observer;
@@ -22,8 +25,8 @@ mod serving;
 mod shortage;
 mod sources;
 pub mod supervision;
+mod trials;
 
-use limpet_model::manifest;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,19 +39,15 @@ use crate::claim_disk;
 use crate::config::{Config, RunFlags};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
-use crate::generations::{self, KeeperParts, NodeKeeper};
-use crate::image_gc::ImageCollector;
-use crate::manifest_guard::{self, ArmError, AttemptReporter};
-use crate::node_report::{NodeReporter, ReportInputs};
+use crate::generations;
 use crate::workload_memory::{self, WorkloadMemory};
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
-use image_collection::RequestedCollection;
-use limpet_bundle::decision::AppliedBundle;
+use guard::arm_guard;
+use image_collection::collect_images;
 use limpet_cluster::{ClientSource, Link, LinkParts};
-use limpet_containerd::image::Images;
-use limpet_core::known_pods::{KeptImages, KnownPods};
+use limpet_core::known_pods::KeptImages;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure};
@@ -56,11 +55,9 @@ use limpet_core::pod_order::{self, PodOrder};
 use limpet_core::source::push::{self, Pusher};
 use limpet_core::source::{Decoder, cluster_update};
 use limpet_core::status::observed::Observed;
-use limpet_generations::{Generations, SourceGenerationsView};
-use limpet_host::blocking;
-use limpet_host::cgroup::Cgroups;
 use limpet_host::throttle::Throttle;
 use limpet_model::attribution::{ManifestWatch, WatchObserver};
+use limpet_model::manifest;
 use limpet_model::node::NodeFacts;
 use limpet_model::service_account::ServiceAccounts;
 use limpet_node::NodeLock;
@@ -75,8 +72,7 @@ use limpet_server::generations::GenerationsState;
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
 use limpet_server::{HeldUpdates, Sources};
-use limpet_store::Store;
-use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
@@ -85,22 +81,19 @@ use limpet_upgrade::starter;
 use limpet_wire::services::ServicesDocument;
 use limpet_wire::status::ReportDocument;
 use limpet_worker::allocator::Allocator;
-use limpet_worker::executor::Executor;
-use limpet_worker::trials::{TrialParts, Trials};
+use node_changes::{follow_networks, watch_node_files};
+use node_report::start_report;
 use node_shutdown::follow_shutdown;
-use observer::NodeObserver;
-use published::{ConfiguredSources, Published};
+use observer::node_observer;
+use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
 use sources::{SourceInputs, StartedSources, start_sources};
 use supervision::{CoreInputs, allocator, supervise};
+use trials::{keeper_parts, trials};
 
 /// How long the tasks may take to finish what they are doing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long arming the guard may take. It loads BPF programs and tries each rule, which takes seconds on a slow
-/// processor.
-const GUARD_DEADLINE: Duration = Duration::from_secs(60);
-
 /// Decodes manifests, whatever their source.
 pub const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
@@ -163,6 +156,14 @@ struct SharedParts {
     tasks: TaskTracker,
 }
 
+impl SharedParts {
+    /// Lists the updates that wait now.
+    fn held_updates(&self) -> HeldUpdates {
+        let updates = self.updates.clone();
+        Arc::new(move || updates.held())
+    }
+}
+
 /// What runs without any listener: sources, core and executor, and the parts of them that the listeners need.
 struct Core {
     node_name: Arc<str>,
@@ -207,7 +208,7 @@ pub async fn run(prepared: Prepared) -> Result<Ended, AppError> {
     let diagnostics = DiagnosticsState { started, flags: Arc::new(flags.values()), set_verbosity };
     let restart = AgentRestart::new(stop.clone());
     start_serving(&shared, core, sockets, diagnostics, restart.clone());
-    start_watchdog(&shared);
+    service::start_watchdog(&shared);
     let socket = shared.config.socket();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %socket.display(), "limpet started");
     service::ready();
@@ -234,8 +235,8 @@ async fn start_core(
     shared.metrics.set_cgroup_version(if executor.cgroups.is_v2() { 2 } else { 1 });
     watch_node_files(shared, &executor.images);
     follow_networks(shared, follower);
-    let observer = observer(shared, &executor.cgroups);
-    guard(shared, &executor.cgroups, &observer).await?;
+    let observer = node_observer(shared, &executor.cgroups);
+    arm_guard(shared, &executor.cgroups, &observer).await?;
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
@@ -289,134 +290,6 @@ async fn start_core(
         report,
         workload_memory,
     })
-}
-
-/// What the generations of sources need of the node.
-fn keeper_parts(
-    shared: &SharedParts,
-    node_name: &Arc<str>,
-    store: &Arc<Store>,
-    sources: &[Arc<Published>],
-    shutting_down: &watch::Receiver<bool>,
-) -> KeeperParts {
-    KeeperParts {
-        store: Arc::clone(store),
-        settings: shared.config.generations.clone(),
-        sources: sources.iter().map(|source| source.kind()).collect(),
-        decoder: decoder(&shared.config),
-        node_name: Arc::clone(node_name),
-        health: shared.health.clone(),
-        shutting_down: shutting_down.clone(),
-        images: shared.kept_images.clone(),
-        updates: shared.updates.clone(),
-        run_dir: shared.config.run_dir.clone(),
-    }
-}
-
-/// The generations with what drives them, if any source has some, and how users reach them.
-fn trials(
-    shared: &SharedParts,
-    executor: &Arc<ContainerdExecutor>,
-    generations: Option<(Generations, Arc<NodeKeeper>)>,
-    pod_orders: mpsc::Sender<PodOrder>,
-) -> (Option<Trials>, Option<GenerationsState>) {
-    let Some((generations, keeper)) = generations else { return (None, None) };
-    let (order, orders) = mpsc::channel(1);
-    let (views, shown) = watch::channel(Vec::new());
-    let parts = TrialParts {
-        keeper,
-        executor: Arc::clone(executor) as Arc<dyn Executor>,
-        observed: shared.observed.clone(),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-        orders,
-        pod_orders,
-        views,
-    };
-    let state = GenerationsState { views: shown, orders: order, held_updates: held_updates(shared) };
-    (Some(Trials::new(generations, parts)), Some(state))
-}
-
-/// Starts to send the node's reports, if they are configured.
-fn start_report(
-    shared: &SharedParts,
-    node_name: &Arc<str>,
-    sources: &Arc<dyn Sources>,
-    bundle: Option<watch::Receiver<Option<Option<AppliedBundle>>>>,
-    generations: Option<watch::Receiver<Vec<SourceGenerationsView>>>,
-) -> watch::Receiver<Option<ReportDocument>> {
-    let none = || watch::channel(None).1;
-    let Some(settings) = &shared.config.report else { return none() };
-    let inputs = ReportInputs {
-        node_name: Arc::clone(node_name),
-        health: shared.health.clone(),
-        observed: shared.observed.clone(),
-        sources: Arc::clone(sources),
-        bundle,
-        generations,
-        held_updates: held_updates(shared),
-        events: shared.events.clone(),
-    };
-    match NodeReporter::new(settings, shared.config.report_key(), inputs, shared.node_network.clone()) {
-        Ok(reporter) => {
-            let state = reporter.state();
-            shared.tasks.spawn(reporter.run(shared.stop.clone()));
-            state
-        }
-        Err(error) => {
-            tracing::error!(error, "updates.report.url is no URL with the node's name; no report is sent");
-            none()
-        }
-    }
-}
-
-/// Lists the updates that wait now.
-fn held_updates(shared: &SharedParts) -> HeldUpdates {
-    let updates = shared.updates.clone();
-    Arc::new(move || updates.held())
-}
-
-/// Notifies systemd's watchdog while the main loop responds.
-fn start_watchdog(shared: &SharedParts) {
-    let health = shared.health.clone();
-    let alive = move || {
-        let health = health.clone();
-        async move { health.is_alive().await }
-    };
-    shared.tasks.spawn(service::watchdog(alive, shared.stop.clone()));
-}
-
-/// Attributes changes of manifests to processes and pods.
-fn observer(shared: &SharedParts, cgroups: &Cgroups) -> Arc<dyn WatchObserver> {
-    Arc::new(NodeObserver {
-        cgroups: cgroups.clone(),
-        observed: shared.observed.clone(),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-    })
-}
-
-/// Arms the guard before anything is read. If it is required and cannot be armed, nothing starts.
-async fn guard(shared: &SharedParts, cgroups: &Cgroups, observer: &Arc<dyn WatchObserver>) -> Result<(), AppError> {
-    let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
-    let arming = blocking::run(config.root_dir.clone(), GUARD_DEADLINE, move |_| manifest_guard::arm(&config, pods));
-    match arming.await.unwrap_or_else(|error| Err(ArmError::Failed(error))) {
-        Ok(None) => {}
-        Ok(Some(armed)) => {
-            let reporter = AttemptReporter {
-                events: shared.events.clone(),
-                metrics: shared.metrics.clone(),
-                observer: Arc::clone(observer),
-            };
-            shared.tasks.spawn(manifest_guard::report_attempts(armed, reporter, shared.stop.clone()));
-        }
-        Err(refusal) if shared.config.guard.required => return Err(refusal.into()),
-        Err(refusal) => {
-            tracing::error!("the manifest guard is not active: {refusal}");
-            shared.events.emit(None, None, EventType::Warning, "ManifestGuardMissing", refusal.to_string());
-        }
-    }
-    Ok(())
 }
 
 /// Waits until the tasks have finished what they are doing, for at most 15 s.
@@ -492,40 +365,6 @@ async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExe
         throttle: shared.throttle.clone(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
-}
-
-/// Starts the task that removes images when there is a reason to.
-fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
-    let collector = ImageCollector {
-        images: images.clone(),
-        policy: shared.config.image_gc,
-        pods: Arc::clone(pods),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-    };
-    shared.tasks.spawn(collector.run(shared.stop.clone()));
-    let collection = Arc::new(RequestedCollection { images: images.clone(), pods: Arc::clone(pods) });
-    ImagesState { images: images.clone(), pods: Arc::clone(pods), collection }
-}
-
-/// Follows the node's own network and the pods', because a change of either may be what a pod is waiting for.
-fn follow_networks(shared: &SharedParts, follower: NetworkFollower) {
-    let (network, count, stop) = (shared.backends.network.clone(), follower.counter(), shared.stop.clone());
-    shared.tasks.spawn(async move { network.watch(stop, count).await });
-    shared.tasks.spawn(follower.run(shared.stop.clone()));
-}
-
-/// Follows the archives of images, and the node's resolv.conf.
-fn watch_node_files(shared: &SharedParts, images: &Images) {
-    let stop = &shared.stop;
-    let (images, watching) = (images.clone(), stop.clone());
-    shared.tasks.spawn(async move { images.import_archives(watching).await });
-
-    let (volumes, observed, watching) = (shared.backends.volumes.clone(), shared.observed.clone(), stop.clone());
-    shared.tasks.spawn(async move {
-        let pods = || observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
-        volumes.follow_resolv_conf(watching, pods).await;
-    });
 }
 
 /// Where the core reports what happens.

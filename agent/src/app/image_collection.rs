@@ -1,4 +1,5 @@
-//! The garbage collection of images that a user requests by `limpet images`.
+//! The garbage collection of images: the task that runs when there is a reason to, and what a user requests by `limpet
+//! images`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,14 +10,29 @@ use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_gc::DiskSpace;
 use limpet_core::known_pods::KnownPods;
 
-use crate::image_gc::{prune, space};
-use limpet_server::images::ImageCollection;
+use super::SharedParts;
+use crate::image_gc::{ImageCollector, prune, space};
+use limpet_server::images::{ImageCollection, ImagesState};
+
+/// Starts the task that removes images when there is a reason to.
+pub(super) fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
+    let collector = ImageCollector {
+        images: images.clone(),
+        policy: shared.config.image_gc,
+        pods: Arc::clone(pods),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    };
+    shared.tasks.spawn(collector.run(shared.stop.clone()));
+    let collection = Arc::new(RequestedCollection { images: images.clone(), pods: Arc::clone(pods) });
+    ImagesState { images: images.clone(), pods: Arc::clone(pods), collection }
+}
 
 /// The node's images, and which pods need them.
 #[derive(Debug)]
-pub(super) struct RequestedCollection {
-    pub(super) images: Images,
-    pub(super) pods: Arc<KnownPods>,
+struct RequestedCollection {
+    images: Images,
+    pods: Arc<KnownPods>,
 }
 
 impl ImageCollection for RequestedCollection {

@@ -1,7 +1,9 @@
 //! Tells the watch which pod owns a cgroup, and reports processes that change manifests.
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
+use super::SharedParts;
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{CgroupOwner, Cgroups};
 use limpet_model::actor::{Actor, ActorPod};
@@ -9,12 +11,22 @@ use limpet_model::attribution::{Backend, WatchObserver};
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::Metrics;
 
+/// Attributes changes of manifests to processes and pods.
+pub(super) fn node_observer(shared: &SharedParts, cgroups: &Cgroups) -> Arc<dyn WatchObserver> {
+    Arc::new(NodeObserver {
+        cgroups: cgroups.clone(),
+        observed: shared.observed.clone(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    })
+}
+
 /// Knows this node's pods.
-pub(super) struct NodeObserver {
-    pub(super) cgroups: Cgroups,
-    pub(super) observed: Observed,
-    pub(super) events: Events,
-    pub(super) metrics: Metrics,
+struct NodeObserver {
+    cgroups: Cgroups,
+    observed: Observed,
+    events: Events,
+    metrics: Metrics,
 }
 
 impl NodeObserver {

@@ -11,6 +11,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::SharedParts;
+
 /// A task that cancels `stop` at the first SIGTERM or SIGINT. The signals are caught when this returns.
 ///
 /// # Errors
@@ -39,9 +41,19 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
+/// Notifies systemd's watchdog while the main loop responds.
+pub(super) fn start_watchdog(shared: &SharedParts) {
+    let health = shared.health.clone();
+    let alive = move || {
+        let health = health.clone();
+        async move { health.is_alive().await }
+    };
+    shared.tasks.spawn(watchdog(alive, shared.stop.clone()));
+}
+
 /// Pings systemd's watchdog until `stop`, each time only after `alive` has said that the agent's loop responds, so
 /// that a hanging loop leads to a restart. Returns at once if the unit has no `WatchdogSec`.
-pub(super) async fn watchdog<F: Future<Output = bool>>(alive: impl Fn() -> F, stop: CancellationToken) {
+async fn watchdog<F: Future<Output = bool>>(alive: impl Fn() -> F, stop: CancellationToken) {
     if let Some(limit) = sd_notify::watchdog_enabled() {
         ping(limit, alive, || notify(&[NotifyState::Watchdog]), stop).await;
     }

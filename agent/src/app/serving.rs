@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
-use super::{AppError, Core, SharedParts, decoder, held_updates};
+use super::{AppError, Core, SharedParts, decoder};
 use crate::config::Config;
 use crate::config::configz::document;
 use crate::executor::containerd::ContainerdExecutor;
@@ -107,7 +107,7 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
         pressure: core.pressure.clone(),
         shutting_down: core.shutting_down.clone(),
         upgrade: follow_upgrade(shared),
-        held_updates: held_updates(shared),
+        held_updates: shared.held_updates(),
         report: core.report.clone(),
         started,
         health: shared.health.clone(),
