@@ -91,6 +91,10 @@ pub(super) fn with_alias(names: &Zone, message: &[u8], others: &[u8], transport:
         name = alias;
     }
     let mut answer = answer_to(&query, others.rcode());
+    if others.has_flags(PacketFlag::TRUNCATION) {
+        // What is missing there is missing here, and the client asks again by TCP.
+        answer.set_flags(PacketFlag::TRUNCATION);
+    }
     for (name, alias) in &chain {
         answer.answers.push(record(name, RData::CNAME(CNAME(Name::new(alias).ok()?)))?);
     }
@@ -289,6 +293,10 @@ mod tests {
         let answers: Vec<String> =
             Packet::parse(&whole).unwrap().answers.iter().map(|record| shown(&record.rdata)).collect();
         assert_eq!(answers, ["mail.example.com", "192.0.2.1"]);
+        let mut cut = Packet::new_reply(7);
+        cut.set_flags(PacketFlag::TRUNCATION);
+        let part = with_alias(&zone(), &asked, &cut.build_bytes_vec().unwrap(), Transport::Udp).unwrap();
+        assert!(Packet::parse(&part).unwrap().has_flags(PacketFlag::TRUNCATION), "asked again by TCP");
     }
 
     #[test]
