@@ -19,7 +19,7 @@
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat
 //!         ip saddr . ip daddr @looped4 masquerade
-//!         ct status dnat meta l4proto . ct original proto-dst @masqueraded masquerade
+//!         ct status dnat ct original ip daddr != 10.43.0.0/16 meta l4proto . ct original proto-dst @masqueraded masquerade
 //!     }
 //!     chain forward { type filter hook forward priority filter; ip daddr 10.43.0.0/16 reject }   # and filter-output; with a reset for TCP
 //! }
@@ -191,9 +191,16 @@ fn masquerading(batch: &mut Batch, rules: &Ruleset, bridges: BridgeTraffic) {
         rule.is_family(family).both_addresses(family).is_in(&per_family("looped", family)).masquerade();
         batch.rule("postrouting", rule);
     }
-    let mut rule = Expressions::default();
-    rule.was_passed_on().protocol_and_first_port().is_in("masqueraded").masquerade();
-    batch.rule("postrouting", rule);
+    for family in Family::ALL {
+        let mut rule = Expressions::default();
+        rule.is_family(family).was_passed_on();
+        // A Service's own port may have the number of another one's port of the node.
+        for range in rules.ranges.iter().filter(|range| range.is_ipv4() == family.is_ipv4()) {
+            rule.first_destination(family).is_outside(range);
+        }
+        rule.protocol_and_first_port().is_in("masqueraded").masquerade();
+        batch.rule("postrouting", rule);
+    }
     for range in rules.ranges.iter().filter(|_| bridges == BridgeTraffic::Unfiltered) {
         let mut rule = Expressions::default();
         rule.is_family(Family::of_address(range.is_ipv4())).was_passed_on();

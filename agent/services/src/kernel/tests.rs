@@ -148,6 +148,37 @@ fn both_families_reach_the_pods_addresses() {
 }
 
 #[test]
+fn a_pod_sees_its_client_unless_that_comes_by_a_port_of_the_node() {
+    in_a_network(|| {
+        let settings = settings();
+        local_network::prepare(&settings.name_servers, &settings.ranges).unwrap();
+        let port = json!([{"name": "log", "port": 5140, "protocol": "UDP", "targetPort": 5141}]);
+        let own = definition(json!({"clusterIP": "10.43.0.9", "ports": port}));
+        // Its number is a port of the node, too.
+        let balanced = named("balanced", json!({"clusterIP": "10.43.0.8", "type": "LoadBalancer", "ports": port}));
+        let server = UdpSocket::bind(("10.1.0.2", 5141)).unwrap();
+        thread::spawn(move || {
+            let mut bytes = [0; 16];
+            while let Ok((_, client)) = server.recv_from(&mut bytes) {
+                server.send_to(client.ip().to_string().as_bytes(), client).unwrap();
+            }
+        });
+        replace(&rules(&[own, balanced], &["10.1.0.2"]), BridgeTraffic::Filtered).unwrap();
+        let seen = |by: &str| {
+            let client = UdpSocket::bind("10.1.0.3:0").unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            client.connect((by, 5140)).unwrap();
+            client.send(b"?").unwrap();
+            let mut bytes = [0; 16];
+            let length = client.recv(&mut bytes).unwrap();
+            String::from_utf8_lossy(&bytes[..length]).into_owned()
+        };
+        assert_eq!(["10.43.0.9", "10.43.0.8"].map(seen), ["10.1.0.3", "10.1.0.3"]);
+        assert_ne!(seen("10.1.0.3"), "10.1.0.3", "by the node's port");
+    });
+}
+
+#[test]
 fn a_client_by_udp_follows_to_an_endpoint_that_is_there() {
     in_a_network(|| {
         let settings = settings();

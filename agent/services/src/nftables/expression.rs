@@ -194,6 +194,11 @@ impl Expressions {
         self.masked(FIRST, &range.mask()).compare(FIRST, EQUAL, &base(range))
     }
 
+    /// Continues if the address that was read is not in the range.
+    pub(super) fn is_outside(&mut self, range: &Cidr) -> &mut Self {
+        self.masked(FIRST, &range.mask()).compare(FIRST, NOT_EQUAL, &base(range))
+    }
+
     /// Continues if the key is this one.
     pub(super) fn equals(&mut self, key: &[u8]) -> &mut Self {
         self.compare(FIRST, EQUAL, key)
