@@ -79,7 +79,7 @@ impl Book {
         // What a Service has comes first, then what is asked for, then what is derived.
         for (name, needs) in &mut wanted {
             if let Some(had) = before.get(name) {
-                needs.keep(had, &mut taken);
+                needs.keep(settings, had, &mut taken);
             }
         }
         for (name, needs) in &mut wanted {
@@ -150,7 +150,7 @@ impl Wanted {
     }
 
     /// Keeps what it had, as far as that is still right and free.
-    fn keep(&mut self, had: &Assigned, taken: &mut Taken) {
+    fn keep(&mut self, settings: &Settings, had: &Assigned, taken: &mut Taken) {
         for (range, requested, assigned) in &mut self.addresses {
             let fits = |address: &&IpAddr| {
                 range.contains(**address) && requested.is_none_or(|requested| requested == **address)
@@ -159,7 +159,11 @@ impl Wanted {
             *assigned = kept.copied();
         }
         for port in &mut self.ports {
-            let number = had.node_ports.get(&port.key).filter(|had| port.requested.is_none_or(|wish| wish == **had));
+            let fits = |number: &&u16| match port.requested {
+                Some(wish) => wish == **number,
+                None => settings.node_ports.contains(*number),
+            };
+            let number = had.node_ports.get(&port.key).filter(fits);
             port.assigned = number.copied().filter(|number| taken.ports.insert((port.protocol, *number)));
         }
     }

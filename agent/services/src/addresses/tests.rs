@@ -131,3 +131,18 @@ fn a_full_range_says_so() {
     assert_eq!((book.assigned.len(), faults.len()), (13, 7));
     assert!(faults.values().all(|fault| fault == "all addresses of 10.43.0.0/28 are allocated"), "{faults:?}");
 }
+
+#[test]
+fn a_port_of_the_node_that_was_derived_is_in_the_range_of_today() {
+    let mut book = Book::default();
+    let services = [(name("web"), service(ServiceKind::NodePort))];
+    let services: BTreeMap<Name, &LocalService> = services.iter().map(|(name, known)| (name.clone(), known)).collect();
+    let mut assigned = |settings: &Settings| {
+        assert!(book.assign(settings, &services, false).is_empty());
+        book.assigned[&name("web")].node_ports["TCP/80"]
+    };
+    let before = assigned(&settings());
+    assert_eq!(assigned(&settings()), before);
+    let other = Settings { node_ports: 20_000..=20_099, ..settings() };
+    assert!(other.node_ports.contains(&assigned(&other)));
+}
