@@ -9,8 +9,10 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use limpet_model::object::workload::cron_job::Schedule;
 
-/// Windows that overlap are followed so far for the end of all of them.
-const MAX_OVERLAPS: usize = 1_000;
+/// How many starts of a window, and how many windows that overlap, are followed for an end. Windows that stay open for
+/// longer are looked at again at the end that was found. Each start costs a search through the calendar, and a schedule
+/// of every minute has thousands.
+const MAX_FOLLOWED: usize = 100;
 
 /// A window: when it begins, and how long it lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +86,7 @@ impl Windows<'_> {
     /// The end of the windows that are open at that time, and of those that begin before these have ended.
     fn end(&self, at: Timestamp) -> Option<Timestamp> {
         let mut end = self.end_of_open(at)?;
-        for _ in 0..MAX_OVERLAPS {
+        for _ in 0..MAX_FOLLOWED {
             match self.end_of_open(end) {
                 Some(further) => end = further,
                 None => break,
@@ -121,7 +123,7 @@ impl Windows<'_> {
 /// The last start from `first` on that is not after `at`; `None`: `first` is.
 fn last_start(window: &Window, first: Timestamp, at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let starts = std::iter::successors(Some(first), |start| window.start.next(*start, zone));
-    starts.take_while(|start| *start <= at).take(MAX_OVERLAPS).last()
+    starts.take_while(|start| *start <= at).take(MAX_FOLLOWED).last()
 }
 
 #[cfg(test)]
@@ -180,7 +182,17 @@ mod tests {
         let WindowState::Open(When::At(end)) = state(&hourly, &TimeZone::UTC, "2026-03-06T22:00:00Z", 0) else {
             panic!("always open")
         };
-        assert!(end > "2026-03-20T00:00:00Z".parse().unwrap(), "{end}");
+        assert!(end > "2026-03-14T00:00:00Z".parse().unwrap(), "{end}");
+    }
+
+    #[test]
+    fn a_window_that_is_always_open_is_followed_for_days_and_not_for_years() {
+        let always = [window("* * * * *", 24)];
+        let WindowState::Open(When::At(end)) = state(&always, &TimeZone::UTC, "2026-03-06T22:00:00Z", 0) else {
+            panic!("always open")
+        };
+        let bounds = ["2026-03-07T00:00:00Z", "2026-04-06T00:00:00Z"].map(|at| at.parse::<Timestamp>().unwrap());
+        assert!(bounds[0] < end && end < bounds[1], "{end}");
     }
 
     #[test]
