@@ -30,16 +30,25 @@ pub(crate) async fn unmetered(words: &[String]) -> Result<(), String> {
     }
 }
 
+/// Why updates are held by a lock file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Locked {
+    /// It exists. Its removal can be watched.
+    Exists(String),
+    /// Its file system does not tell. It may tell later, although nothing has changed.
+    Unknown(String),
+}
+
 /// Whether a lock file does not exist.
 ///
 /// # Errors
-/// It does, or its file system does not answer.
-pub(crate) async fn unlocked(path: &Path) -> Result<(), String> {
+/// It does, or its file system does not tell.
+pub(crate) async fn unlocked(path: &Path) -> Result<(), Locked> {
     let file = path.to_owned();
     match blocking::run(path.to_owned(), DEADLINE, move |_| file.try_exists()).await.flatten() {
         Ok(false) => Ok(()),
-        Ok(true) => Err(format!("the lock file {} exists", path.display())),
-        Err(error) => Err(format!("the lock file {} cannot be looked for: {error}", path.display())),
+        Ok(true) => Err(Locked::Exists(format!("the lock file {} exists", path.display()))),
+        Err(error) => Err(Locked::Unknown(format!("the lock file {} cannot be looked for: {error}", path.display()))),
     }
 }
 
@@ -96,7 +105,7 @@ mod tests {
         let path = dir.path().join("busy");
         assert_eq!(unlocked(&path).await, Ok(()));
         std::fs::write(&path, "").unwrap();
-        assert!(unlocked(&path).await.unwrap_err().ends_with("busy exists"));
+        assert_eq!(unlocked(&path).await, Err(Locked::Exists(format!("the lock file {} exists", path.display()))));
         std::fs::remove_file(&path).unwrap();
         assert_eq!(unlocked(&path).await, Ok(()));
     }

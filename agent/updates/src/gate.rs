@@ -17,7 +17,7 @@ use limpet_wire::status::HeldUpdateDocument;
 use tokio::sync::watch;
 
 use crate::Phase;
-use crate::condition::{permitted, unlocked, unmetered};
+use crate::condition::{Locked, permitted, unlocked, unmetered};
 use crate::settings::GateSettings;
 use crate::window::{Moment, When, WindowState, Windows};
 
@@ -25,7 +25,7 @@ use crate::window::{Moment, When, WindowState, Windows};
 const METERED_PAUSE: Duration = Duration::from_secs(300);
 /// The pause before an application is asked again.
 const VETO_PAUSE: Duration = Duration::from_secs(30);
-/// The pause before a lock file is looked for that cannot be watched.
+/// The pause before a lock file is looked for again that cannot be watched, or whose file system did not tell.
 const LOCK_PAUSE: Duration = Duration::from_secs(20);
 
 /// An update, as it is shown to people.
@@ -148,7 +148,10 @@ impl Gate {
             }
             Phase::Apply => {
                 if let Some(file) = &self.settings.apply.lock_file {
-                    unlocked(file).await.map_err(hold(Wake::LockFile))?;
+                    unlocked(file).await.map_err(|locked| match locked {
+                        Locked::Exists(why) => hold(Wake::LockFile)(why),
+                        Locked::Unknown(why) => hold(Wake::Pause(LOCK_PAUSE))(why),
+                    })?;
                 }
                 if let Some(url) = &self.settings.apply.veto_url {
                     permitted(url).await.map_err(hold(Wake::Pause(VETO_PAUSE)))?;
@@ -350,6 +353,18 @@ mod tests {
         assert!(gate.held().is_empty());
         let said: Vec<String> = events.snapshot().into_iter().map(|event| event.message).collect();
         assert!(said.len() == 1 && said[0].starts_with("bundle plant waits, apply is held: the lock file"), "{said:?}");
+    }
+
+    #[tokio::test]
+    async fn a_lock_file_that_cannot_be_looked_for_is_looked_for_again_without_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let apply = ApplySettings { lock_file: Some(file.join("below")), ..ApplySettings::default() };
+        let (gate, _) = gate(GateSettings { apply, ..GateSettings::default() });
+        let hold = gate.check(Phase::Apply, &subject(false)).await.unwrap_err();
+        assert_eq!(hold.wake, Wake::Pause(LOCK_PAUSE));
+        assert!(hold.why.contains("cannot be looked for"), "{hold}");
     }
 
     #[tokio::test]
