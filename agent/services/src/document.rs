@@ -8,12 +8,11 @@ use limpet_wire::services::{ServiceDocument, ServicePortDocument, ServicesDocume
 use crate::membership::{ServedPort, ServedService};
 
 /// The Services as a document. `unserved`: why the kernel serves none.
-pub(crate) fn document(services: &[ServedService], origins: &[&str], unserved: Option<&str>) -> ServicesDocument {
-    let services = services.iter().zip(origins).map(|(service, origin)| of_service(service, origin)).collect();
-    ServicesDocument { unserved: unserved.map(str::to_owned), services }
+pub(crate) fn document(services: &[ServedService], unserved: Option<&str>) -> ServicesDocument {
+    ServicesDocument { unserved: unserved.map(str::to_owned), services: services.iter().map(of_service).collect() }
 }
 
-fn of_service(service: &ServedService, origin: &str) -> ServiceDocument {
+fn of_service(service: &ServedService) -> ServiceDocument {
     let definition = &service.definition;
     let cluster_ips = match definition.kind {
         ServiceKind::Headless => vec!["None".to_owned()],
@@ -27,7 +26,7 @@ fn of_service(service: &ServedService, origin: &str) -> ServiceDocument {
         namespace: service.key.namespace.to_string(),
         name: service.key.name.to_string(),
         source: service.source.as_str().to_owned(),
-        origin: origin.to_owned(),
+        origin: service.origin.to_string(),
         r#type: definition.kind.as_str().to_owned(),
         cluster_ips,
         external_name,

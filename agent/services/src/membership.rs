@@ -32,6 +32,8 @@ impl Definition {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedService {
     pub source: SourceKind,
+    /// The file or URL that it is from.
+    pub origin: Arc<str>,
     pub key: ObjectKey,
     pub definition: Arc<LocalService>,
     pub addresses: Vec<IpAddr>,
@@ -129,6 +131,7 @@ pub fn serve(
     };
     Some(ServedService {
         source: definition.source,
+        origin: Arc::clone(&definition.record.origin),
         key: definition.record.key.clone(),
         addresses: assigned.addresses.clone(),
         ports: service.ports.iter().enumerate().map(port).collect(),

@@ -115,27 +115,26 @@ impl Task {
         }
         let observed = self.parts.observed.load();
         let served = self.serve(definitions, &observed).await;
-        let problem = match &self.parts.off {
-            Some(off) => {
-                let off = off.clone();
-                self.withdraw().await;
-                Some(off)
+        let (problem, is_current) = match self.parts.off.clone() {
+            Some(off) => (Some(off), self.withdraw().await),
+            None => {
+                let problem = self.effect(&served, &observed).await.err();
+                let is_current = problem.is_none();
+                (problem, is_current)
             }
-            None => self.effect(&served, &observed).await.err(),
         };
         if problem.is_some() {
             self.stop_listening().await;
             (self.parts.set_name_servers)(&[]);
         }
         self.report(&served, problem.as_deref());
-        let origins: Vec<&str> = definitions.services.iter().map(|definition| &*definition.record.origin).collect();
-        let document = document::document(&served, &origins, problem.as_deref());
+        let document = document::document(&served, problem.as_deref());
         self.parts.views.send_if_modified(|shown| {
             let differs = *shown != document;
             *shown = document;
             differs
         });
-        problem.is_none() || self.parts.off.is_some()
+        is_current
     }
 
     /// The Services with their addresses and pods, in the order of the definitions.
@@ -188,7 +187,8 @@ impl Task {
             let applied = kernel::apply(&self.parts.settings, rules.clone(), ends_udp).await;
             if let Err(error) = applied {
                 self.rules = None;
-                if matches!(error, KernelError::KubeProxy) {
+                // What is in effect would take connections from them.
+                if matches!(error, KernelError::KubeProxy | KernelError::Overlap(..)) {
                     self.withdraw().await;
                 }
                 return Err(error.to_string());
