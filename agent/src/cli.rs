@@ -16,6 +16,8 @@ use limpet_upgrade::command::UpgradeArgs;
 use limpet_wire::socket_client::SocketClient;
 
 mod doctor;
+#[cfg(test)]
+mod documented_commands;
 mod guard;
 pub mod logging;
 mod run;

@@ -11,9 +11,9 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::*;
+use limpet_model::pod::Fingerprint;
 use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::qos::QosClass;
-use limpet_model::pod::Fingerprint;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 

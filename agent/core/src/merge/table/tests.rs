@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::*;
 use limpet_model::manifest::restore;
+use limpet_model::pod::Fingerprint;
 use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::qos::QosClass;
-use limpet_model::pod::Fingerprint;
 
 /// A pod in short form: its name, or `namespace/name`, then its special properties. `image=2`: edited in place;
 /// `spec=2`: another incarnation; `uid=u`: set in the manifest; `ends`, `ends=5`: being deleted, with that grace
