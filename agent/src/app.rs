@@ -72,6 +72,7 @@ use limpet_server::generations::GenerationsState;
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
 use limpet_server::{HeldUpdates, Sources};
+use limpet_services::links::ServiceLinks;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
@@ -146,6 +147,8 @@ struct SharedParts {
     health: Health,
     /// The Services of the node's own sources, as they are served.
     services: watch::Sender<ServicesDocument>,
+    /// Their variables.
+    service_links: ServiceLinks,
     /// The connection to the apiserver; `None` without `--kubeconfig`.
     link: Option<Link>,
     /// What holds updates.
@@ -343,6 +346,7 @@ async fn shared(
         metrics,
         health,
         services: watch::Sender::default(),
+        service_links: ServiceLinks::default(),
         stop,
         tasks,
         config,
@@ -363,6 +367,7 @@ async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExe
         service_accounts: shared.link.clone().map(|link| Arc::new(link) as Arc<dyn ServiceAccounts>),
         updates: shared.updates.clone(),
         throttle: shared.throttle.clone(),
+        service_links: shared.service_links.clone(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

@@ -7,6 +7,7 @@ use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::source::SourceKind;
 use tokio::sync::watch;
 
+use crate::links::ServiceLinks;
 use crate::membership::Definition;
 
 /// The Services of all sources.
@@ -16,12 +17,14 @@ pub struct Definitions {
     pub services: Arc<[Definition]>,
     /// Whether all sources have been read, so that a Service that is not here is gone.
     pub are_complete: bool,
+    /// Counts their changes.
+    pub version: u64,
 }
 
 impl Definitions {
     /// Those of the snapshots of these sources.
     fn new(snapshots: &Snapshots, sources: &[SourceKind]) -> Self {
-        let mut all = Self { services: Arc::default(), are_complete: true };
+        let mut all = Self { are_complete: true, ..Self::default() };
         let mut all_services = Vec::new();
         for source in SourceKind::ALL.into_iter().filter(|source| sources.contains(source)) {
             let snapshot = &snapshots[source.index()];
@@ -51,24 +54,29 @@ pub struct Feed {
     /// The sources that the node has, but for the apiserver.
     sources: Vec<SourceKind>,
     start: Option<Start>,
+    links: ServiceLinks,
     /// What an earlier agent has left has to be removed if there is no Service any more.
     has_leftovers: bool,
 }
 
 impl Feed {
     /// A feed of these sources that starts the task by `start`: when there is a Service, or at once if an earlier agent has left rules.
-    pub fn new(mut sources: Vec<SourceKind>, start: Start, has_leftovers: bool) -> Self {
+    pub fn new(mut sources: Vec<SourceKind>, start: Start, links: ServiceLinks, has_leftovers: bool) -> Self {
         sources.retain(|source| *source != SourceKind::Api);
-        Self { definitions: watch::Sender::default(), sources, start: Some(start), has_leftovers }
+        Self { definitions: watch::Sender::default(), sources, start: Some(start), links, has_leftovers }
     }
 
     /// Passes on what has changed.
     pub fn read(&mut self, snapshots: &Snapshots) {
-        let next = Definitions::new(snapshots, &self.sources);
+        let mut next = Definitions::new(snapshots, &self.sources);
         if next.is_same(&self.definitions.borrow()) {
             return;
         }
+        next.version = self.definitions.borrow().version + 1;
         let is_needed = self.has_leftovers || !next.services.is_empty();
+        if is_needed || self.start.is_none() {
+            self.links.expect(next.version);
+        }
         self.definitions.send_replace(next);
         if is_needed && let Some(start) = self.start.take() {
             start(self.definitions.subscribe());
@@ -103,7 +111,7 @@ mod tests {
             let count = move |_| {
                 counter.fetch_add(1, Ordering::Relaxed);
             };
-            Feed::new(vec![SourceKind::File], Box::new(count), leftovers)
+            Feed::new(vec![SourceKind::File], Box::new(count), ServiceLinks::default(), leftovers)
         };
         let mut feed = start(false);
         feed.read(&snapshots(&[], true));

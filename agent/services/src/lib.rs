@@ -3,7 +3,7 @@
 //!
 //! The decisions are pure: [`addresses`] assigns addresses and ports of the node, [`membership`] finds the pods of each Service,
 //! [`rules`] says what the kernel is to do, and [`zone`] what names exist. [`task`] has the kernel do it ([`kernel`]) and answers
-//! queries ([`dns`]). [`feed`] passes it the Services from within the merge loop.
+//! queries ([`dns`]). [`feed`] passes it the Services from within the merge loop. [`links`] has the variables of containers.
 //!
 //! Without a Service there is no task, no socket and no rule.
 
@@ -14,6 +14,7 @@ mod dns;
 mod document;
 pub mod feed;
 mod kernel;
+pub mod links;
 mod local_network;
 pub mod membership;
 mod netlink;

@@ -26,6 +26,7 @@ use crate::dns::{server, upstream};
 use crate::document;
 use crate::feed::Definitions;
 use crate::kernel::{self, KernelError};
+use crate::links::ServiceLinks;
 use crate::membership::{Definition, ServedService, serve};
 use crate::rules::Ruleset;
 use crate::saved_addresses;
@@ -50,6 +51,8 @@ pub struct Parts {
     /// What is shown to users.
     pub views: watch::Sender<ServicesDocument>,
     pub set_name_servers: SetNameServers,
+    /// The variables of containers.
+    pub links: ServiceLinks,
 }
 
 impl fmt::Debug for Parts {
@@ -59,7 +62,13 @@ impl fmt::Debug for Parts {
 }
 
 /// Serves until `stop`.
-pub async fn run(parts: Parts, mut wanted: watch::Receiver<Definitions>, stop: CancellationToken) {
+pub async fn run(parts: Parts, wanted: watch::Receiver<Definitions>, stop: CancellationToken) {
+    let links = parts.links.clone();
+    follow(parts, wanted, stop).await;
+    links.release();
+}
+
+async fn follow(parts: Parts, mut wanted: watch::Receiver<Definitions>, stop: CancellationToken) {
     let mut changes = parts.observed.changes();
     let mut node = parts.node.clone();
     let mut task = Task::new(parts).await;
@@ -111,14 +120,18 @@ impl Task {
     /// Brings everything up to date. Returns false if something has to be tried again.
     async fn turn(&mut self, definitions: &Definitions) -> bool {
         if definitions.services.is_empty() {
+            self.parts.links.publish(definitions.version, None);
             return !definitions.are_complete || self.clear().await;
         }
         let observed = self.parts.observed.load();
         let served = self.serve(definitions, &observed).await;
         let (problem, is_current) = match self.parts.off.clone() {
-            Some(off) => (Some(off), self.withdraw().await),
+            Some(off) => {
+                self.parts.links.publish(definitions.version, None);
+                (Some(off), self.withdraw().await)
+            }
             None => {
-                let problem = self.effect(&served, &observed).await.err();
+                let problem = self.effect(definitions.version, &served, &observed).await.err();
                 let is_current = problem.is_none();
                 (problem, is_current)
             }
@@ -174,12 +187,20 @@ impl Task {
         served
     }
 
-    /// Has the kernel and the name server follow.
-    async fn effect(&mut self, served: &[ServedService], observed: &ObservedPods) -> Result<(), String> {
+    /// Has the kernel, the variables of containers and the name server follow. What the kernel does not serve has no variables.
+    async fn effect(&mut self, version: u64, served: &[ServedService], observed: &ObservedPods) -> Result<(), String> {
+        let followed = self.replace_rules(served, observed).await;
+        self.parts.links.publish(version, followed.is_ok().then_some(served));
+        followed?;
+        self.listen().await
+    }
+
+    /// Has the kernel follow, unless the rules before stay for now.
+    async fn replace_rules(&mut self, served: &[ServedService], observed: &ObservedPods) -> Result<(), String> {
         let rules = Ruleset::new(&self.parts.settings, served);
         self.names.send_replace(Arc::new(Zone::new(&self.parts.settings, served)));
         if self.holds_rules && !self.knows_pods(observed) {
-            return self.listen().await;
+            return Ok(());
         }
         self.holds_rules = false;
         if self.rules.as_ref() != Some(&rules) {
@@ -201,7 +222,7 @@ impl Task {
             );
             self.rules = Some(rules);
         }
-        self.listen().await
+        Ok(())
     }
 
     /// Whether every pod that is wanted has been looked for among those that run.

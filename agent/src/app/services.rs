@@ -35,6 +35,7 @@ pub(super) fn feed(shared: &SharedParts, sources: Vec<SourceKind>, node: watch::
         events: shared.events.clone(),
         views: shared.services.clone(),
         set_name_servers: Arc::clone(&set_name_servers),
+        links: shared.service_links.clone(),
         off,
         settings,
     };
@@ -46,7 +47,7 @@ pub(super) fn feed(shared: &SharedParts, sources: Vec<SourceKind>, node: watch::
         }
         tasks.spawn(task::run(parts, definitions, stop));
     };
-    Feed::new(sources, Box::new(start), has_leftovers)
+    Feed::new(sources, Box::new(start), shared.service_links.clone(), has_leftovers)
 }
 
 fn set_name_servers(shared: &SharedParts, domain: String) -> SetNameServers {

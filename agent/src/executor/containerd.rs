@@ -59,6 +59,7 @@ use limpet_model::selinux::ContainerContexts;
 use limpet_model::service_account::ServiceAccounts;
 use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_services::links::ServiceLinks;
 use limpet_telemetry::event::EventType;
 use limpet_telemetry::reporter::Reporter;
 use limpet_updates::UpdateGate;
@@ -113,6 +114,8 @@ pub struct ContainerdExecutor {
     pub pull_pace: Option<Mutex<PullPace>>,
     /// What holds updates.
     pub updates: UpdateGate,
+    /// The variables of Services.
+    pub service_links: ServiceLinks,
 }
 
 impl ContainerdExecutor {

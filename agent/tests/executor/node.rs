@@ -168,6 +168,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         service_accounts: None,
         updates: Default::default(),
         throttle: Default::default(),
+        service_links: Default::default(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

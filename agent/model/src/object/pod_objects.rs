@@ -42,6 +42,14 @@ impl PodObjects {
         self.iter().find(|object| object.key.kind == kind && *object.key.name == *name)
     }
 
+    /// The same and one more object.
+    #[must_use]
+    pub fn with(&self, object: Arc<ObjectRecord>) -> Self {
+        let mut all = self.clone();
+        all.0.insert(object.key.clone(), ObjectState::Known(object));
+        all
+    }
+
     /// All objects that exist.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ObjectRecord>> {
         self.0.values().filter_map(|state| match state {

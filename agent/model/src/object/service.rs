@@ -1,4 +1,4 @@
-//! The variables that describe a cluster's Services to its pods (`FromServices` in kubelet's `pkg/kubelet/envvars`).
+//! The variables that describe Services to pods (`FromServices` in kubelet's `pkg/kubelet/envvars`).
 //!
 //! They are kept as an object that a pod's environment refers to. It is read when a container starts, and its change
 //! restarts none.
@@ -22,7 +22,17 @@ pub(super) fn references(pod: &PodRecord) -> impl Iterator<Item = ObjectKey> {
     let links = has_cluster && pod.spec().enable_service_links.unwrap_or(true);
     let key = |namespace: &str, name: &str| ObjectKey::new(ObjectKind::ServiceVariables, namespace, name);
     let master = has_cluster.then(|| key(KUBERNETES_NAMESPACE, KUBERNETES));
-    master.into_iter().chain(links.then(|| key(pod.key.namespace(), OF_NAMESPACE)))
+    master.into_iter().chain(links.then(|| variables_key(pod.key.namespace())))
+}
+
+/// Whether the pod's containers have the variables of Services of the node's own sources.
+pub fn has_local_links(pod: &PodRecord) -> bool {
+    !pod.source.traits().has_cluster && pod.spec().enable_service_links.unwrap_or(true)
+}
+
+/// The key of the object with the Services of a namespace.
+pub fn variables_key(namespace: &str) -> ObjectKey {
+    ObjectKey::new(ObjectKind::ServiceVariables, namespace, OF_NAMESPACE)
 }
 
 /// The Services as an object.
@@ -130,6 +140,9 @@ mod tests {
         let both = ["ServiceVariables default/kubernetes", "ServiceVariables n/services"];
         assert_eq!(keys(SourceKind::Api, None), both);
         assert_eq!(keys(SourceKind::Api, Some(false)), both[..1]);
-        assert!(keys(SourceKind::File, Some(true)).is_empty());
+        assert!(
+            keys(SourceKind::File, Some(true)).is_empty(),
+            "those of the node's own sources are no object of theirs"
+        );
     }
 }

@@ -30,6 +30,7 @@ use crate::executor::settings::ExecutorSettings;
 use crate::pull_records::PullRecords;
 use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_services::links::ServiceLinks;
 use limpet_telemetry::reporter::Reporter;
 use limpet_updates::UpdateGate;
 
@@ -107,6 +108,8 @@ pub struct ExecutorParts {
     pub updates: UpdateGate,
     /// The rate at which registries are read.
     pub throttle: Throttle,
+    /// The variables of Services.
+    pub service_links: ServiceLinks,
 }
 
 impl ContainerdExecutor {
@@ -128,6 +131,7 @@ impl ContainerdExecutor {
             service_accounts,
             updates,
             throttle,
+            service_links,
         } = parts;
         let Backends { client, network, volumes } = backends;
         let runtime = &settings.runtime;
@@ -173,6 +177,7 @@ impl ContainerdExecutor {
             reporter,
             service_accounts,
             updates,
+            service_links,
         })
     }
 }

@@ -63,6 +63,11 @@ impl ContainerdExecutor {
         drivers.map_err(|error| config_error(error.to_string()))?;
         let mapping = IdMapping::open(&sandbox).map_err(|error| config_error(error.to_string()))?;
         let class = self.runtime_class(start.pod).map_err(config_error)?;
+        calling("the addresses of Services");
+        let objects = match self.service_links.variables(&record).await {
+            Some(variables) => Arc::new(start.pod.objects.with(variables)),
+            None => Arc::clone(&start.pod.objects),
+        };
         let node_addresses = self.node_network.borrow().addresses;
         let ips = match record.host_network() {
             true => node_addresses.iter().collect(),
@@ -81,7 +86,7 @@ impl ContainerdExecutor {
             node: self.node.clone(),
             pod_dir: self.volumes.pod_dir(&record.uid),
             volumes: self.volumes.clone(),
-            objects: Arc::clone(&start.pod.objects),
+            objects,
             class_devices: class.map(|class| class.devices.clone()).unwrap_or_default(),
             given: start.given.clone(),
             cpus: start.cpus.clone(),
