@@ -12,11 +12,12 @@ use limpet_kinds::{Controllers, Memory, MemoryChange, Revision, WorkloadId};
 use limpet_model::error_chain::error_chain;
 use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::source::SourceKind;
-use limpet_server::revisions::Revisions;
+use limpet_server::revisions::Controllers as ControllerMemory;
 use limpet_wire::revisions::RevisionDocument;
 use limpet_worker::workloads::Ledger;
 
 use limpet_store::{Changes, SavedCopy, Store, StoredMemory};
+use serde_json::Value;
 
 /// The memory of the controllers of one node.
 #[derive(Debug)]
@@ -109,7 +110,7 @@ impl Ledger for WorkloadMemory {
     }
 }
 
-impl Revisions for WorkloadMemory {
+impl ControllerMemory for WorkloadMemory {
     /// Of the first source that has the workload: its pods are those that run.
     fn revisions(&self, workload: &ObjectKey) -> Option<Vec<RevisionDocument>> {
         let name = name_of(workload);
@@ -124,6 +125,14 @@ impl Revisions for WorkloadMemory {
             template: revision.template,
         };
         Some(revisions.into_iter().map(document).collect())
+    }
+
+    fn status(&self, source: SourceKind, workload: &ObjectKey) -> Option<Value> {
+        let stored = {
+            let held = self.held[source.index()].0.lock().unwrap_or_else(PoisonError::into_inner);
+            held.get(&name_of(workload)).cloned()
+        }?;
+        Memory::from_bytes(&stored.0)?.status()
     }
 }
 

@@ -58,6 +58,9 @@ fn a_pod_waits_for_its_claim_and_keeps_its_files(node: &mut TestNode) -> Result<
     node.exec("web", "main", &["/bin/sh", "-c", "echo kept >/data/file"])?;
     ensure!(fs::read_to_string(files(node, "file").join("file"))? == "kept\n");
     ensure!(files(node, "file").metadata()?.gid() == 4000, "the directory has no fsGroup");
+    let page = node.agent.cli(&["describe", "pvc/data"])?.success()?;
+    let directory = files(node, "file").display().to_string();
+    ensure!(page.contains("Bound") && page.contains(&directory) && page.contains("web-"), "{page}");
 
     node.remove("web")?;
     node.wait_gone("web")?;

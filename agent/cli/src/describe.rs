@@ -1,6 +1,8 @@
-//! `limpet describe`: one pod, the state of each of its containers and the reason. kubectl's layout.
+//! `limpet describe`: one pod, the state of each of its containers and the reason; or a workload, claim or Service with its pods.
+//! kubectl's layout.
 
 mod container;
+mod object;
 mod volume;
 
 use clap_complete::engine::ArgValueCompleter;
@@ -14,17 +16,21 @@ use super::pod_status::Summary;
 use super::screen::{Screen, Tone};
 use super::sheet::Sheet;
 use super::{age, completion, events, history, sources, target};
+use limpet_core::source::resource::Resource;
+use limpet_model::object::ObjectKind;
 use limpet_model::pod::ephemeral;
-use limpet_wire::pods::DescribeDocument;
+use limpet_wire::pods::{DEFAULT_NAMESPACE, DescribeDocument};
+use limpet_wire::services::ServicesDocument;
 use limpet_wire::socket_client::SocketClient;
 
 /// Arguments of `limpet describe`.
 #[derive(Debug, clap::Args)]
 pub struct DescribeArgs {
-    /// NAME, NAMESPACE/NAME, or the manifest's name
+    /// A pod: NAME, NAMESPACE/NAME, or the manifest's name; or another object: deployment/NAME, sts/NAME, ds/NAME, rs/NAME,
+    /// job/NAME, cronjob/NAME, pvc/NAME, svc/NAME
     #[arg(value_name = "POD", required = true, num_args = 1..=2, add = ArgValueCompleter::new(completion::pods))]
-    pod: Vec<String>,
-    /// The pod's namespace
+    names: Vec<String>,
+    /// The namespace
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Output format
@@ -33,11 +39,9 @@ pub struct DescribeArgs {
 }
 
 pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Screen) -> Result<u8, CliError> {
-    // Also accept `describe pod web`, as kubectl does.
-    let pod = match &args.pod[..] {
-        [pod] => pod,
-        [kind, pod] if matches!(kind.as_str(), "pod" | "pods" | "po") => pod,
-        _ => return Err(CliError::Usage("one pod at a time".to_owned())),
+    let pod = match subject(&args.names)? {
+        Subject::Pod(pod) => pod,
+        Subject::Object(kind, name) => return object(client, (kind, name), &args, screen).await,
     };
     let names = target::find(client, pod, args.namespace.as_deref()).await?;
     let path = format!("/limpet/v1/pods/{}/{}/describe", names.namespace, names.name);
@@ -45,6 +49,65 @@ pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Scree
     let text = match args.output {
         Some(format) => format.render(&document)?,
         None => render(&document, &screen, Timestamp::now()),
+    };
+    screen.print(&text)?;
+    Ok(0)
+}
+
+/// What is described.
+#[derive(Debug, PartialEq, Eq)]
+enum Subject<'a> {
+    Pod(&'a str),
+    Object(ObjectKind, &'a str),
+}
+
+/// What the words name. As in kubectl, the kind is a word of its own or stands before a slash.
+fn subject(words: &[String]) -> Result<Subject<'_>, CliError> {
+    let (kind, name) = match words {
+        [word] => match word.split_once('/') {
+            // A pod's namespace may have the name of a kind only in this form.
+            Some((kind, name)) if Resource::from_name(kind).is_some() => (kind, name),
+            _ => return Ok(Subject::Pod(word)),
+        },
+        [kind, name] => (kind.as_str(), name.as_str()),
+        _ => return Err(CliError::Usage("one object at a time".to_owned())),
+    };
+    match Resource::from_name(&kind.to_lowercase()) {
+        Some(Resource::Pod) => Ok(Subject::Pod(name)),
+        Some(Resource::Object(ObjectKind::ConfigMap | ObjectKind::Secret)) => {
+            Err(CliError::Usage(format!("a {kind} has no page: its values are not shown")))
+        }
+        Some(Resource::Object(object)) if !name.is_empty() => Ok(Subject::Object(object, name)),
+        _ => Err(CliError::Usage(format!(
+            "{kind} is no kind that can be described: use pod, deployment, replicaset, statefulset, daemonset, job, cronjob, persistentvolumeclaim or service"
+        ))),
+    }
+}
+
+async fn object(
+    client: &SocketClient,
+    (kind, name): (ObjectKind, &str),
+    args: &DescribeArgs,
+    screen: Screen,
+) -> Result<u8, CliError> {
+    let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let resource = Resource::Object(kind);
+    let document = target::object(client, (resource, name), namespace).await?;
+    let Some(document) = document else { return Err(target::no_object(resource, name, namespace)) };
+    let mut service = None;
+    if kind == ObjectKind::Service {
+        let all: ServicesDocument = client.get_json("/limpet/v1/services").await?;
+        service = all
+            .services
+            .into_iter()
+            .find(|each| each.namespace == namespace && each.name == name && each.source == document.source);
+        if let (Some(service), Some(why)) = (&mut service, all.unserved) {
+            service.fault.get_or_insert(why);
+        }
+    }
+    let text = match args.output {
+        Some(format) => format.render(&document)?,
+        None => object::render((kind, &document), service.as_ref(), &screen, Timestamp::now()),
     };
     screen.print(&text)?;
     Ok(0)

@@ -66,7 +66,7 @@ pub enum ClientCommand {
     /// List the Services of this node, their addresses, and where they lead to
     #[command(visible_aliases = ["svc"], aliases = ["service"])]
     Services(services::ServicesArgs),
-    /// Show the details of one pod
+    /// Show the details of one pod, workload, claim or Service
     Describe(describe::DescribeArgs),
     /// Print a container's log
     Logs(logs::LogsArgs),

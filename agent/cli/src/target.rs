@@ -3,8 +3,11 @@
 use std::io::Write as _;
 
 use super::error::CliError;
+use super::screen::printable;
+use limpet_core::source::resource::Resource;
+use limpet_wire::objects::ObjectDocument;
 use limpet_wire::pods::PodNames;
-use limpet_wire::socket_client::SocketClient;
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// The most candidates listed in an error.
 const MAX_CANDIDATES: usize = 8;
@@ -61,6 +64,25 @@ pub(crate) fn container<'a>(pod: &'a PodNames, asked: Option<&str>) -> Result<&'
             Ok(first)
         }
     }
+}
+
+/// The object of any source; `None`: there is none of that name.
+pub(crate) async fn object(
+    client: &SocketClient,
+    (resource, name): (Resource, &str),
+    namespace: &str,
+) -> Result<Option<ObjectDocument>, CliError> {
+    match client.get_json(&format!("/limpet/v1/objects/{}/{namespace}/{name}", resource.plural())).await {
+        Ok(document) => Ok(Some(document)),
+        Err(ClientError::Refused { status: 404, .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// That no source has the object.
+pub(crate) fn no_object(resource: Resource, name: &str, namespace: &str) -> CliError {
+    let (kind, name, namespace) = (resource.singular(), printable(name), printable(namespace));
+    CliError::Target(format!("no {kind} {name} in namespace {namespace}; -n names another one"))
 }
 
 fn missing(pods: &[PodNames], name: &str, namespace: Option<&str>) -> String {

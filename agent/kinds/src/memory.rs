@@ -3,6 +3,7 @@
 
 mod cron_job;
 mod job;
+mod status;
 
 use std::collections::BTreeSet;
 

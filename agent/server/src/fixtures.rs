@@ -26,6 +26,7 @@ use limpet_host::sandbox::Sandboxes;
 use limpet_model::actor::Actor;
 use limpet_model::manifest;
 use limpet_model::object::ObjectKey;
+use limpet_model::source::SourceKind;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
@@ -34,7 +35,7 @@ use limpet_telemetry::usage::disks::{DiskMeter, ImageDisk, MeasureDisks, PodDisk
 use limpet_telemetry::usage::{Meter, NodeUsage, ReadUsage};
 use limpet_wire::revisions::RevisionDocument;
 use limpet_wire::services::ServicesDocument;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -51,7 +52,7 @@ use crate::local::{self, LocalRoutes, LocalStates};
 use crate::logs::LogState;
 use crate::pod_orders::PodOrdersState;
 use crate::port_forward::PortForwardState;
-use crate::revisions::Revisions;
+use crate::revisions::Controllers;
 use crate::settings::{DebugHandlers, ServedNode, ServerSettings};
 use crate::{ServerState, Sources, serve};
 
@@ -144,8 +145,12 @@ struct NothingToCollect;
 #[derive(Debug)]
 struct NoWorkloads;
 
-impl Revisions for NoWorkloads {
+impl Controllers for NoWorkloads {
     fn revisions(&self, _: &ObjectKey) -> Option<Vec<RevisionDocument>> {
+        None
+    }
+
+    fn status(&self, _: SourceKind, _: &ObjectKey) -> Option<Value> {
         None
     }
 }
@@ -240,7 +245,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
                 agent: AgentRestart::new(CancellationToken::new()),
                 bundles: None,
                 generations: None,
-                revisions: Arc::new(NoWorkloads),
+                controllers: Arc::new(NoWorkloads),
                 services: watch::channel(ServicesDocument::default()).1,
             },
         ),

@@ -68,6 +68,7 @@ pub mod kubelet;
 pub mod local;
 pub mod logs;
 mod node_logs;
+mod objects;
 mod permission;
 mod pod_changes;
 pub mod pod_orders;

@@ -12,11 +12,11 @@ use super::generations::{self, GenerationsState};
 use super::images::{self, ImagesState};
 use super::permission::Permission::Read;
 use super::pod_orders::PodOrdersState;
-use super::revisions::{self, Revisions};
+use super::revisions::{self, Controllers};
 use super::routes::Routes;
 use super::services::{self, ServicesState};
 use super::shutdown::{self, ShutdownState};
-use super::{ServerState, api, events, pods, restart, status, usage};
+use super::{ServerState, api, events, objects, pods, restart, status, usage};
 use limpet_model::POD_API;
 
 pub struct LocalRoutes(pub(super) Routes);
@@ -39,14 +39,14 @@ pub struct LocalStates {
     pub bundles: BundlesState,
     /// The generations of sources; `None` if no source has any.
     pub generations: Option<GenerationsState>,
-    /// The templates that workloads have had.
-    pub revisions: Arc<dyn Revisions>,
+    /// What the controllers of workloads remember.
+    pub controllers: Arc<dyn Controllers>,
     /// The Services of the node's own sources.
     pub services: ServicesState,
 }
 
 pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
-    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, revisions, services } =
+    let LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, controllers, services } =
         states;
     let routes = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
@@ -60,7 +60,8 @@ pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
         .get("/limpet/v1/version", Read, version);
     LocalRoutes(
         routes
-            .with_state(state)
+            .with_state(state.clone())
+            .merge(objects::routes(state, Arc::clone(&controllers)))
             .merge(diff::routes(diff))
             .merge(images::routes(images))
             .merge(debug_container::routes(orders.clone()))
@@ -70,7 +71,7 @@ pub fn routes(state: ServerState, states: LocalStates) -> LocalRoutes {
             .merge(agent_restart::routes(agent))
             .merge(bundle::routes(bundles))
             .merge(generations::routes(generations))
-            .merge(revisions::routes(revisions))
+            .merge(revisions::routes(controllers))
             .merge(services::routes(services)),
     )
 }

@@ -14,21 +14,26 @@ use super::status_error::StatusError;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKey;
+use limpet_model::source::SourceKind;
 use limpet_wire::revisions::RevisionDocument;
+use serde_json::Value;
 
-/// Who remembers the templates of workloads.
-pub trait Revisions: fmt::Debug + Send + Sync {
-    /// Those of a workload, the oldest first; `None` if it is not known.
+/// What the controllers of workloads remember.
+pub trait Controllers: fmt::Debug + Send + Sync {
+    /// The templates that a workload has had, the oldest first; `None` if it is not known.
     fn revisions(&self, workload: &ObjectKey) -> Option<Vec<RevisionDocument>>;
+
+    /// The status of a Job or CronJob of a source; `None` for other kinds, or if it is not known.
+    fn status(&self, source: SourceKind, workload: &ObjectKey) -> Option<Value>;
 }
 
 /// The routes.
-pub(super) fn routes(state: Arc<dyn Revisions>) -> Routes {
+pub(super) fn routes(state: Arc<dyn Controllers>) -> Routes {
     Routes::default().get("/limpet/v1/revisions/{kind}/{namespace}/{name}", Read, revisions).with_state(state)
 }
 
 async fn revisions(
-    State(state): State<Arc<dyn Revisions>>,
+    State(state): State<Arc<dyn Controllers>>,
     Path((kind, namespace, name)): Path<(String, String, String)>,
 ) -> Response {
     let Some(resource @ Resource::Object(object)) = Resource::from_name(&kind).filter(|resource| resource.has_pods())

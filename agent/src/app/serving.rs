@@ -77,10 +77,10 @@ pub(super) fn start_serving(
     let cluster = ClusterState { source: core.api_updates };
     let (images, shutdown) = (core.images, core.shutdown);
     let (bundles, generations) = (core.bundles, core.generations);
-    let revisions = core.workload_memory;
+    let controllers = core.workload_memory;
     let (services, agent) = (shared.services.subscribe(), restart);
     let states =
-        LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, revisions, services };
+        LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, controllers, services };
     let local = server::local::routes(state.clone(), states);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));

@@ -10,6 +10,7 @@ pub mod diff;
 pub mod generations;
 pub mod idle;
 pub mod images;
+pub mod objects;
 pub mod pods;
 pub mod port_forward;
 pub mod revisions;

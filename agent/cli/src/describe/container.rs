@@ -28,6 +28,17 @@ pub(super) fn describe(
     });
 }
 
+/// A container of a template: it has no state.
+pub(super) fn describe_template(sheet: &mut Sheet, container: &Container) {
+    sheet.indented(|sheet| {
+        sheet.field(&container.name, "");
+        sheet.indented(|sheet| {
+            made_of(sheet, container, None, None);
+            settings(sheet, container);
+        });
+    });
+}
+
 fn made_of(
     sheet: &mut Sheet,
     container: &Container,

@@ -75,3 +75,26 @@ fn a_pod_is_described_with_its_containers_and_events() {
     let expected = include_str!("golden.txt");
     assert!(text == expected, "described as:\n{text}");
 }
+
+#[test]
+fn a_kind_may_be_a_word_or_stand_before_a_slash() {
+    let of_words = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+        subject(&words).map(|subject| format!("{subject:?}")).map_err(|error| error.to_string())
+    };
+    for (words, expected) in [
+        (&["web"][..], "Pod(\"web\")"),
+        (&["shop/web"], "Pod(\"shop/web\")"),
+        (&["pod", "web"], "Pod(\"web\")"),
+        (&["pod/web"], "Pod(\"web\")"),
+        (&["deployment/web"], "Object(Deployment, \"web\")"),
+        (&["sts", "db"], "Object(StatefulSet, \"db\")"),
+        (&["pvc/data"], "Object(PersistentVolumeClaim, \"data\")"),
+        (&["svc/web"], "Object(Service, \"web\")"),
+    ] {
+        assert_eq!(of_words(words).as_deref(), Ok(expected), "{words:?}");
+    }
+    assert!(of_words(&["secret/key"]).unwrap_err().contains("no page"));
+    assert!(of_words(&["thing", "web"]).unwrap_err().contains("no kind that can be described"));
+    assert!(of_words(&["deploy/"]).is_err());
+}

@@ -13,6 +13,11 @@ pub(super) fn describe(sheet: &mut Sheet, volumes: &[Volume]) {
     sheet.indented(|sheet| volumes.iter().for_each(|volume| sheet.field(&volume.name, &kind(volume))));
 }
 
+/// The volumes of a template, below a label.
+pub(super) fn list(sheet: &mut Sheet, volumes: &[Volume]) {
+    sheet.list("Volumes", volumes.iter().map(|volume| format!("{}: {}", volume.name, kind(volume))));
+}
+
 /// The volume's type and settings in a phrase.
 fn kind(volume: &Volume) -> String {
     let access = |read_only: Option<bool>| if read_only == Some(true) { ", read-only" } else { "" };

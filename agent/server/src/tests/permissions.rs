@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 85] = [
+const LOCAL: [(&str, &str, Permission); 86] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -153,6 +153,7 @@ const LOCAL: [(&str, &str, Permission); 85] = [
     ("POST", "/limpet/v1/shutdown/cancel", Write),
     ("POST", "/limpet/v1/agent/restart", Write),
     ("GET", "/limpet/v1/generations", Read),
+    ("GET", "/limpet/v1/objects/{kind}/{namespace}/{name}", Read),
     ("GET", "/limpet/v1/revisions/{kind}/{namespace}/{name}", Read),
     ("GET", "/limpet/v1/services", Read),
     ("POST", "/limpet/v1/rollback", Write),
