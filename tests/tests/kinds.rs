@@ -146,7 +146,10 @@ fn an_applied_deployment_is_stored_and_deleted(node: &mut TestNode) -> Result<()
     ensure!(scaled == "deployment.apps/web scaled\n", "{scaled}");
     ensure!(containers(&wait_ready(node, 2, image::V1)?)?.contains(&ids[0]), "restarted by another number");
     let missing = node.agent.cli(&["scale", "deploy/other", "--replicas", "2"])?;
-    ensure!(missing.code == Some(1) && missing.stderr.contains("was not applied"), "{missing:?}");
+    ensure!(
+        missing.code == Some(1) && missing.stderr.contains("no deployment.apps other in namespace default"),
+        "{missing:?}"
+    );
     let said = node.agent.cli(&["delete", "deployment", "web"])?.success()?;
     ensure!(said == "deployment.apps \"web\" deleted\n", "{said}");
     wait_pods(node, "no pods", <[Value]>::is_empty).map(drop)
@@ -210,7 +213,18 @@ fn a_rollout_is_undone_and_held(node: &mut TestNode) -> Result<()> {
     wait_ready(node, 2, image::V1)?;
     ensure!(rollout(node, &["history"])?.1.contains("1          from a file"));
     let (code, _, refused) = rollout(node, &["undo"])?;
-    ensure!(code == Some(1) && refused.contains("was not applied; change"), "{refused}");
+    let place =
+        "deployment.apps web was not applied: its manifest is that of file web.yaml, which limpet does not change";
+    ensure!(code == Some(1) && refused.contains(place) && refused.contains("--revision NUMBER"), "{refused}");
+    let (_, _, refused) = rollout(node, &["restart"])?;
+    ensure!(refused.contains("an annotation kubectl.kubernetes.io/restartedAt"), "{refused}");
+    let (code, said, _) = rollout(node, &["status"])?;
+    ensure!(code == Some(0) && said == "deployment \"web\" successfully rolled out\n", "{said}");
+    let page = node.agent.cli(&["describe", "deployment/web"])?.success()?;
+    let replicas = "2 desired | 2 updated | 2 total | 2 available | 0 unavailable";
+    ensure!(page.contains(replicas) && page.contains("file web.yaml") && page.contains("web-"), "{page}");
+    let missing = node.agent.cli(&["describe", "deployment", "other"])?;
+    ensure!(missing.code == Some(1) && missing.stderr.contains("no deployment.apps other"), "{missing:?}");
     Ok(())
 }
 
@@ -278,6 +292,10 @@ fn an_indexed_job_finishes_once(node: &mut TestNode) -> Result<()> {
     ensure!(runs()? == hosts, "{:?}", runs()?);
     let events = node.events()?;
     ensure!(events.contains("job/build") && events.contains("SuccessfulCreate"), "{events}");
+    let page = node.agent.cli(&["describe", "job/build"])?.success()?;
+    for part in ["0 Active / 3 Succeeded / 0 Failed", "0-2", "Job completed", "build-0-", "Completed At"] {
+        ensure!(page.contains(part), "{part}\n{page}");
+    }
 
     node.agent.kill();
     node.agent.start()?;
@@ -316,6 +334,8 @@ fn a_cron_job_begins_jobs_by_its_schedule(node: &mut TestNode) -> Result<()> {
     let minutes: u64 = owner.strip_prefix("tick-").context("no Job of the CronJob")?.parse()?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() / 60;
     ensure!(now - minutes < 5, "{owner} at {now}");
+    let page = node.agent.cli(&["describe", "cronjob", "tick"])?.success()?;
+    ensure!(page.contains("@every 2s") && page.contains("Europe/Berlin") && page.contains("Last Schedule"), "{page}");
     node.agent.kill();
     node.agent.start()?;
     let id = container_id(&pods[0], "main")?;

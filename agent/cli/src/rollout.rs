@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
+use super::target;
 use history::{HistoryArgs, UndoArgs};
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::identity::OWNER_ANNOTATION;
 use limpet_wire::pods::{DEFAULT_NAMESPACE, PodChange};
-use limpet_wire::socket_client::{ClientError, SocketClient};
+use limpet_wire::socket_client::SocketClient;
 use progress::{Progress, Rollout};
 
 /// kubectl's annotation of a template: a new value is a new template.
@@ -43,7 +44,7 @@ enum RolloutCommand {
     Restart(WorkloadArgs),
     /// Let the rollout of a Deployment that is paused go on
     Resume(WorkloadArgs),
-    /// Wait until the pods of an applied workload have its template and are ready
+    /// Wait until the pods of a workload have its template and are ready
     Status(StatusArgs),
     /// Return to an earlier template of an applied workload
     Undo(UndoArgs),
@@ -51,7 +52,7 @@ enum RolloutCommand {
 
 #[derive(Debug, clap::Args)]
 struct WorkloadArgs {
-    /// An applied workload: deployment/NAME, daemonset/NAME, statefulset/NAME
+    /// A workload: deployment/NAME, daemonset/NAME, statefulset/NAME
     #[arg(value_name = "KIND/NAME")]
     workload: String,
     /// The namespace
@@ -103,7 +104,7 @@ async fn pause(client: &SocketClient, args: &WorkloadArgs, pauses: bool, screen:
     if resource != Resource::Object(ObjectKind::Deployment) {
         return Err(CliError::Usage(format!("{}/{} {verb} is not supported", resource.plural(), printable(name))));
     }
-    let (path, mut manifest) = applied(client, args).await?;
+    let (path, mut manifest) = applied(client, args, &format!("set spec.paused to {pauses}")).await?;
     if (manifest["spec"]["paused"] == true) == pauses {
         let state = if pauses { "already paused" } else { "not paused" };
         return Err(CliError::Target(format!("{} \"{}\" is {state}", resource.singular(), printable(name))));
@@ -118,7 +119,8 @@ async fn pause(client: &SocketClient, args: &WorkloadArgs, pauses: bool, screen:
 /// Writes the time into the template of the applied manifest and applies it again.
 async fn restart(client: &SocketClient, args: &WorkloadArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload)?;
-    let (path, mut manifest) = applied(client, args).await?;
+    let remedy = format!("give spec.template an annotation {RESTARTED_AT} with a new value");
+    let (path, mut manifest) = applied(client, args, &remedy).await?;
     if manifest["spec"]["paused"] == true {
         let title = format!("{}/{}", resource.kind().to_lowercase(), printable(name));
         return Err(CliError::Target(format!(
@@ -135,13 +137,14 @@ async fn restart(client: &SocketClient, args: &WorkloadArgs, screen: Screen) -> 
 /// Prints how far the rollout is, each time that it is further.
 async fn status(client: &SocketClient, args: &StatusArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload.workload)?;
-    let (_, manifest) = applied(client, &args.workload).await?;
-    let rollout = Rollout::new(resource, name, &manifest).map_err(CliError::Usage)?;
     let namespace = args.workload.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let document = target::object(client, (resource, name), namespace).await?;
+    let Some(document) = document else { return Err(target::no_object(resource, name, namespace)) };
+    let rollout = Rollout::new(resource, name, &document.object).map_err(CliError::Usage)?;
     let owner = format!("{}/{name}", resource.kind());
     let is_own = |source: &str, pod: &Pod| {
         let annotations = pod.metadata.annotations.as_ref();
-        source == "push"
+        source == document.source
             && pod.metadata.namespace.as_deref() == Some(namespace)
             && annotations.and_then(|annotations| annotations.get(OWNER_ANNOTATION)) == Some(&owner)
     };
@@ -182,18 +185,10 @@ async fn status(client: &SocketClient, args: &StatusArgs, screen: Screen) -> Res
     }
 }
 
-/// The path and the manifest of a workload that was applied.
-async fn applied(client: &SocketClient, args: &WorkloadArgs) -> Result<(String, Value), CliError> {
+/// The path and the manifest of a workload that was applied. `remedy`: what is to be done in the manifest of one that was not.
+async fn applied(client: &SocketClient, args: &WorkloadArgs, remedy: &str) -> Result<(String, Value), CliError> {
     let (resource, name) = workload(&args.workload)?;
-    let path = resource.path(args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name);
-    match client.get_json(&path).await {
-        Ok(manifest) => Ok((path, manifest)),
-        Err(ClientError::Refused { status: 404, .. }) => Err(CliError::Target(format!(
-            "{} \"{name}\" was not applied; change an annotation of spec.template in its file, or where its manifest comes from",
-            resource.singular()
-        ))),
-        Err(error) => Err(error.into()),
-    }
+    target::applied(client, (resource, name), args.namespace.as_deref(), remedy).await
 }
 
 /// The kind and the name of a workload that rolls out its template.

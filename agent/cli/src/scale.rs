@@ -1,13 +1,13 @@
 //! `limpet scale`: changes the number of replicas of an applied workload, with kubectl's conventions and output.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::error::CliError;
 use super::screen::{Screen, printable};
+use super::target;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
-use limpet_wire::pods::DEFAULT_NAMESPACE;
-use limpet_wire::socket_client::{ClientError, SocketClient};
+use limpet_wire::socket_client::SocketClient;
 
 /// The kinds that have replicas.
 const SCALABLE: [ObjectKind; 3] = [ObjectKind::Deployment, ObjectKind::ReplicaSet, ObjectKind::StatefulSet];
@@ -33,12 +33,8 @@ pub struct ScaleArgs {
 /// The agent cannot be reached, or refuses.
 pub(super) async fn run(client: &SocketClient, args: ScaleArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload)?;
-    let path = resource.path(args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name);
-    let mut manifest: Value = match client.get_json(&path).await {
-        Ok(manifest) => manifest,
-        Err(ClientError::Refused { status: 404, .. }) => return Err(not_applied(resource, name)),
-        Err(error) => return Err(error.into()),
-    };
+    let remedy = format!("set spec.replicas to {}", args.replicas);
+    let (path, mut manifest) = target::applied(client, (resource, name), args.namespace.as_deref(), &remedy).await?;
     manifest["spec"]["replicas"] = json!(args.replicas);
     client.put(&path, manifest.to_string().into_bytes()).await?;
     screen.print(&format!("{}/{} scaled\n", resource.singular(), printable(name)))?;
@@ -57,13 +53,6 @@ fn workload(argument: &str) -> Result<(Resource, &str), CliError> {
             Err(CliError::Usage(format!("{kind} is no kind of workload: use deployment, replicaset or statefulset")))
         }
     }
-}
-
-fn not_applied(resource: Resource, name: &str) -> CliError {
-    CliError::Target(format!(
-        "{} \"{name}\" was not applied; set spec.replicas in its file, or where its manifest comes from",
-        resource.singular()
-    ))
 }
 
 #[cfg(test)]

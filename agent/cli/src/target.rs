@@ -6,8 +6,9 @@ use super::error::CliError;
 use super::screen::printable;
 use limpet_core::source::resource::Resource;
 use limpet_wire::objects::ObjectDocument;
-use limpet_wire::pods::PodNames;
+use limpet_wire::pods::{DEFAULT_NAMESPACE, PodNames};
 use limpet_wire::socket_client::{ClientError, SocketClient};
+use serde_json::Value;
 
 /// The most candidates listed in an error.
 const MAX_CANDIDATES: usize = 8;
@@ -77,6 +78,39 @@ pub(crate) async fn object(
         Err(ClientError::Refused { status: 404, .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The path and the manifest of an object that was applied.
+///
+/// # Errors
+///
+/// Its manifest comes from elsewhere, and stays as it is there: the message has the `remedy`.
+pub(crate) async fn applied(
+    client: &SocketClient,
+    (resource, name): (Resource, &str),
+    namespace: Option<&str>,
+    remedy: &str,
+) -> Result<(String, Value), CliError> {
+    let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
+    let path = resource.path(namespace, name);
+    match client.get_json(&path).await {
+        Ok(manifest) => Ok((path, manifest)),
+        Err(ClientError::Refused { status: 404, .. }) => match object(client, (resource, name), namespace).await? {
+            Some(document) => Err(CliError::Target(elsewhere(resource, name, &document, remedy))),
+            None => Err(no_object(resource, name, namespace)),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn elsewhere(resource: Resource, name: &str, document: &ObjectDocument, remedy: &str) -> String {
+    let (kind, name) = (resource.singular(), printable(name));
+    let (source, origin) = (printable(&document.source), printable(&document.origin));
+    let place = format!("{source} {origin}");
+    format!(
+        "{kind} {name} was not applied: its manifest is that of {}, which limpet does not change; {remedy} there",
+        place.trim_end()
+    )
 }
 
 /// That no source has the object.

@@ -56,7 +56,9 @@ pub(super) async fn history(client: &SocketClient, args: &HistoryArgs, screen: S
 /// Applies the manifest again with the template of an earlier revision.
 pub(super) async fn undo(client: &SocketClient, args: &UndoArgs, screen: Screen) -> Result<u8, CliError> {
     let (resource, name) = workload(&args.workload.workload)?;
-    let (path, mut manifest) = applied(client, &args.workload).await?;
+    let shown = format!("limpet rollout history {}/{}", resource.singular(), printable(name));
+    let remedy = format!("put back an earlier spec.template, which {shown} --revision NUMBER -o yaml shows");
+    let (path, mut manifest) = applied(client, &args.workload, &remedy).await?;
     if manifest["spec"]["paused"] == true {
         return Err(paused(resource, name));
     }
