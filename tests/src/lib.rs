@@ -32,6 +32,7 @@ pub mod message_bus;
 pub mod need;
 pub mod nfs_tools;
 pub mod node;
+pub mod own_network;
 pub mod process;
 pub mod recorded_state;
 pub mod registry;

@@ -1,21 +1,20 @@
 //! Services of the node's own: their addresses, names and ports, with a real containerd and a bridge.
 
-use std::net::UdpSocket;
-use std::os::fd::AsFd as _;
-use std::process::{Command, ExitCode};
-use std::{fs, thread};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{pod, shell, with};
-use limpet_tests::process::Daemon;
-use limpet_tests::{TestNode, case, process, suite, tools, wait};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use limpet_tests::own_network::{NODE, OwnNetwork};
+use limpet_tests::{TestNode, case, suite, tools, wait};
 use serde_json::{Value, json};
 
-/// The node's address.
-const NODE: &str = "198.51.100.7";
-/// The node's name server, of the file that a test's node has.
-const NODES_SERVER: &str = "192.0.2.53";
+#[path = "services/surroundings.rs"]
+mod surroundings;
+
+use surroundings::{
+    a_kernel_without_rules_in_bridges_serves_pods_of_one_bridge, a_node_of_a_cluster_serves_none,
+    beside_kube_proxy_no_service_is_served, pods_in_the_nodes_network_are_reached_and_reach_services,
+};
 
 fn main() -> ExitCode {
     suite::run([
@@ -24,64 +23,16 @@ fn main() -> ExitCode {
         case!(pods_of_a_set_have_names).on(own_network),
         case!(connections_outlive_the_agent).on(own_network),
         case!(what_cannot_be_served_says_why).on(own_network),
+        case!(containers_have_the_variables_of_services).on(own_network),
+        case!(pods_in_the_nodes_network_are_reached_and_reach_services).on(own_network),
+        case!(beside_kube_proxy_no_service_is_served).on(own_network),
+        case!(a_node_of_a_cluster_serves_none).on(own_network),
+        case!(a_kernel_without_rules_in_bridges_serves_pods_of_one_bridge).on(own_network),
     ])
 }
 
 fn own_network(options: &mut limpet_tests::node::NodeOptions) {
     (options.cni, options.agent) = (true, false);
-}
-
-/// A network of the node's own; the agent runs in it.
-struct Network(Daemon);
-
-impl Network {
-    fn start(node: &mut TestNode) -> Result<Self> {
-        let mut command = Command::new("unshare");
-        // The node's directory in its environment lets a later run find it where this one was killed.
-        command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
-        let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
-        let ours = fs::read_link("/proc/self/ns/net")?;
-        let theirs = || fs::read_link(format!("/proc/{}/ns/net", holder.pid()));
-        wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != ours))?;
-        let network = Self(holder);
-        network.run(&["ip", "link", "set", "lo", "up"])?;
-        for address in [NODE, NODES_SERVER] {
-            network.run(&["ip", "address", "add", &format!("{address}/32"), "dev", "lo"])?;
-        }
-        node.cni.as_ref().context("no network")?.hairpin()?;
-        node.agent.move_to_network_of(network.0.pid());
-        node.agent.start()?;
-        Ok(network)
-    }
-
-    /// Runs a command in the node's network.
-    fn run(&self, command: &[&str]) -> Result<String> {
-        let target = self.0.pid().to_string();
-        process::checked(Command::new("nsenter").args(["--target", &target, "--net", "--"]).args(command))
-    }
-
-    /// Answers all queries at the node's name server with one address, until the test ends.
-    fn answer_names(&self) -> Result<()> {
-        let network = fs::File::open(format!("/proc/{}/ns/net", self.0.pid()))?;
-        let bound = thread::spawn(move || -> Result<UdpSocket> {
-            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(UdpSocket::bind((NODES_SERVER, 53))?)
-        });
-        let socket = bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        thread::spawn(move || {
-            let mut query = [0; 512];
-            while let Ok((length, client)) = socket.recv_from(&mut query) {
-                // The question, as an answer, and behind it the address 192.0.2.7 for its name.
-                let mut answer = query[..length.min(query.len())].to_vec();
-                let end = 12 + answer[12..].iter().position(|byte| *byte == 0).unwrap_or(0) + 5;
-                answer.truncate(end);
-                (answer[2], answer[3], answer[7], answer[11]) = (0x81, 0x80, 1, 0);
-                answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7]);
-                let _ = socket.send_to(&answer, client);
-            }
-        });
-        Ok(())
-    }
 }
 
 /// A container that answers requests at its port 8080 with its pod's name, and is ready while there is the file `/tmp/ready`.
@@ -156,7 +107,7 @@ fn wait_fetched(node: &TestNode, from: &str, to: &str, prefix: &str) -> Result<S
 }
 
 fn a_service_is_reached_by_its_name(node: &mut TestNode) -> Result<()> {
-    let network = Network::start(node)?;
+    let network = OwnNetwork::start(node)?;
     network.answer_names()?;
     write(node, "client.yaml", &[client()])?;
     node.wait_running("client")?;
@@ -176,6 +127,8 @@ fn a_service_is_reached_by_its_name(node: &mut TestNode) -> Result<()> {
     }
     let looked_up = node.exec("client", "main", &["nslookup", "somewhere.example.com"])?;
     ensure!(looked_up.contains("192.0.2.7"), "the node's name server answers the rest: {looked_up}");
+    let page = node.agent.cli(&["describe", "svc/web"])?.success()?;
+    ensure!(page.contains(&address) && page.contains("http 80/TCP") && page.contains(":8080"), "{page}");
     let reverse = node.exec("client", "main", &["nslookup", &address])?;
     ensure!(reverse.contains("web.default.svc.cluster.local"), "{reverse}");
 
@@ -208,7 +161,7 @@ fn a_service_is_reached_by_its_name(node: &mut TestNode) -> Result<()> {
 }
 
 fn a_pod_reaches_itself_and_the_node_by_ports(node: &mut TestNode) -> Result<()> {
-    let network = Network::start(node)?;
+    let network = OwnNetwork::start(node)?;
     let ports = json!([{ "name": "http", "port": 8000, "targetPort": "web", "nodePort": 30080 }]);
     let balanced = service("web", json!({ "type": "LoadBalancer", "ports": ports }));
     write(node, "web.yaml", &[workload("Deployment", "web", 1), balanced, client()])?;
@@ -232,7 +185,7 @@ fn a_pod_reaches_itself_and_the_node_by_ports(node: &mut TestNode) -> Result<()>
 }
 
 fn pods_of_a_set_have_names(node: &mut TestNode) -> Result<()> {
-    let _network = Network::start(node)?;
+    let _network = OwnNetwork::start(node)?;
     let set = with(workload("StatefulSet", "db", 2), json!({ "spec": { "serviceName": "db" } }));
     write(node, "db.yaml", &[set, service("db", json!({ "clusterIP": "None" })), client()])?;
     wait_endpoints(node, "db", 2)?;
@@ -251,7 +204,7 @@ fn pods_of_a_set_have_names(node: &mut TestNode) -> Result<()> {
 }
 
 fn connections_outlive_the_agent(node: &mut TestNode) -> Result<()> {
-    let _network = Network::start(node)?;
+    let _network = OwnNetwork::start(node)?;
     let echo = with(
         workload("Deployment", "echo", 1),
         json!({ "spec": { "template": { "spec": { "containers": [shell("main", "exec nc -ll -p 9000 -e /bin/cat")] } } } }),
@@ -286,7 +239,7 @@ fn connections_outlive_the_agent(node: &mut TestNode) -> Result<()> {
 }
 
 fn what_cannot_be_served_says_why(node: &mut TestNode) -> Result<()> {
-    let _network = Network::start(node)?;
+    let _network = OwnNetwork::start(node)?;
     let at = |name: &str, address: &str| service(name, json!({ "clusterIP": address }));
     write(node, "a.yaml", &[at("a", "10.43.0.20"), at("far", "192.0.2.1")])?;
     let fault = |name: &str| -> Result<String> {
@@ -302,4 +255,54 @@ fn what_cannot_be_served_says_why(node: &mut TestNode) -> Result<()> {
     ensure!(refused.code == Some(1) && refused.stderr.contains("spec.selector: required"), "{refused:?}");
     ensure!(node.agent.cli(&["delete", "service", "b"])?.success()? == "service \"b\" deleted\n");
     wait::until_true(wait::SOON, "the end of b", || shown(node, "b").is_ok_and(|service| service.is_null()))
+}
+
+fn containers_have_the_variables_of_services(node: &mut TestNode) -> Result<()> {
+    let _network = OwnNetwork::start(node)?;
+    let ports =
+        json!([{ "name": "http", "port": 80, "targetPort": "web" }, { "name": "dns", "port": 53, "protocol": "UDP" }]);
+    let my_web = service("my-web", json!({ "clusterIP": "10.43.0.20", "ports": ports }));
+    let idle = |name: &str, links: bool| {
+        pod(name, json!({ "enableServiceLinks": links, "containers": [shell("main", "exec sleep 100000")] }))
+    };
+    let elsewhere = with(service("far", json!({})), json!({ "metadata": { "namespace": "elsewhere" } }));
+    let headless = service("none", json!({ "clusterIP": "None" }));
+    // The pod may be first to start: it waits for the addresses.
+    write(node, "all.yaml", &[idle("links", true), idle("plain", false), my_web, elsewhere, headless])?;
+    let variables = |node: &TestNode, name: &str| -> Result<Vec<String>> {
+        let text = node.exec(name, "main", &["/bin/sh", "-c", "env | grep -E '_(SERVICE|PORT)' | sort"]);
+        Ok(text.unwrap_or_default().lines().map(str::to_owned).collect())
+    };
+    for name in ["links", "plain"] {
+        node.wait_running(name)?;
+    }
+    let expected = [
+        "MY_WEB_PORT=tcp://10.43.0.20:80",
+        "MY_WEB_PORT_53_UDP=udp://10.43.0.20:53",
+        "MY_WEB_PORT_53_UDP_ADDR=10.43.0.20",
+        "MY_WEB_PORT_53_UDP_PORT=53",
+        "MY_WEB_PORT_53_UDP_PROTO=udp",
+        "MY_WEB_PORT_80_TCP=tcp://10.43.0.20:80",
+        "MY_WEB_PORT_80_TCP_ADDR=10.43.0.20",
+        "MY_WEB_PORT_80_TCP_PORT=80",
+        "MY_WEB_PORT_80_TCP_PROTO=tcp",
+        "MY_WEB_SERVICE_HOST=10.43.0.20",
+        "MY_WEB_SERVICE_PORT=80",
+        "MY_WEB_SERVICE_PORT_DNS=53",
+        "MY_WEB_SERVICE_PORT_HTTP=80",
+    ];
+    ensure!(variables(node, "links")? == expected, "{:#?}", variables(node, "links")?);
+    ensure!(variables(node, "plain")?.is_empty(), "{:#?}", variables(node, "plain")?);
+    // A Service that comes later restarts nothing, and its variables are those of later starts.
+    write(node, "late.yaml", &[service("late", json!({}))])?;
+    wait_endpoints(node, "late", 0)?;
+    ensure!(variables(node, "links")? == expected, "{:#?}", variables(node, "links")?);
+    write(node, "later.yaml", &[idle("later", true)])?;
+    let later = node.wait_running("later")?;
+    ensure!(later["status"]["containerStatuses"][0]["restartCount"] == 0, "{later:#}");
+    let has = variables(node, "later")?;
+    ensure!(has.iter().any(|line| line.starts_with("LATE_SERVICE_HOST=10.43.")), "{has:#?}");
+    let links = node.wait_running("links")?;
+    ensure!(links["status"]["containerStatuses"][0]["restartCount"] == 0, "{links:#}");
+    Ok(())
 }
