@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: the life of a pod on a real containerd; each step is printed and timed, and nothing is left behind.
+//! `cargo xtask demo`: the life of a pod on a real containerd, and a Deployment with a Service; each step is printed and timed, and
+//! nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::image::{self, V1, V2};
 use limpet_tests::manifest::{pod, shell, with};
 use limpet_tests::node::{NodeOptions, container, container_id};
+use limpet_tests::own_network::OwnNetwork;
 use limpet_tests::{TestNode, agent, process, sweep, tools, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -31,6 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let containerd = choice.first().map(|(_, major)| major.clone());
     let options = NodeOptions {
         agent: false,
+        cni: true,
         images: false,
         containerd_choice: containerd,
         program: Some(program),
@@ -74,7 +77,8 @@ impl Demo {
     fn act(&mut self, node: &mut TestNode) -> Result<()> {
         println!("    all files are below {}", node.dir().display());
         self.step("put the demo image into the agent's images directory", || save_images(node))?;
-        self.step("start the agent", || node.agent.start())?;
+        // Services have rules in the kernel: those of the demo are in a network of its own.
+        let _network = self.step("start the agent", || OwnNetwork::start(node))?;
         self.step("drop in a manifest of two containers", || {
             node.apply(&manifest(V1))?;
             println!(
@@ -95,6 +99,13 @@ impl Demo {
             node.wait_nothing_runs()?;
             println!("    no container, mount, cgroup or log of it is left");
             Ok(())
+        })?;
+        self.step("drop in a Deployment and a Service: web has a name", || reach_service(node))?;
+        self.step("delete them", || {
+            for file in ["web", "client"] {
+                node.remove(file)?;
+            }
+            node.wait_nothing_runs()
         })
     }
 
@@ -174,5 +185,55 @@ fn kill_container(node: &TestNode) -> Result<()> {
 fn show_logs(node: &TestNode) -> Result<()> {
     let log = node.wait_logged("demo", "web", "version")?;
     println!("$ limpet logs {} -c web\n{}", node.full_name("demo"), log.trim_end());
+    Ok(())
+}
+
+/// What answers each request with the name of its pod.
+const SERVER: &str = "hostname > /tmp/index.html; exec httpd -f -p 8080 -h /tmp";
+/// What asks for it, without the headers of the answer.
+const REQUEST: &str = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 web 80 | tail -n 1";
+
+/// A Deployment of two pods, and a Service for them.
+fn served() -> [Value; 2] {
+    let server = with(
+        shell("main", SERVER),
+        json!({
+            "ports": [{ "name": "http", "containerPort": 8080 }],
+            "readinessProbe": { "tcpSocket": { "port": "http" }, "periodSeconds": 1 },
+        }),
+    );
+    let labels = json!({ "app": "web" });
+    let template = json!({
+        "metadata": { "labels": labels },
+        "spec": { "terminationGracePeriodSeconds": 1, "containers": [server] },
+    });
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "web" },
+        "spec": { "replicas": 2, "selector": { "matchLabels": labels }, "template": template },
+    });
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
+        "spec": { "selector": labels, "ports": [{ "port": 80, "targetPort": "http" }] },
+    });
+    [deployment, service]
+}
+
+/// Has another pod reach both pods of the Deployment by the name of their Service.
+fn reach_service(node: &TestNode) -> Result<()> {
+    let idle = shell("main", "trap 'exit 0' TERM; sleep 100000 & wait");
+    node.apply(&pod("client", json!({ "hostNetwork": false, "containers": [idle] })))?;
+    let documents = served().map(|document| document.to_string());
+    node.drop_text("web.yaml", &documents.join("\n---\n"))?;
+    node.wait_running("client")?;
+    let ask = || node.exec("client", "main", &["/bin/sh", "-c", REQUEST]);
+    let mut answers = std::collections::BTreeSet::new();
+    wait::until_true(wait::SOON, "answers of both pods", || {
+        answers.extend(ask().ok().filter(|answer| answer.starts_with("web-")));
+        answers.len() == 2
+    })?;
+    println!("$ limpet services\n{}", node.agent.cli(&["services"])?.success()?.trim_end());
+    table(node)?;
+    println!("\n$ limpet exec {} -- nc web 80     # several times", node.full_name("client"));
+    answers.iter().for_each(|answer| println!("{}", answer.trim_end()));
     Ok(())
 }
