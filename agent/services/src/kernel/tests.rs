@@ -153,7 +153,7 @@ fn a_pod_sees_its_client_unless_that_comes_by_a_port_of_the_node() {
         let settings = settings();
         local_network::prepare(&settings.name_servers, &settings.ranges).unwrap();
         let port = json!([{"name": "log", "port": 5140, "protocol": "UDP", "targetPort": 5141}]);
-        let own = definition(json!({"clusterIP": "10.43.0.9", "ports": port}));
+        let by_address = definition(json!({"clusterIP": "10.43.0.9", "ports": port}));
         // Its number is a port of the node, too.
         let balanced = named("balanced", json!({"clusterIP": "10.43.0.8", "type": "LoadBalancer", "ports": port}));
         let server = UdpSocket::bind(("10.1.0.2", 5141)).unwrap();
@@ -163,7 +163,7 @@ fn a_pod_sees_its_client_unless_that_comes_by_a_port_of_the_node() {
                 server.send_to(client.ip().to_string().as_bytes(), client).unwrap();
             }
         });
-        replace(&rules(&[own, balanced], &["10.1.0.2"]), BridgeTraffic::Filtered).unwrap();
+        replace(&rules(&[by_address, balanced], &["10.1.0.2"]), BridgeTraffic::Filtered).unwrap();
         let seen = |by: &str| {
             let client = UdpSocket::bind("10.1.0.3:0").unwrap();
             client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
