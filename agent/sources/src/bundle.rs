@@ -61,7 +61,7 @@ pub struct BundleParts {
     pub directory: PathBuf,
     pub store: Arc<Store>,
     pub images: Images,
-    /// What holds updates.
+    /// Bundles wait here for a window or an application before they take effect.
     pub updates: UpdateGate,
     pub events: Events,
 }
@@ -78,7 +78,7 @@ pub struct BundleSource {
     node_name: Arc<str>,
     decoder: Decoder,
     view: View,
-    /// What the node has.
+    /// The bundle in effect, which a newer one has to replace; `None`: there is none.
     applied: Option<AppliedBundle>,
     /// A newer bundle that is for other nodes, in a sentence.
     outside: Option<String>,

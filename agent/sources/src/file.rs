@@ -55,7 +55,7 @@ const VANISH_DELAY: Duration = Duration::from_millis(25);
 /// How often everything is rescanned without an event.
 #[derive(Debug, Clone, Copy)]
 struct RescanPeriods {
-    /// With change notifications.
+    /// If the kernel reports changes: a rescan finds only what it has failed to report.
     watched: Duration,
     /// Without them, or if some changes cause none.
     blind: Duration,
@@ -99,7 +99,7 @@ pub struct FileSource {
     actors: BTreeMap<Arc<str>, Arc<Actor>>,
     confirm_at: Option<Instant>,
     links: BTreeSet<Arc<str>>,
-    /// Skipped names already logged.
+    /// Files that are not read for their names. Each is logged once.
     logged_skipped: BTreeSet<String>,
     rejection_log: RejectionLog,
     ledger: ChangeLog,

@@ -59,7 +59,7 @@ pub struct HttpSource {
     /// Identify the response that the view was made of.
     validators: Option<Validators>,
     body: Option<[u8; 32]>,
-    /// Consecutive failed exchanges.
+    /// How many exchanges have failed since the last one that succeeded: the pause grows with them.
     failures: u32,
     ready: bool,
     health: Health,

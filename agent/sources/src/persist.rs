@@ -28,7 +28,7 @@ type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;
 pub(super) struct Persister {
     store: Arc<Store>,
     source: SourceKind,
-    /// Receives the persist error.
+    /// Shows why the newest manifests are not on disk.
     pulse: Arc<Pulse>,
     pending: Changes,
     writing: Option<Writing>,
@@ -36,7 +36,7 @@ pub(super) struct Persister {
     accepted: Arc<Accepted>,
 }
 
-/// A write in progress.
+/// The write in progress. There is one at a time, and what changes meanwhile waits.
 #[derive(Debug)]
 struct Writing {
     task: JoinHandle<(Changes, Result<bool, StoreError>)>,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 
-/// Stands for no time.
+/// The value for a time that there is not, because an atomic integer has no `None`.
 const NEVER: i64 = i64::MIN;
 
 /// Times are in milliseconds. Written by the source, read by the server.

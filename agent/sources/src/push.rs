@@ -50,7 +50,7 @@ pub struct PushSource {
     snapshot: SourceSnapshot,
     /// What differs from the last published snapshot.
     edits: Edits,
-    /// Shared with the store.
+    /// What is on disk, shared with the store, which writes it again after damage.
     saved: Arc<Saved>,
     /// Deleted pods that have not terminated yet.
     terminating: BTreeSet<PodKey>,

@@ -16,11 +16,11 @@ pub struct SourceSettings {
     pub manifest_url: Option<HttpSettings>,
     /// `bundle.url`; `None`: bundles do not come from a URL.
     pub bundle_url: Option<HttpSettings>,
-    /// `manifestWatch`.
+    /// How changes of files are noticed: `manifestWatch`.
     pub watch: ManifestWatch,
     /// `podSecurity`: the Pod Security Standard of each source.
     pub pod_security: SecurityLevels,
-    /// `fieldValidation` of each source.
+    /// Whether unknown fields are errors or warnings, for each source: `fieldValidation`.
     pub field_validation: FieldValidations,
 }
 

@@ -102,7 +102,7 @@ impl HeldPods {
         (self.kept.renewal, self.kept.renewal_version) = (renewal.time, renewal.version);
     }
 
-    /// The last confirmed renewal.
+    /// The renewal of the lease that the apiserver has confirmed last, also before this start of the agent.
     pub(super) fn last_renewal(&self) -> Renewal {
         Renewal { time: self.kept.renewal.clone(), version: self.kept.renewal_version }
     }

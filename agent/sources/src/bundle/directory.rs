@@ -64,7 +64,7 @@ enum Scanned {
     Held(String),
 }
 
-/// Follows the directory.
+/// Offers the bundles that appear in a directory, which may be the mount point of a stick.
 #[derive(Debug)]
 pub struct BundleDirectory {
     path: PathBuf,
@@ -75,7 +75,6 @@ pub struct BundleDirectory {
 }
 
 impl BundleDirectory {
-    /// Nothing is read yet.
     pub fn new(path: &Path, intake: BundleIntake) -> Self {
         Self { path: path.to_owned(), intake, tried: BTreeMap::new(), place: None }
     }
@@ -146,7 +145,7 @@ impl BundleDirectory {
         }
     }
 
-    /// Offers what is new.
+    /// Offers the files that are new or have changed, and reports why others are refused.
     async fn scan(&mut self) -> Scanned {
         let path = self.path.clone();
         let listed = blocking::run(self.path.clone(), DEADLINE, move |_| list(&path)).await;

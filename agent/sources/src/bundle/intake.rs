@@ -14,17 +14,15 @@ use super::refusal::Refusal;
 /// Queued requests; further senders wait.
 const INBOX_SIZE: usize = 4;
 
-/// How a bundle comes.
+/// The way by which a bundle comes. It decides who learns of a refusal, and whether the bundle waits for a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     /// By `limpet bundle apply`: its caller gets the answer.
     Hand,
-    /// The same with `--window`.
+    /// By `limpet bundle apply --window`: it waits as if it had come by itself.
     HandInWindow,
     Directory,
-    /// From the URL.
     Url,
-    /// From the registry.
     Registry,
 }
 
@@ -60,7 +58,7 @@ pub(super) enum Request {
     },
 }
 
-/// The source's receiver.
+/// Where the source receives requests, and tells the senders which bundle is in effect.
 #[derive(Debug)]
 pub struct BundleInbox {
     requests: mpsc::Receiver<Request>,

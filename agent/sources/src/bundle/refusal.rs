@@ -15,7 +15,7 @@ pub enum Refusal {
     /// It is not to be used.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// It cannot be copied.
+    /// The file cannot be copied to where no other program changes it.
     #[error("cannot copy {path}: {source}")]
     Copy { path: PathBuf, source: std::io::Error },
     /// It is not newer than what the node has.

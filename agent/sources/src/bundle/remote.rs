@@ -37,12 +37,11 @@ enum Origin {
     Registry(RegistryOrigin),
 }
 
-/// What an exchange brought.
+/// The result of one request that did not fail.
 #[derive(Debug)]
 enum Fetched {
     /// What was handed over before.
     Known,
-    /// The whole file.
     Whole(Whole),
 }
 
@@ -59,7 +58,7 @@ struct Whole {
 #[derive(Debug)]
 pub struct RemoteBundles {
     origin: Origin,
-    /// For people, without secrets.
+    /// The place as it is logged and shown: a URL without its password and query.
     shown: String,
     way: Way,
     interval: Duration,
@@ -91,7 +90,7 @@ impl RemoteBundles {
         Self { origin, shown, way, interval, directory, max_size, intake, node_name, network, pending: None }
     }
 
-    /// Asks until `stop`.
+    /// Asks for a newer bundle at each interval, and offers what has come.
     pub async fn run(self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -189,10 +188,10 @@ impl RemoteBundles {
     }
 }
 
-/// What every place needs.
+/// The settings and channels that a URL and a registry need alike.
 #[derive(Debug, Clone)]
 pub struct RemoteParts {
-    /// `<root-dir>/bundle`.
+    /// `<root-dir>/bundle`: downloads are kept there, so that an interrupted one goes on.
     pub directory: PathBuf,
     /// The most bytes of a bundle.
     pub max_size: u64,

@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use super::refusal::Refusal;
 
 const COPY: &str = "incoming.limpet";
-/// Bytes copied at once.
+/// How many bytes are copied at once, between two reports of progress.
 const PIECE: usize = 256 << 10;
 
 /// The directory of copies, which only root can read: a bundle may contain Secrets.

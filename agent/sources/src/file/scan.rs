@@ -36,7 +36,6 @@ pub(super) struct Scanner {
     pub(super) only: Option<Arc<str>>,
     /// The node name, part of every pod's name.
     pub(super) node_name: Arc<str>,
-    /// Decodes manifests.
     pub(super) decoder: Decoder,
 }
 
@@ -89,7 +88,6 @@ impl Scanner {
         (Self { directory, only, node_name: Arc::from(node_name), decoder }, path)
     }
 
-    /// Whether `name` is read.
     pub(super) fn is_manifest(&self, name: &str) -> bool {
         self.only.as_deref().map_or_else(|| is_read(name), |only| only == name)
     }

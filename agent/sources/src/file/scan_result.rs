@@ -19,7 +19,7 @@ pub(super) struct KnownFile {
 /// Files by name, as of their last scan.
 pub(super) type KnownFiles = BTreeMap<Arc<str>, KnownFile>;
 
-/// A file that changed.
+/// How a file differs from its last scan.
 #[derive(Debug)]
 pub(super) enum Finding {
     /// It was read, with or without faults.
@@ -34,7 +34,6 @@ pub(super) enum Finding {
 pub(super) struct Scan {
     /// The state of all files.
     pub(super) known: KnownFiles,
-    /// The files that changed.
     pub(super) findings: Vec<(Arc<str>, Finding)>,
     /// For a scan of everything: the directory's listing, or why it cannot be read.
     pub(super) listing: Option<Result<Listing, String>>,

@@ -70,7 +70,7 @@ struct Bench {
     store: Arc<Store>,
     periods: RescanPeriods,
     settings: WatchSettings,
-    /// Of the latest run.
+    /// The pulse of the latest run: each has its own.
     pulse: Arc<Pulse>,
     running: Option<(watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
 }
@@ -119,7 +119,7 @@ impl Bench {
         fs::rename(temporary, self.directory.join(name)).unwrap();
     }
 
-    /// See [`first_snapshot`].
+    /// The first snapshot as [`first_snapshot`] waits for it.
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
         first_snapshot(receiver, wanted).await

@@ -14,7 +14,7 @@ pub(super) const MAX_BODY: usize = 10 << 20;
 /// How a response body was sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct BodyFormat {
-    /// `Content-Encoding`, in lower case.
+    /// `Content-Encoding`, in lower case because its names are compared without regard to case.
     pub(super) encoding: Option<String>,
     /// Whether its end is only the end of the connection, so that a truncated body looks the same.
     pub(super) open_ended: bool,
@@ -26,7 +26,7 @@ impl BodyFormat {
         matches!(self.encoding.as_deref(), None | Some("" | "identity")) && !self.open_ended
     }
 
-    /// The body's content.
+    /// Decompresses the body, and refuses one that may be truncated.
     pub(super) fn decode(&self, bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
         match self.encoding.as_deref() {
             None | Some("" | "identity") => {

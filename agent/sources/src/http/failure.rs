@@ -14,7 +14,7 @@ use limpet_core::source::http_schedule::ExchangeResult;
 pub struct Failure {
     /// For users; contains no secret.
     pub reason: String,
-    /// For the schedule.
+    /// How the schedule counts it: it decides when the URL is asked again.
     pub result: ExchangeResult,
     /// Whether certificates must be reread before the next attempt.
     pub tls: bool,
@@ -26,7 +26,7 @@ impl Failure {
         Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false }
     }
 
-    /// An unusable response.
+    /// The server has answered, and not with manifests.
     pub fn bad_response(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
     }

@@ -49,7 +49,7 @@ impl Validators {
     }
 }
 
-/// What is asked for.
+/// The parts of a request that differ between manifests and bundles.
 pub struct Asked {
     pub accept: &'static str,
     pub encoding: &'static str,
@@ -67,7 +67,7 @@ pub enum Opened {
     Response(Url, Box<Response>),
 }
 
-/// A successful response.
+/// The result of an exchange that did not fail.
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// The response is the known one.
@@ -134,7 +134,7 @@ impl Fetcher {
         opened
     }
 
-    /// Follows redirects.
+    /// Sends the request, to the place to which a server redirects it if it does.
     async fn follow(&mut self, known: Option<&Validators>, asked: &Asked) -> Result<Opened, Failure> {
         let mut url = self.settings.address.url().clone();
         for _ in 0..=MAX_REDIRECTS {

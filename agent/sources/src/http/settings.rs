@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 /// The URL source's settings: kubelet's `staticPodURL` and what belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpSettings {
-    /// `staticPodURL` / `--manifest-url`.
+    /// The URL: `staticPodURL` / `--manifest-url`.
     pub address: Address,
     /// `staticPodURLHeader` / `--manifest-url-header`, with each value marked as sensitive. They are sent only to the
     /// URL's own origin.
     pub headers: HeaderMap,
-    /// `httpCheckFrequency`.
+    /// The pause between two requests: `httpCheckFrequency`.
     pub frequency: Duration,
     /// `staticPodURLCAFile` (PEM): only these CAs are trusted. `None` for the system's.
     pub ca_file: Option<PathBuf>,
@@ -55,7 +55,7 @@ impl Address {
         Self::parse(&self.0.as_str().replace(&encoded, value).replace(name, value))
     }
 
-    /// The URL as requested.
+    /// The URL with its password and query, which must not be shown.
     pub(super) fn url(&self) -> &Url {
         &self.0
     }

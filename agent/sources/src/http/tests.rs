@@ -97,7 +97,7 @@ impl Bench {
         &self.running.as_ref().unwrap().1
     }
 
-    /// See [`first_snapshot`].
+    /// The first snapshot as [`first_snapshot`] waits for it.
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
         first_snapshot(receiver, wanted).await

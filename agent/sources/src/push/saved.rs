@@ -13,7 +13,7 @@ use limpet_store::{Changes, SavedCopy};
 /// Every pod and object that is saved. A clone is cheap and shares the records.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Records {
-    /// Without those being deleted.
+    /// A pod that is being deleted is not among them: it must not come back after a restart.
     pub(super) pods: OrdMap<PodKey, Arc<PodRecord>>,
     pub(super) objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
 }

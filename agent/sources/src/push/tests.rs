@@ -114,7 +114,7 @@ async fn pods_are_created_configured_unchanged_and_deleted_and_survive_restarts(
     bench.stop().await;
     bench.start().await;
     assert_eq!(bench.shape(), ["db-edge1 x:1", "web-edge1 x:2"]);
-    // By either name.
+    // The name with the suffix of the node works as the one without.
     bench.delete("db-edge1", None).await.unwrap();
     bench.delete("web", None).await.unwrap();
     assert!(matches!(bench.delete("web", None).await, Err(PushError::NotFound { .. })));
@@ -222,7 +222,7 @@ impl Bench {
         pusher.delete_object(key).await.map(|deleted| deleted.referred_by).map_err(|error| error.to_string())
     }
 
-    /// `key=value` of every object.
+    /// Every object as `key=value`, so that a failed comparison can be read.
     fn objects(&self) -> Vec<String> {
         let value = |object: &ObjectRecord| object.data["k"].bytes.expose_text().unwrap().to_owned();
         self.snapshot().objects.values().map(|object| format!("{}={}", object.key, value(object))).collect()

@@ -58,7 +58,6 @@ impl Part {
         Self { file, note, noted, limit }
     }
 
-    /// The file.
     pub(super) fn path(&self) -> &Path {
         &self.file
     }
@@ -129,7 +128,7 @@ impl Writer {
         if self.piece.len() >= PIECE { self.flush().await } else { Ok(self) }
     }
 
-    /// Writes what is left.
+    /// Writes the bytes that were collected and do not fill a piece.
     pub(super) async fn finish(self) -> io::Result<()> {
         self.flush().await.map(drop)
     }

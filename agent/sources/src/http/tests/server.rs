@@ -25,14 +25,14 @@ impl RecordedRequest {
     }
 }
 
-/// One response.
+/// How the server answers one request.
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
     /// These bytes, then the connection is closed.
     Bytes(Vec<u8>),
     /// These bytes, then one more every few milliseconds, for ever.
     Drip(Vec<u8>),
-    /// These bytes, then nothing.
+    /// These bytes, and then the connection stays open without any more.
     Silence(Vec<u8>),
 }
 
@@ -108,7 +108,6 @@ impl Server {
         *self.shared.tls.lock().unwrap() = Some(Arc::new(config));
     }
 
-    /// All recorded requests.
     pub(super) fn requests(&self) -> Vec<RecordedRequest> {
         self.shared.requests.lock().unwrap().clone()
     }
