@@ -18,9 +18,9 @@ use crate::state::{Generation, Outcome, State, Trial};
 /// One manifest of a generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredManifest {
-    /// Its file or URL.
+    /// The file or URL it is from, which messages name.
     pub origin: Arc<str>,
-    /// Canonical JSON.
+    /// The manifest as canonical JSON, which restores the record with its fingerprint.
     pub manifest: Arc<[u8]>,
 }
 

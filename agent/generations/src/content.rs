@@ -51,7 +51,6 @@ impl Content {
         content
     }
 
-    /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         self.pods.is_empty() && self.objects.is_empty()
     }

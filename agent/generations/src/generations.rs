@@ -46,7 +46,6 @@ pub enum OrderError {
     /// The source has no generations.
     #[error("{0} has no generations: set generations.{0} to pods or all")]
     Off(SourceKind),
-    /// Several sources have generations.
     #[error("several sources have generations: name one of {0}")]
     Several(String),
     /// There is nothing to return to.
@@ -129,7 +128,8 @@ impl Generations {
         has_changed
     }
 
-    /// The snapshots in effect.
+    /// Replaces each snapshot by the one in effect. It differs while the source has a version that is being prepared or is
+    /// refused.
     pub fn expand(&mut self, mut snapshots: Snapshots) -> Snapshots {
         for source in &mut self.sources {
             let at = source.source.index();

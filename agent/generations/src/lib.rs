@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// A moment, for decisions.
+/// The present moment by two clocks. Deadlines count by the first one, since the other may be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment {
     /// Since the start of the kernel, without the time in which the machine was suspended. Also counts across starts of

@@ -57,7 +57,7 @@ impl Masked {
         Arc::clone(&self.made.insert(made).snapshot)
     }
 
-    /// Forgets it.
+    /// Frees the snapshot where the source's own is in effect.
     pub(crate) fn clear(&mut self) {
         self.made = None;
     }

@@ -6,12 +6,11 @@ use limpet_model::source::SourceKind;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub source: SourceKind,
-    /// It needs attention.
+    /// Whether it is an event of type Warning, and logged as a warning.
     pub is_warning: bool,
     /// `GenerationStarted`, `GenerationCommitted`, `GenerationUndone`, `GenerationWaiting`, `GenerationNotReady` or
     /// `GenerationRolledBack`.
     pub reason: &'static str,
-    /// The message for users.
     pub message: String,
 }
 

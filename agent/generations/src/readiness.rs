@@ -26,7 +26,7 @@ pub struct Facts<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Readiness {
     Good,
-    /// Not yet, and why.
+    /// It may still become good. The text says what it waits for.
     Waiting(String),
     /// It will not become good.
     Failed(String),

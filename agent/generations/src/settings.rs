@@ -25,7 +25,6 @@ impl Policy {
         Self::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, policy)| policy)
     }
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -67,7 +66,7 @@ pub enum CheckAction {
     Url(String),
 }
 
-/// The settings of generations.
+/// `generations` of the LimpetConfiguration, as far as decisions depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     pub policies: Policies,

@@ -65,13 +65,13 @@ struct Step {
 /// What the source's newest version is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    /// The generation in effect.
+    /// The source wants what is in effect.
     Running,
     /// A generation that is refused.
     Refused(u64),
     /// The good generation that a trial returns to.
     Base(u64),
-    /// None of those.
+    /// A version without a generation: it is prepared, and then on trial.
     New,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct SourceGenerations {
     history_limit: usize,
     node_name: Arc<str>,
     boot: Arc<str>,
-    /// In effect.
+    /// What is in effect. It is also on disk.
     state: State,
     /// Decided, and not on disk yet.
     next: Option<Step>,
@@ -362,7 +362,7 @@ impl SourceGenerations {
         self.preparing.as_ref().filter(|preparing| !preparing.is_done).map(|preparing| &preparing.preparation)
     }
 
-    /// The snapshot in effect.
+    /// The snapshot that the merge gets in place of the source's own.
     pub(crate) fn expand(&mut self, raw: &Arc<SourceSnapshot>) -> Arc<SourceSnapshot> {
         let Some(running) = self.state.running() else {
             self.masked.clear();

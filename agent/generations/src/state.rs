@@ -15,13 +15,13 @@ use crate::content::Content;
 pub enum Outcome {
     /// It runs, and is not known to be good yet.
     OnTrial,
-    /// It was good.
+    /// It has passed its trial, so that a later one may return to it.
     Good,
     /// It was undone for this reason, and is not tried again.
     Refused(String),
 }
 
-/// One generation.
+/// What a source had at a moment, and how that turned out.
 #[derive(Debug, Clone)]
 pub struct Generation {
     /// Grows by one with each.
@@ -70,11 +70,11 @@ impl Trial {
 /// What is remembered of one source.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// The oldest first.
+    /// The generations that are kept, the oldest first.
     pub generations: Vec<Arc<Generation>>,
     /// The number of the one in effect; `None`: there is none yet.
     pub running: Option<u64>,
-    /// It is on trial.
+    /// The trial of the generation in effect; `None`: it is over.
     pub trial: Option<Trial>,
     /// The highest number that was given.
     pub last_number: u64,
@@ -86,7 +86,6 @@ impl State {
         self.generations.iter().find(|generation| generation.number == number)
     }
 
-    /// The generation in effect.
     pub fn running(&self) -> Option<&Arc<Generation>> {
         self.generation(self.running?)
     }

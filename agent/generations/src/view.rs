@@ -15,7 +15,7 @@ pub struct SourceGenerationsView {
     pub policy: Policy,
     /// The number of the one in effect; `None`: the source has not been read yet.
     pub running: Option<u64>,
-    /// The oldest first.
+    /// The generations that are kept, the oldest first.
     pub generations: Vec<GenerationView>,
     /// What keeps the source's newest version from taking effect.
     pub waiting: Option<Arc<str>>,
@@ -25,7 +25,7 @@ pub struct SourceGenerationsView {
     pub refused: Option<u64>,
 }
 
-/// One generation.
+/// A generation as it is shown: with the numbers of its pods and objects in place of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationView {
     pub number: u64,

@@ -34,11 +34,11 @@ pub(super) struct Watch {
     /// It failed, and is run again at this moment.
     check_again: Option<Duration>,
     check_failure: Option<String>,
-    /// It was passed.
+    /// The check has succeeded during this trial, and is not run again.
     check_passed: bool,
     /// When to judge again though nothing happens.
     pub(super) due: Option<Duration>,
-    /// What it waits for.
+    /// What the generation waits for to be good, as it is shown.
     pub(super) unready: Option<Arc<str>>,
     /// How long all pods have to be ready, once it is known.
     settling_time: Option<Duration>,
