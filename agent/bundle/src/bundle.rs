@@ -16,7 +16,7 @@ use crate::layout::{ImageParts, Layout};
 /// A bundle in a file.
 #[derive(Debug)]
 pub struct Bundle {
-    /// What it is.
+    /// Its name, version and serial, and the images that it brings.
     pub config: BundleConfig,
     /// What a node that has it keeps.
     pub identity: AppliedBundle,
@@ -37,7 +37,7 @@ pub struct ImageInBundle {
     pub digest: String,
     /// Digests of the layers of all platforms, with their sizes.
     pub layers: Vec<(String, u64)>,
-    /// Its documents, by digest.
+    /// Its indexes, manifests and configurations, by digest.
     pub documents: BTreeMap<String, Vec<u8>>,
 }
 

@@ -20,7 +20,6 @@ use crate::inspect;
 /// The key that is used if none is named.
 const DEFAULT_KEY: &str = "/etc/limpet/bundle.pub";
 
-/// Arguments of `limpet bundle`.
 #[derive(Debug, clap::Args)]
 pub struct BundleArgs {
     #[command(subcommand)]
@@ -33,7 +32,7 @@ enum BundleCommand {
     Create(CreateArgs),
     /// Show what a bundle contains
     Inspect {
-        /// The bundle
+        /// The file of the bundle
         file: PathBuf,
         /// Check the signature with this public key first; otherwise it is not checked
         #[arg(long, value_name = "FILE")]
@@ -44,7 +43,7 @@ enum BundleCommand {
     },
     /// Check that a bundle is whole and signed. Exits with 1 when it is not
     Verify {
-        /// The bundle
+        /// The file of the bundle
         file: PathBuf,
         /// A public key that may have signed it [default: /etc/limpet/bundle.pub]
         #[arg(long, value_name = "FILE")]
@@ -52,7 +51,7 @@ enum BundleCommand {
     },
     /// Run what a bundle contains, in place of the bundle before. A bundle that is refused changes nothing
     Apply {
-        /// The bundle
+        /// The file of the bundle
         file: PathBuf,
         /// Wait until updates may be applied: for their window and the applications that have a veto
         #[arg(long)]
@@ -204,7 +203,7 @@ async fn apply(client: &SocketClient, file: &Path, in_window: bool, screen: Scre
     Ok(0)
 }
 
-/// `10%` or `10`.
+/// Parses a share of the nodes, such as `10%` or `10`.
 fn percent(text: &str) -> Result<u8, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim().parse().ok();
     number.filter(|percent| (0..=100).contains(percent)).ok_or_else(|| "a percentage is 0% to 100%".to_owned())

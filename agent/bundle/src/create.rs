@@ -25,28 +25,28 @@ const MAX_NAME: usize = 128;
 /// What a bundle is made of.
 #[derive(Debug)]
 pub struct Recipe<'a> {
-    /// What it is for.
+    /// The fleet or product that it is for.
     pub name: &'a str,
-    /// Its version, for people.
+    /// The version that is shown to people. Only the serial decides which bundle is newer.
     pub version: &'a str,
     /// Higher than that of every bundle before.
     pub serial: u64,
     /// For how many of the nodes it is, in percent; `None`: for all.
     pub rollout: Option<u8>,
-    /// Files and their texts.
+    /// The paths of the manifests, for messages, and their texts.
     pub manifests: Vec<(PathBuf, Vec<u8>)>,
-    /// Archives of images.
+    /// The archives with the images, each an OCI layout in a tar.
     pub images: &'a [PathBuf],
     /// A bundle that the nodes have: its layers are left out.
     pub from: Option<&'a Path>,
-    /// Signs it.
+    /// The key with which the bundle is signed.
     pub key: &'a SecretKey,
 }
 
 /// A bundle that was made.
 #[derive(Debug)]
 pub struct Created {
-    /// What it is.
+    /// The configuration that was written into the bundle.
     pub config: BundleConfig,
     /// How many documents it has.
     pub documents: usize,
@@ -54,9 +54,9 @@ pub struct Created {
     pub layers: BTreeMap<String, u64>,
     /// Layers that the nodes have to have.
     pub left_out: BTreeMap<String, u64>,
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub size: u64,
-    /// About the manifests.
+    /// What the manifests contain that a node would take with a warning.
     pub warnings: Vec<Fault>,
     /// Images that no pod uses.
     pub unused: Vec<String>,

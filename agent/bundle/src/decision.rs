@@ -30,7 +30,7 @@ impl AppliedBundle {
 pub enum Decision {
     /// It replaces what the node has.
     Apply,
-    /// The node has it.
+    /// It is what the node has already.
     Unchanged,
     /// It is older than what the node has, or another one of the same serial.
     Replayed,

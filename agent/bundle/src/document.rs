@@ -16,13 +16,13 @@ pub const LAYER_TYPE: &str = "application/vnd.limpet.bundle.v1+tar";
 /// The annotation with an image's name, by which containerd imports it.
 pub(crate) const IMAGE_NAME: &str = "io.containerd.image.name";
 
-/// What a bundle is.
+/// The configuration of the artifact: what identifies a bundle, and what it brings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BundleConfig {
     /// What it is for: a fleet, a product.
     pub name: String,
-    /// Its version, for people.
+    /// The version that is shown to people. Only the serial decides which bundle is newer.
     pub version: String,
     /// Increases with every bundle for a node: a lower one is old.
     pub serial: u64,
@@ -43,7 +43,7 @@ pub struct BundledImage {
     pub digest: String,
 }
 
-/// `sha256:…` of a document.
+/// The digest of a document in the form `sha256:…`, by which descriptors name it.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", limpet_model::hex::hex(&Sha256::digest(bytes)))
 }

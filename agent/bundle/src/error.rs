@@ -11,30 +11,20 @@ use limpet_signature::SignatureError;
 pub enum BundleError {
     /// A file cannot be read or written.
     #[error("cannot {verb} {path}: {source}")]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// Which file.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
+    Io { verb: &'static str, path: PathBuf, source: io::Error },
     /// It is none, or only its beginning.
     #[error("{path} is not a bundle of limpet: {cause}")]
     NotABundle {
-        /// The file.
         path: PathBuf,
-        /// What is missing.
+        /// What of a bundle is missing, in words that follow a colon.
         cause: String,
     },
     /// It is larger than the node takes.
     #[error("{path} has {size} bytes, and at most {limit} are taken: raise bundle.maxSize in the LimpetConfiguration")]
     TooLarge {
-        /// The file.
         path: PathBuf,
-        /// Its bytes.
         size: u64,
-        /// The most bytes.
+        /// `bundle.maxSize`, in bytes.
         limit: u64,
     },
     /// It is not signed, or by another key.
@@ -45,12 +35,7 @@ pub enum BundleError {
     Manifests(Vec<Fault>),
     /// It is signed, and its content is not what a bundle has.
     #[error("{path}: {cause}")]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        cause: String,
-    },
+    Content { path: PathBuf, cause: String },
 }
 
 impl BundleError {

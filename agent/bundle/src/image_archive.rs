@@ -18,7 +18,7 @@ const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
 /// One image of an archive.
 #[derive(Debug)]
 pub(crate) struct ArchivedImage {
-    /// Normalized, with its tag.
+    /// The normalized name, with its tag.
     pub(crate) name: String,
     /// The name with its digest, by which a node has it.
     pub(crate) pinned: String,
@@ -111,13 +111,13 @@ impl ImageSet {
         Ok(Self { archives })
     }
 
-    /// Every image once.
+    /// Every image once, although several archives may have it.
     pub(crate) fn images(&self) -> impl Iterator<Item = &ArchivedImage> {
         let mut seen = BTreeSet::new();
         self.archives.iter().flat_map(|archive| &archive.images).filter(move |image| seen.insert(&image.name))
     }
 
-    /// Digests by name.
+    /// The digest of each image, by the name that manifests have for it.
     pub(crate) fn digests(&self) -> BTreeMap<String, String> {
         self.images().map(|image| (image.name.clone(), image.target.digest().to_string())).collect()
     }

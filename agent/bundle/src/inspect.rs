@@ -9,7 +9,7 @@ use crate::bundle::Bundle;
 use crate::document::{BundleConfig, BundledImage};
 use crate::error::BundleError;
 
-/// What a bundle contains.
+/// The report about a bundle, which `--output` prints as a document.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     /// The file of the key; missing: the signature was not checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     signed_with: Option<String>,
-    /// `kind namespace/name`.
+    /// Each object of the manifests as `kind namespace/name`.
     objects: Vec<String>,
     images: Vec<BundledImage>,
     layers: Vec<LayerReport>,
@@ -71,7 +71,7 @@ fn object(item: &Value) -> String {
     format!("{kind} {}/{name}", text("/metadata/namespace").unwrap_or("default"))
 }
 
-/// The report for people.
+/// Writes the report as text.
 pub(crate) fn page(report: &Report) -> String {
     let Report { name, version, serial, rollout, digest, signed_with, objects, images, layers } = report;
     let stage = rollout.map_or_else(|| "all nodes".to_owned(), |percent| format!("the first {percent} % of the nodes"));

@@ -24,7 +24,7 @@ pub(crate) const INDEX: &str = "index.json";
 pub(crate) const LAYOUT: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 const BLOBS: &str = "blobs/sha256/";
 
-/// Where a blob lies.
+/// The place of a blob in the archive, which is not unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) offset: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Layout {
     pub(crate) path: PathBuf,
     file: File,
     index: Option<Extent>,
-    /// By digest.
+    /// The blobs of the layout, by digest.
     pub(crate) blobs: BTreeMap<String, Extent>,
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// `bundle` of the LimpetConfiguration.
+/// `bundle` of the LimpetConfiguration, without the URL, which is a setting of its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BundleSettings {
     /// `keys`: the public keys, any of which may have signed; at least one.
