@@ -16,7 +16,7 @@ use crate::settings::Settings;
 /// Namespace and name of a Service.
 pub type Name = (String, String);
 
-/// What one Service has.
+/// The addresses and ports of one Service, as they are saved.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Assigned {
@@ -28,7 +28,7 @@ pub struct Assigned {
     pub node_ports: BTreeMap<String, u16>,
 }
 
-/// What all Services have.
+/// The addresses and ports of all Services.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Book {
     pub assigned: BTreeMap<Name, Assigned>,
@@ -39,7 +39,7 @@ pub fn port_key(protocol: Protocol, number: u16) -> String {
     format!("{protocol}/{number}")
 }
 
-/// What is taken.
+/// The addresses and ports that no other Service can have any more.
 #[derive(Debug, Default)]
 struct Taken {
     addresses: BTreeSet<IpAddr>,

@@ -1,4 +1,4 @@
-//! Ranges of IP addresses.
+//! Ranges of IP addresses, from which Services get theirs.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,6 @@ pub struct Cidr {
 /// A text is no range of Services.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CidrError {
-    /// It has another form.
     #[error("is no range such as 10.43.0.0/16")]
     Form,
     /// Bits after the prefix are set.
@@ -42,7 +41,7 @@ impl Cidr {
         self.base.is_ipv4()
     }
 
-    /// Its first address.
+    /// The first address, by which the range is written.
     pub fn base(&self) -> IpAddr {
         self.base
     }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use crate::netlink::{Attributes, NLM_F_ACK, NLM_F_DUMP, Socket, attribute, attributes, message, netfilter_header};
 use crate::rules::Targets;
 
-// linux/netfilter/nfnetlink_conntrack.h
+// The numbers are those of linux/netfilter/nfnetlink_conntrack.h.
 const SUBSYSTEM: u16 = 1;
 const GET: u16 = SUBSYSTEM << 8 | 1;
 const DELETE: u16 = SUBSYSTEM << 8 | 2;
@@ -23,7 +23,7 @@ const PROTOCOL_NUMBER: u16 = 1;
 const SOURCE_PORT: u16 = 2;
 const DESTINATION_PORT: u16 = 3;
 const UDP: u8 = 17;
-/// `AF_INET`, `AF_INET6`.
+/// `AF_INET` and `AF_INET6`: connections are listed by family.
 const FAMILIES: [u8; 2] = [2, 10];
 
 /// Forgets the connections to those targets that lead elsewhere. Returns how many.

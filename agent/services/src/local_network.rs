@@ -14,7 +14,7 @@ use crate::cidr::Cidr;
 use crate::netlink::{Attributes, NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, Socket, message};
 use crate::nftables::BridgeTraffic;
 
-// linux/rtnetlink.h, linux/if_addr.h
+// The numbers are those of linux/rtnetlink.h and linux/if_addr.h.
 const NEW_ADDRESS: u16 = 20;
 const DEL_ADDRESS: u16 = 21;
 const NEW_ROUTE: u16 = 24;

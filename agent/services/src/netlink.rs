@@ -9,7 +9,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-// linux/netlink.h
+// The numbers are those of linux/netlink.h.
 pub(crate) const NLM_F_REQUEST: u16 = 1;
 pub(crate) const NLM_F_ACK: u16 = 4;
 pub(crate) const NLM_F_DUMP: u16 = 0x300;
@@ -57,7 +57,7 @@ impl Attributes {
         self.bytes(kind | NLA_F_NESTED, &inner.0)
     }
 
-    /// Attributes that were received.
+    /// Appends attributes that were encoded before, such as some of a message that was received.
     pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend(bytes);
         self

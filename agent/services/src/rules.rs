@@ -13,12 +13,12 @@ use crate::settings::Settings;
 /// Among how many parts the clients of a Service with affinity are divided.
 const PARTS: usize = 256;
 
-/// All of it.
+/// All rules of Services, which replace those before as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ruleset {
     /// Connections to what is in them and is not passed on are refused.
     pub ranges: Vec<Cidr>,
-    /// But for these.
+    /// Addresses in the ranges at which limpet itself listens, so that connections to them are not refused.
     pub name_servers: Vec<IpAddr>,
     pub forwards: Vec<Forward>,
     /// The addresses of pods that may reach themselves through a Service.
@@ -78,7 +78,7 @@ fn highest(endpoints: &[Endpoint], part: usize) -> Option<Endpoint> {
     endpoints.iter().copied().max_by_key(|end| mixed(hash(&format!("{}/{}", end.address, end.port)), part as u64))
 }
 
-/// The finalizer of splitmix64.
+/// Mixes the bits of both numbers by the finalizer of splitmix64, so that neighbouring parts choose independently.
 fn mixed(endpoint: u64, part: u64) -> u64 {
     let mut mixed = endpoint ^ part.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -11,12 +11,12 @@ const NAME_SERVER: u32 = 10;
 /// The domain of names if none is configured, as in Kubernetes.
 const DOMAIN: &str = "cluster.local";
 
-/// `services` of the configuration.
+/// `services` of the LimpetConfiguration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceSettings {
     /// `clusterIPRanges`: where Services have their addresses; at most one range of each family.
     pub ranges: Vec<Cidr>,
-    /// `nodePortRange`.
+    /// The ports of the node that a Service may have: `nodePortRange`.
     pub node_ports: RangeInclusive<u16>,
 }
 
@@ -39,7 +39,7 @@ pub struct Settings {
     pub name_servers: Vec<IpAddr>,
     /// The file with the node's own name servers; `None`: the node has none.
     pub resolv_conf: Option<PathBuf>,
-    /// Where addresses are remembered.
+    /// The file in which addresses and ports are remembered.
     pub saved_addresses: PathBuf,
     /// Exists while there are rules in the kernel.
     pub marker: PathBuf,
@@ -76,7 +76,7 @@ pub fn saved_addresses(root_dir: &Path) -> PathBuf {
 pub(crate) mod tests {
     use super::*;
 
-    /// Settings with two ranges.
+    /// Settings with a range of each family.
     pub(crate) fn settings() -> Settings {
         let services = ServiceSettings {
             ranges: vec!["10.43.0.0/16".parse().unwrap(), "fd00:43::/112".parse().unwrap()],

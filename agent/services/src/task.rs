@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_secs(30);
 /// Tells pods which name servers they have; without any they have the node's.
 pub type SetNameServers = Arc<dyn Fn(&[IpAddr]) + Send + Sync>;
 
-/// What the task needs.
+/// The settings and channels of the task.
 pub struct Parts {
     pub settings: Settings,
     /// Why no Services are served on this node.
@@ -61,7 +61,7 @@ impl fmt::Debug for Parts {
     }
 }
 
-/// Serves until `stop`.
+/// Serves Services until `stop`. The rules stay then, since pods outlive the agent.
 pub async fn run(parts: Parts, wanted: watch::Receiver<Definitions>, stop: CancellationToken) {
     let links = parts.links.clone();
     follow(parts, wanted, stop).await;
@@ -88,10 +88,10 @@ async fn follow(parts: Parts, mut wanted: watch::Receiver<Definitions>, stop: Ca
     }
 }
 
-/// What is in effect.
+/// The state of the task: what the kernel and the name server have been given.
 struct Task {
     parts: Parts,
-    /// `None`: not read yet.
+    /// The addresses and ports that were assigned; `None`: the file was not read yet.
     book: Option<Book>,
     rules: Option<Ruleset>,
     /// Rules of an earlier agent stay until it is known which pods run.

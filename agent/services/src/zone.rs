@@ -15,16 +15,16 @@ use crate::settings::Settings;
 const REVERSE_V4: &str = ".in-addr.arpa";
 const REVERSE_V6: &str = ".ip6.arpa";
 
-/// All names.
+/// The names of all Services and their pods at a moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Zone {
     /// The domain, in lower case.
     pub domain: String,
     ranges: Vec<Cidr>,
-    /// By `<service>.<namespace>`.
+    /// The names below each Service, by `<service>.<namespace>`.
     services: BTreeMap<String, Entry>,
     namespaces: BTreeSet<String>,
-    /// The names of addresses.
+    /// The names that reverse lookups find, by address.
     reverse: BTreeMap<IpAddr, BTreeSet<String>>,
 }
 
@@ -55,9 +55,9 @@ pub enum Lookup {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     records: Records,
-    /// By host name.
+    /// The addresses of the pods of a headless Service, by their host names.
     hosts: BTreeMap<String, Vec<IpAddr>>,
-    /// By `_<port>._<protocol>`.
+    /// The records of named ports, by `_<port>._<protocol>`.
     ports: BTreeMap<String, Vec<(u16, String)>>,
 }
 

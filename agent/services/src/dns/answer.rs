@@ -18,9 +18,8 @@ const MAX_ALIASES: usize = 8;
 pub(super) enum Reply {
     /// Nothing: it is no query.
     None,
-    /// This is the answer.
     Answer(Vec<u8>),
-    /// Others know the answer.
+    /// The node's name servers know the answer.
     PassOn,
     /// It is an alias of a name that others know: the query for that, whose answer [`with_alias`] completes.
     Alias(Vec<u8>),
@@ -324,7 +323,7 @@ mod tests {
         assert_eq!(Packet::parse(&bytes).unwrap().rcode(), RCODE::FormatError);
         let many = query("web.shop.svc.cluster.local", TYPE::A);
         for end in 0..many.len() {
-            // It must not panic.
+            // Whatever is cut off, a message is parsed without a panic.
             let _ = reply(&zone(), &many[..end], Transport::Udp);
         }
     }

@@ -74,7 +74,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, names: Names, upstream: Arc<Upstream>
             Reply::Answer(answer) => send(&socket, &answer, client).await,
             Reply::None => {}
             reply => {
-                // The client asks again.
+                // The client asks again after a while, as after a message that was lost.
                 if waiting.len() >= MAX_WAITING {
                     continue;
                 }

@@ -27,7 +27,7 @@ const MAX_SERVERS: usize = 3;
 const FRESH: Duration = Duration::from_secs(2);
 const PORT: u16 = 53;
 
-/// The node's name servers.
+/// Passes queries on to the node's name servers, as its `resolv.conf` lists them.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     resolv_conf: Option<PathBuf>,

@@ -14,7 +14,7 @@ use crate::membership::Definition;
 use crate::membership::tests::{definition, named, pod, pods, served};
 use crate::settings::tests::settings;
 
-/// Ends with the test.
+/// A process that is killed at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {

@@ -55,7 +55,7 @@ pub(super) struct SetType {
     pub(super) length: u32,
 }
 
-/// Where a chain begins.
+/// The place in the kernel where packets enter a chain.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Hook {
     Prerouting = 0,

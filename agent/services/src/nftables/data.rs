@@ -2,7 +2,7 @@
 
 use crate::netlink::Attributes;
 
-// Attributes: of data, verdicts.
+// The numbers of attributes: first those of data, then those of verdicts.
 const DATA_VALUE: u16 = 1;
 const DATA_OF_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
@@ -18,7 +18,7 @@ pub(super) fn verdict(into: &mut Attributes, code: i32, chain: Option<&str>) {
     });
 }
 
-/// Writes a value.
+/// Writes a value as an attribute of that kind.
 pub(super) fn value(into: &mut Attributes, kind: u16, bytes: &[u8]) {
     into.nested(kind, |data| {
         data.bytes(DATA_VALUE, bytes);

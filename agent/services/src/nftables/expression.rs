@@ -45,7 +45,7 @@ const JUMP: i32 = -3;
 /// Fixed, so that a client stays with its part when the rules are replaced.
 const SEED: u32 = 0x6c69_6d70;
 
-/// An address family.
+/// An address family: each has its own rules, because their addresses differ in length and place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -278,7 +278,7 @@ impl Expressions {
         })
     }
 
-    /// Continues for TCP.
+    /// Continues for packets of TCP.
     pub(super) fn is_tcp(&mut self) -> &mut Self {
         self.meta(META_PROTOCOL, SCRATCH).compare(SCRATCH, EQUAL, &[TCP])
     }
