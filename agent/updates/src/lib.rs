@@ -19,7 +19,7 @@ pub use window::{Window, WindowState, Windows};
 pub enum Phase {
     /// Its bytes are fetched. Nothing that runs is touched.
     Download,
-    /// It takes effect.
+    /// It takes effect, and may restart pods.
     Apply,
 }
 

@@ -22,7 +22,7 @@ impl Default for WindowSettings {
     }
 }
 
-/// What holds downloads.
+/// `updates.download`: what holds the fetching of bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DownloadSettings {
     /// `windows`; empty: at any time.
@@ -31,7 +31,7 @@ pub struct DownloadSettings {
     pub metered_command: Option<Vec<String>>,
 }
 
-/// What holds updates that are to take effect.
+/// `updates.apply`: what holds updates that are to take effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ApplySettings {
     /// `windows`; empty: at any time.
@@ -42,7 +42,7 @@ pub struct ApplySettings {
     pub veto_url: Option<String>,
 }
 
-/// What holds updates.
+/// The conditions of both phases.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GateSettings {
     pub windows: WindowSettings,
@@ -50,7 +50,7 @@ pub struct GateSettings {
     pub apply: ApplySettings,
 }
 
-/// `updates` of the LimpetConfiguration.
+/// `updates` of the LimpetConfiguration, without the reports, which the agent sends.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct UpdateSettings {
     pub gate: GateSettings,

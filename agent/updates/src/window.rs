@@ -34,7 +34,7 @@ pub struct Moment {
 /// When something that depends on windows changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// By the node's clock.
+    /// When the node's clock shows this time.
     At(Timestamp),
     /// After so much time, or when the clock is set.
     After(Duration),
@@ -44,16 +44,16 @@ pub enum When {
 /// Whether a window is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowState {
-    /// Until then.
+    /// A window is open until then.
     Open(When),
-    /// Until then.
+    /// No window is open; the next one opens then.
     Closed(When),
 }
 
 /// The windows of one phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Windows<'a> {
-    /// Empty: always open.
+    /// The windows; if there are none, the phase is always open.
     pub all: &'a [Window],
     pub zone: &'a TimeZone,
     /// So often a window opens while the clock is not set.
@@ -63,7 +63,7 @@ pub struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// A day.
+    /// The default of `withoutClock`: a day, which is the period of most schedules.
     pub const DEFAULT_WITHOUT_CLOCK: Duration = Duration::from_secs(86_400);
 
     /// Whether one is open now.
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn windows_that_overlap_or_touch_are_one() {
         let all = [window("0 22 * * fri", 4), window("0 1 * * sat", 3), window("0 4 * * sat", 1)];
-        // A Friday.
+        // The sixth of March is a Friday.
         for now in ["2026-03-06T22:00:00Z", "2026-03-07T01:30:00Z", "2026-03-07T04:59:00Z"] {
             assert_eq!(state(&all, &TimeZone::UTC, now, 0), open("2026-03-07T05:00:00Z"), "{now}");
         }
