@@ -211,9 +211,9 @@ impl Trials {
         self.is_merged = false;
         for key in std::mem::take(&mut self.restarts) {
             // Nobody waits for the answer.
-            let order = RestartOrder { key, container: None, done: oneshot::channel().0 };
+            let order = RestartOrder { key: key.clone(), container: None, done: oneshot::channel().0 };
             if self.parts.pod_orders.try_send(PodOrder::Restart(order)).is_err() {
-                tracing::warn!("a pod that may have read what was undone is not restarted: too many orders wait");
+                tracing::warn!(pod = %key, "a pod that may have read what was undone is not restarted: too many orders wait");
             }
         }
     }

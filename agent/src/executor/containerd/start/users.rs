@@ -67,6 +67,6 @@ pub(super) async fn remove_copies(start: &Start<'_>) {
         None => Ok(()),
     });
     if let Ok(Err(error)) = removed.await {
-        tracing::debug!(%error, "copies of a container's mounts are removed with its pod");
+        tracing::debug!(pod = %start.pod.record.key, container = start.slot.name, %error, "copies of a container's mounts are removed with its pod");
     }
 }
