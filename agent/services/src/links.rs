@@ -19,10 +19,10 @@ type Variables = BTreeMap<String, Arc<ObjectRecord>>;
 
 /// The variables of the Services of a node. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct ServiceLinks(watch::Sender<State>);
+pub struct ServiceLinks(watch::Sender<LinksState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LinksState {
     /// The newest version of the definitions.
     newest: u64,
     /// The version of which these are the variables.
