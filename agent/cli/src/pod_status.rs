@@ -134,5 +134,12 @@ fn condition(status: &PodStatus, name: &str) -> bool {
     status.conditions.iter().flatten().any(|condition| condition.type_ == name && condition.status == "True")
 }
 
+/// Since when the pod is ready; `None`: it is not.
+pub(super) fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
+    let ready = conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
+    Some(ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0))
+}
+
 #[cfg(test)]
 mod tests;

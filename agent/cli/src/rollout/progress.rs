@@ -11,6 +11,8 @@ use limpet_model::object::workload::labels::{REVISION_HASH, TEMPLATE_HASH};
 use limpet_model::pod::is_terminal_phase;
 use serde_json::Value;
 
+use crate::pod_status::ready_since;
+
 /// What a rollout comes to.
 #[derive(Debug)]
 pub(super) struct Rollout {
@@ -139,12 +141,6 @@ impl Rollout {
 
 fn has_ended(pod: &Pod) -> bool {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).is_some_and(is_terminal_phase)
-}
-
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
-    let ready = conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
-    Some(ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0))
 }
 
 #[cfg(test)]

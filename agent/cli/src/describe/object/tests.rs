@@ -1,3 +1,5 @@
+use limpet_model::object::workload::PodTemplate;
+use limpet_model::object::workload::labels::TEMPLATE_HASH;
 use serde_json::json;
 
 use super::*;
