@@ -91,8 +91,8 @@ fn is_described(kind: ObjectKind) -> bool {
 
 /// The object of the first source that has it, and the others that have one of this name.
 fn find<'a>(desired: &'a DesiredPods, key: &ObjectKey) -> Option<(SourceKind, &'a Arc<ObjectRecord>, Vec<SourceKind>)> {
-    let own = |source: &SourceKind| *source != SourceKind::Api;
-    let mut all = SourceKind::ALL.into_iter().filter(own).filter_map(|source| {
+    let is_local = |source: &SourceKind| *source != SourceKind::Api;
+    let mut all = SourceKind::ALL.into_iter().filter(is_local).filter_map(|source| {
         let record = desired.objects[source.index()].get(key)?;
         Some((source, record))
     });
