@@ -110,11 +110,11 @@ pub fn serve(
     if fault.is_none() && !matches!(service.kind, ServiceKind::ExternalName(_)) {
         for pod in pods.pods.values() {
             match (
-                state(&definition.record.key, &service, pod),
+                standing(&definition.record.key, &service, pod),
                 member(&definition.record.key, &service, pod, &is_of_family),
             ) {
-                (State::Member, Some(member)) => members.push(member),
-                (State::Leaving, Some(member)) => leaving.push(member),
+                (Standing::Member, Some(member)) => members.push(member),
+                (Standing::Leaving, Some(member)) => leaving.push(member),
                 _ => {}
             }
         }
@@ -141,31 +141,32 @@ pub fn serve(
     })
 }
 
-enum State {
+/// What a pod is to a Service.
+enum Standing {
     Member,
     /// It ends, and is still ready.
     Leaving,
     Other,
 }
 
-fn state(key: &ObjectKey, service: &LocalService, pod: &ObservedPod) -> State {
+fn standing(key: &ObjectKey, service: &LocalService, pod: &ObservedPod) -> Standing {
     let record = &pod.record;
     if record.source == SourceKind::Api || record.key.namespace() != &*key.namespace {
-        return State::Other;
+        return Standing::Other;
     }
     static NONE: BTreeMap<String, String> = BTreeMap::new();
     let labels = record.pod.metadata.labels.as_ref().unwrap_or(&NONE);
     let is_selected = service.selector.iter().all(|(name, value)| labels.get(name) == Some(value));
     if !is_selected || service.selector.is_empty() || pod.status.phase.as_deref().is_some_and(is_terminal_phase) {
-        return State::Other;
+        return Standing::Other;
     }
     let conditions = pod.status.conditions.iter().flatten();
     let is_ready = conditions.into_iter().any(|known| known.type_ == "Ready" && known.status == "True");
     let ends = pod.terminating_since.is_some() || record.is_deleting();
     match (service.has_unready || (is_ready && !ends), is_ready) {
-        (true, _) => State::Member,
-        (false, true) => State::Leaving,
-        (false, false) => State::Other,
+        (true, _) => Standing::Member,
+        (false, true) => Standing::Leaving,
+        (false, false) => Standing::Other,
     }
 }
 
