@@ -34,6 +34,7 @@ mod incarnation;
 pub mod key;
 pub mod memory_qos;
 pub(crate) mod name;
+pub mod oom_score;
 pub mod qos;
 pub mod quantity;
 pub mod record;

@@ -6,7 +6,7 @@ use oci_spec::runtime::{Capabilities, Process, User};
 
 use super::host::HostInput;
 use super::{SpecError, SpecInput, capabilities, environment, expansion};
-use limpet_model::pod::compute_resources::oom_score_adj;
+use limpet_model::pod::oom_score::oom_score_adj;
 
 /// `process`, with `granted` as its capabilities.
 ///

@@ -1,4 +1,4 @@
-//! A pod's requests and limits as kernel settings: CPU shares and quota, memory, OOM score (kubelet's formulas).
+//! A pod's requests and limits as kernel settings: CPU shares and quota, memory (kubelet's formulas).
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
+use crate::pod::huge_pages;
 use crate::pod::quantity::Amount;
 use crate::pod::requests::{EPHEMERAL_STORAGE, is_of_pods};
-use crate::pod::totals::{is_sidecar, pod_request, together, totals};
-use crate::pod::{PodRecord, huge_pages};
+use crate::pod::totals::{pod_request, together, totals};
 
 /// The minimum and maximum CPU shares of the kernel.
 const CPU_SHARES_RANGE: (u64, u64) = (2, 262_144);
@@ -19,15 +19,6 @@ pub const CPU_PERIOD: u64 = 100_000;
 
 /// The minimum CPU quota in microseconds.
 const MIN_QUOTA: i64 = 1_000;
-
-/// `oom_score_adj` of guaranteed and of node-critical pods.
-const GUARANTEED_OOM_SCORE: i64 = -997;
-
-/// `oom_score_adj` of pods that request nothing.
-const BEST_EFFORT_OOM_SCORE: i64 = 1_000;
-
-/// The lowest priority of critical pods (that of `system-cluster-critical`).
-pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// How limits of cpu are enforced (`cpuCFSQuota`, `cpuCFSQuotaPeriod`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,51 +175,6 @@ fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
         (true, false) => return None,
     };
     Some(needed + amount(spec.overhead.as_ref(), name))
-}
-
-/// How readily the kernel kills a container when memory runs out (kubelet's `GetContainerOOMScoreAdjust`).
-pub fn oom_score_adj(pod: &PodRecord, container: &Container, memory_capacity: u64) -> i32 {
-    let spec = pod.spec();
-    let score = match qos_class(spec) {
-        _ if is_node_critical(pod) => GUARANTEED_OOM_SCORE,
-        QosClass::Guaranteed => GUARANTEED_OOM_SCORE,
-        QosClass::BestEffort => BEST_EFFORT_OOM_SCORE,
-        QosClass::Burstable => burstable_oom_score(spec, container, memory_capacity),
-    };
-    i32::try_from(score).unwrap_or(BEST_EFFORT_OOM_SCORE as i32) // every branch is within ±1,000
-}
-
-/// The more of the node's memory a burstable container requests, the safer it is, always between the other classes.
-fn burstable_oom_score(spec: &PodSpec, container: &Container, memory_capacity: u64) -> i64 {
-    let memory = |container: &Container| {
-        container.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default()
-    };
-    let mut requested = memory(container);
-    let in_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
-    if in_init && is_sidecar(container) {
-        // A sidecar must not be killed before the containers it serves.
-        requested = requested.max(spec.containers.iter().map(memory).min().unwrap_or_default());
-    }
-    let pod_level = spec.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default();
-    if !pod_level.is_zero() {
-        let rest = (pod_level - all_containers(spec).map(memory).sum()).max(Amount::ZERO);
-        let share = rest.units() / i64::try_from(all_containers(spec).count().max(1)).unwrap_or(i64::MAX);
-        return burstable_formula(requested.units().saturating_add(share), memory_capacity);
-    }
-    burstable_formula(requested.units(), memory_capacity)
-}
-
-fn burstable_formula(requested: i64, memory_capacity: u64) -> i64 {
-    let share = 1_000 * i128::from(requested) / i128::from(memory_capacity.max(1));
-    let score = i64::try_from(1_000 - share).unwrap_or(i64::MIN);
-    score.clamp(1_000 + GUARANTEED_OOM_SCORE, BEST_EFFORT_OOM_SCORE - 1)
-}
-
-/// Whether it is `system-node-critical` and entitled to it, as a local pod or one whose class the apiserver admitted.
-fn is_node_critical(pod: &PodRecord) -> bool {
-    let spec = pod.spec();
-    spec.priority_class_name.as_deref() == Some("system-node-critical")
-        && (!pod.source.traits().is_stored || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY))
 }
 
 #[cfg(test)]

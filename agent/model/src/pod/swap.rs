@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::compute_resources::CRITICAL_PRIORITY;
+use super::oom_score::CRITICAL_PRIORITY;
 use super::qos::{MEMORY, QosClass, limit, qos_class, request};
 
 /// kubelet's two behaviors.

@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::record_of_spec as record;
-use crate::source::SourceKind;
 
 #[test]
 fn shares_follow_millicores() {
@@ -115,56 +114,6 @@ fn sidecars_run_together_with_all_later_containers() {
         let spec = json!({"initContainers": init, "containers": regular});
         assert_eq!(pod_cpu_request(&serde_json::from_value(spec.clone()).unwrap()), milli, "{spec}");
     }
-}
-
-const CAPACITY: u64 = 4_000_000_000;
-
-#[test]
-fn oom_scores_follow_class_and_request() {
-    let limits = json!({"cpu": "1", "memory": "1G"});
-    let with_memory = |memory: &str| json!({"containers": [container("c", json!({"memory": memory}), json!({}))]});
-    let cases = [
-        ("best effort", json!({"containers": [{"name": "c"}]}), 1_000),
-        ("guaranteed", json!({"containers": [container("c", json!({}), limits)]}), -997),
-        ("no memory", json!({"containers": [container("c", json!({"cpu": "1"}), json!({}))]}), 999),
-        ("a tiny request", with_memory("1"), 999),
-        ("half the node", with_memory("2G"), 500),
-        ("nearly all", with_memory("3999M"), 3),
-        ("more than all", with_memory("8G"), 3),
-        (
-            "a pod's share",
-            json!({"containers": [container("c", json!({"memory": "1G"}), json!({})), {"name": "d"}],
-                   "resources": {"requests": {"memory": "3G"}}}),
-            500,
-        ),
-    ];
-    for (case, spec, score) in cases {
-        let pod = record(spec);
-        assert_eq!(oom_score_adj(&pod, &pod.spec().containers[0], CAPACITY), score, "{case}");
-    }
-}
-
-#[test]
-fn a_sidecar_outlives_those_it_serves() {
-    let pod = record(json!({
-        "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": {"requests": {"memory": "1M"}}}],
-        "containers": [container("a", json!({"memory": "1G"}), json!({})), container("b", json!({"memory": "2G"}), json!({}))],
-    }));
-    let sidecar = &pod.spec().init_containers.as_ref().unwrap()[0];
-    assert_eq!(oom_score_adj(&pod, sidecar, CAPACITY), 750);
-}
-
-#[test]
-fn node_critical_pods_have_the_guaranteed_oom_score() {
-    let spec = |priority: Value| json!({"containers": [{"name": "c"}], "priorityClassName": "system-node-critical", "priority": priority});
-    let score = |pod: &PodRecord| oom_score_adj(pod, &pod.spec().containers[0], CAPACITY);
-    let mut pod = record(spec(Value::Null));
-    assert_eq!(score(&pod), -997);
-    pod.source = SourceKind::Api;
-    assert_eq!(score(&pod), 1_000, "an apiserver's pod needs the priority, too");
-    let mut pod = record(spec(2_000_001_000.into()));
-    pod.source = SourceKind::Api;
-    assert_eq!(score(&pod), -997);
 }
 
 #[test]
