@@ -188,7 +188,9 @@ fn a_refused_bundle_changes_nothing(node: &mut TestNode) -> Result<()> {
     let foreign = workshop.make_by("foreign", node, 7, &build("7")?, &[])?;
     let message = refused(node, &foreign)?;
     ensure!(message.contains("none of the keys"), "{message}");
-    ensure!(refused(node, &workshop.path("gone"))?.contains("cannot copy"));
+    ensure!(refused(node, &workshop.path("gone"))?.contains("No such file"));
+    let uploads = node.agent.settings().root().join("bundle");
+    ensure!(fs::read_dir(uploads)?.next().is_none(), "a copy of a refused bundle is left");
     let after = (container_id(&node.wait_running("web")?, "main")?, images(node)?);
     ensure!(before == after, "{before:?} became {after:?}");
     node.wait_event("BundleRefused")?;

@@ -9,7 +9,7 @@ use limpet_cli::screen::{Screen, printable};
 use limpet_cli::validate::{MAX_BYTES, files_of_kubectl, read};
 use limpet_core::byte_size;
 use limpet_signature::{PublicKeys, SecretKey};
-use limpet_wire::bundle::{BundleDocument, BundleRequest};
+use limpet_wire::bundle::BundleDocument;
 use limpet_wire::socket_client::SocketClient;
 
 use crate::bundle::Bundle;
@@ -192,9 +192,11 @@ fn verify(file: &Path, keys: Vec<PathBuf>, screen: Screen) -> Result<u8, CliErro
 }
 
 async fn apply(client: &SocketClient, file: &Path, in_window: bool, screen: Screen) -> Result<u8, CliError> {
-    let path = std::path::absolute(file)?;
-    let request = BundleRequest { path, in_window };
-    let applied: BundleDocument = client.post_json("/limpet/v1/bundle/apply", &request).await?;
+    let opened = tokio::fs::File::open(file).await;
+    let opened = opened.map_err(|source| CliError::System { what: format!("read {}", file.display()), source })?;
+    let name: String = form_urlencoded::byte_serialize(file.to_string_lossy().as_bytes()).collect();
+    let path = format!("/limpet/v1/bundle/apply?inWindow={in_window}&name={name}");
+    let applied: BundleDocument = client.post_file(&path, opened).await?;
     let verb = if applied.changed { "applied" } else { "unchanged" };
     screen.print(&format!("bundle {} {verb}\n", title(&applied)))?;
     for image in &applied.images {

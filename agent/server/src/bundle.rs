@@ -1,24 +1,39 @@
-//! `/limpet/v1/bundle`: a signed bundle is handed to the agent.
+//! `/limpet/v1/bundle`: a signed bundle is sent to the agent as the body of a request.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use axum::Json;
-use axum::extract::State;
+use axum::body::{Body, Bytes};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
-use limpet_wire::bundle::{BundleDocument, BundleRequest};
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use limpet_wire::bundle::{BundleDocument, BundleQuery};
 
 use super::json_response::json;
 use super::permission::Permission::Write;
 use super::routes::Routes;
 
+/// The most characters of a name that are shown.
+const MAX_NAME: usize = 512;
+
+/// The bytes of a bundle.
+pub type BundleStream = BoxStream<'static, io::Result<Bytes>>;
+
 /// The agent's source of bundles.
 pub trait Bundles: fmt::Debug + Send + Sync {
-    /// Lets a bundle take effect in place of the one before, `in_window` only when updates may, and returns when it is on disk.
-    fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
+    /// Receives a bundle that messages call `name`, lets it take effect in place of the one before, `in_window` only when
+    /// updates may, and returns when it is on disk.
+    fn apply(
+        &self,
+        bytes: BundleStream,
+        name: PathBuf,
+        in_window: bool,
+    ) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
 
     /// Lets the next bundle have any serial.
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
@@ -40,18 +55,25 @@ pub type BundlesState = Option<Arc<dyn Bundles>>;
 
 pub(super) fn routes(state: BundlesState) -> Routes {
     Routes::default()
-        .post("/limpet/v1/bundle/apply", Write, apply)
+        .post_stream("/limpet/v1/bundle/apply", Write, apply)
         .post("/limpet/v1/bundle/reset-serial", Write, reset_serial)
         .with_state(state)
 }
 
-async fn apply(State(bundles): State<BundlesState>, Json(request): Json<BundleRequest>) -> Response {
-    let Some(bundles) = bundles else { return not_configured() };
-    if !request.path.is_absolute() {
-        let message = format!("{} is not an absolute path", request.path.display());
-        return (StatusCode::BAD_REQUEST, message).into_response();
-    }
-    answer(bundles.apply(request.path, request.in_window).await)
+async fn apply(State(bundles): State<BundlesState>, Query(query): Query<BundleQuery>, body: Body) -> Response {
+    let mut bytes = body.into_data_stream().map_err(io::Error::other).boxed();
+    let Some(bundles) = bundles else {
+        // A client that is still sending would not see the answer.
+        while let Some(Ok(_)) = bytes.next().await {}
+        return not_configured();
+    };
+    answer(bundles.apply(bytes, shown(&query.name), query.in_window).await)
+}
+
+/// A name for messages, of one line.
+fn shown(name: &str) -> PathBuf {
+    let name: String = name.chars().filter(|letter| !letter.is_control()).take(MAX_NAME).collect();
+    if name.is_empty() { Path::new("the bundle").to_owned() } else { PathBuf::from(name) }
 }
 
 async fn reset_serial(State(bundles): State<BundlesState>) -> Response {

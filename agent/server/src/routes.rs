@@ -9,8 +9,11 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post, put};
 
 use super::admission::admit;
-use super::bodies;
+use super::bodies::{self, BodyKind};
 use super::permission::Permission;
+
+/// What a route demands of a caller, who may use no route without it, and which bodies it takes.
+type Guard = (Option<Permission>, BodyKind);
 
 /// Routes whose handlers read a state `S`. [`guarded`] requires each route's permission.
 #[derive(Clone)]
@@ -41,6 +44,16 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         self.route("POST", path, permission, post(handler))
     }
 
+    /// POST with a body of any size, which the handler reads as it arrives.
+    pub(super) fn post_stream<T: 'static>(
+        self,
+        path: &str,
+        permission: Permission,
+        handler: impl Handler<T, S>,
+    ) -> Self {
+        self.route_of("POST", path, (Some(permission), BodyKind::Stream), post(handler))
+    }
+
     pub(super) fn put<T: 'static>(self, path: &str, permission: Permission, handler: impl Handler<T, S>) -> Self {
         self.route("PUT", path, permission, put(handler))
     }
@@ -54,11 +67,16 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         self.route("*", path, permission, any(handler))
     }
 
-    #[cfg_attr(not(test), allow(unused_variables, reason = "tests list the methods"))]
     fn route(self, method: &'static str, path: &str, permission: Permission, handler: MethodRouter<S>) -> Self {
-        let handler = handler.layer(from_fn_with_state(Some(permission), guarded));
+        self.route_of(method, path, (Some(permission), BodyKind::Document), handler)
+    }
+
+    #[cfg_attr(not(test), allow(unused_variables, reason = "tests list the methods"))]
+    fn route_of(self, method: &'static str, path: &str, guard: Guard, handler: MethodRouter<S>) -> Self {
+        let handler = handler.layer(from_fn_with_state(guard, guarded));
         #[cfg(test)]
-        let declared = self.declared.into_iter().chain([(method, path.to_owned(), permission)]).collect();
+        let declared =
+            self.declared.into_iter().chain(guard.0.map(|permission| (method, path.to_owned(), permission))).collect();
         Self {
             router: self.router.route(path, handler),
             #[cfg(test)]
@@ -93,7 +111,8 @@ impl Routes {
     /// The service of a listener. The response for an unknown path is guarded as well, so that a refused caller
     /// learns nothing.
     pub(super) fn into_router(self) -> Router {
-        let unknown = any(async || StatusCode::NOT_FOUND).layer(from_fn_with_state(None::<Permission>, guarded));
+        let unknown = any(async || StatusCode::NOT_FOUND)
+            .layer(from_fn_with_state::<_, Guard, _>((None, BodyKind::Document), guarded));
         self.router.fallback_service(unknown)
     }
 }
@@ -101,10 +120,10 @@ impl Routes {
 /// The only layer of each route, since each listener has a copy of it per route. The handler runs only if the caller
 /// has the route's permission, and few handlers that read a body run at once. The response carries the route's path
 /// for the request counter.
-async fn guarded(State(permission): State<Option<Permission>>, mut request: Request, next: Next) -> Response {
+async fn guarded(State((permission, body)): State<Guard>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match admit(permission, &mut request).await {
-        Ok(()) => bodies::bounded(request, next).await,
+        Ok(()) => bodies::bounded(request, next, body).await,
         Err(refused) => refused,
     };
     if let Some(route) = route {

@@ -11,6 +11,8 @@ mod refusal;
 mod remote;
 mod saved;
 mod staging;
+mod upload;
+mod writer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,6 +51,7 @@ pub use refusal::Refusal;
 pub use remote::{RemoteBundles, RemoteParts};
 use saved::Saved;
 use staging::Staging;
+pub use upload::UploadStream;
 
 /// The name of the record in the database.
 const RECORD: &str = "applied";
@@ -172,10 +175,10 @@ impl BundleSource {
 
     async fn handle(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
         match request {
-            Request::Apply { path, way, answer } => {
-                let result = self.apply(&path, way, publish).await;
+            Request::Apply { path, shown, way, answer } => {
+                let result = self.apply(&path, &shown, way, publish).await;
                 if let Err(refusal) = &result {
-                    self.report_refusal(&path, way, refusal);
+                    self.report_refusal(&shown, way, refusal);
                 }
                 drop(answer.send(result));
             }
@@ -234,11 +237,12 @@ impl BundleSource {
     async fn apply(
         &mut self,
         path: &Path,
+        shown: &Path,
         way: Way,
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<BundleDocument, Refusal> {
         let staged = self.staging.copy(path, self.settings.max_size).await?;
-        let accepted = match self.examine(staged.path(), path, way).await? {
+        let accepted = match self.examine(staged.path(), shown, way).await? {
             Examined::Unchanged(bundle) => return Ok(self.document(&bundle, false, Vec::new())),
             Examined::Outside(bundle) => return Err(self.pass_by(&bundle)),
             Examined::Accepted(accepted) => *accepted,

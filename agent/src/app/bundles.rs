@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use limpet_server::bundle::{BundleRefusal, Bundles};
+use limpet_server::bundle::{BundleRefusal, BundleStream, Bundles};
 use limpet_sources::bundle::{BundleIntake, Refusal};
 use limpet_wire::bundle::BundleDocument;
 
@@ -13,8 +13,13 @@ use limpet_wire::bundle::BundleDocument;
 pub(super) struct ServedBundles(pub(super) BundleIntake);
 
 impl Bundles for ServedBundles {
-    fn apply(&self, path: PathBuf, in_window: bool) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        self.0.apply(path, in_window).map(|result| result.map_err(served)).boxed()
+    fn apply(
+        &self,
+        bytes: BundleStream,
+        name: PathBuf,
+        in_window: bool,
+    ) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
+        async move { self.0.apply(bytes, &name, in_window).await.map_err(served) }.boxed()
     }
 
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {

@@ -124,7 +124,7 @@ fn start_bundles(
     let source = BundleSource::new(parts, node_name, decoder(&shared.config));
     let place = bundle_place(shared, settings);
     let published = published(shared, SourceKind::Bundle, &place, "", source.pulse());
-    let (intake, inbox) = bundle::intake(shared.updates.clone());
+    let (intake, inbox) = bundle::intake(shared.updates.clone(), shared.config.bundle_dir(), settings.max_size);
     if let Some(directory) = &settings.directory {
         shared.tasks.spawn(BundleDirectory::new(directory, intake.clone()).run(shared.stop.clone()));
     }

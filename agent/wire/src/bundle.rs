@@ -1,17 +1,16 @@
 //! The JSON documents of `/limpet/v1/bundle`. Fields are only ever added.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
-/// The bundle that a request is about.
+/// The query of a request whose body is a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BundleRequest {
-    /// An absolute path that the agent can read.
-    pub path: PathBuf,
+pub struct BundleQuery {
+    /// What messages call it, such as the path that a person knows.
+    #[serde(default)]
+    pub name: String,
     /// Whether it waits until updates may be applied.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub in_window: bool,
 }
 

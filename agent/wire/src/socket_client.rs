@@ -4,8 +4,9 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use futures_util::TryStreamExt as _;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{
     CONNECTION, CONTENT_TYPE, HOST, HeaderName, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
@@ -19,6 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio_util::io::ReaderStream;
 
 use crate::spdy::{PROTOCOL, SPDY};
 
@@ -28,6 +30,9 @@ const MAX_RESPONSE: usize = 256 << 20;
 const MAX_LINE: usize = 4 << 20;
 /// The limit of an error page that is shown, in bytes.
 const MAX_MESSAGE: usize = 256 << 10;
+
+/// Bytes of a file that are sent at once.
+const PIECE: usize = 256 << 10;
 
 /// Why a request to the agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +103,16 @@ impl SocketClient {
         document: &impl Serialize,
     ) -> Result<T, ClientError> {
         let body = self.whole(path, self.post(path, document).await?).await?;
+        serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
+    }
+
+    /// POSTs a file to `path`, from its present position on, as it is read. A status other than 2xx is
+    /// [`ClientError::Refused`].
+    pub async fn post_file<T: DeserializeOwned>(&self, path: &str, file: tokio::fs::File) -> Result<T, ClientError> {
+        let pieces = ReaderStream::with_capacity(file, PIECE).map_ok(Frame::data);
+        let headers = [(CONTENT_TYPE, "application/octet-stream")];
+        let response = self.send_body(Request::post(path), &headers, StreamBody::new(pieces)).await?;
+        let body = self.whole(path, response).await?;
         serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
     }
 
@@ -181,6 +196,18 @@ impl SocketClient {
         headers: &[(HeaderName, &str)],
         body: Bytes,
     ) -> Result<Response<Incoming>, ClientError> {
+        self.send_body(request, headers, Full::new(body)).await
+    }
+
+    async fn send_body<B>(
+        &self,
+        request: request::Builder,
+        headers: &[(HeaderName, &str)],
+        body: B,
+    ) -> Result<Response<Incoming>, ClientError>
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+    {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
@@ -190,7 +217,7 @@ impl SocketClient {
         for (name, value) in headers {
             request = request.header(name, *value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| ClientError::Request(error.to_string()))?;
+        let request = request.body(body).map_err(|error| ClientError::Request(error.to_string()))?;
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 

@@ -163,7 +163,7 @@ impl BundleDirectory {
             if self.tried.get(&path).is_some_and(|(known, _)| *known == stamp) {
                 continue;
             }
-            let refused = match self.intake.offer(path.clone(), Way::Directory).await {
+            let refused = match self.intake.offer(path.clone(), path.clone(), Way::Directory).await {
                 Ok(_) => None,
                 Err(Refusal::Replayed { message, .. }) => {
                     debug!(path = %path.display(), message, "an older bundle is left alone");

@@ -10,6 +10,7 @@ use limpet_wire::bundle::BundleDocument;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::refusal::Refusal;
+use super::upload::{UploadStream, Uploads};
 
 /// Queued requests; further senders wait.
 const INBOX_SIZE: usize = 4;
@@ -40,6 +41,8 @@ pub(super) enum Request {
     /// A file that may be a bundle.
     Apply {
         path: PathBuf,
+        /// What messages call it.
+        shown: PathBuf,
         way: Way,
         answer: Answer,
     },
@@ -90,13 +93,16 @@ pub struct BundleIntake {
     /// `None`: what the node has was not read yet.
     applied: watch::Receiver<Option<Option<AppliedBundle>>>,
     updates: UpdateGate,
+    uploads: Uploads,
 }
 
-/// A way to a source of bundles, through the gate of updates.
-pub fn intake(updates: UpdateGate) -> (BundleIntake, BundleInbox) {
+/// A way to a source of bundles, through the gate of updates. What is sent to it, with at most `max_size` bytes, is kept in
+/// `directory`, which is that of the source.
+pub fn intake(updates: UpdateGate, directory: PathBuf, max_size: u64) -> (BundleIntake, BundleInbox) {
     let (requests, inbox) = mpsc::channel(INBOX_SIZE);
     let (tell, applied) = watch::channel(None);
-    (BundleIntake { requests, applied, updates }, BundleInbox { requests: inbox, applied: tell })
+    let uploads = Uploads::new(directory, max_size);
+    (BundleIntake { requests, applied, updates, uploads }, BundleInbox { requests: inbox, applied: tell })
 }
 
 impl BundleIntake {
@@ -128,21 +134,26 @@ impl BundleIntake {
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
-    pub(super) async fn offer_until_taken(&self, path: &Path, way: Way) -> Result<BundleDocument, Refusal> {
+    pub(super) async fn offer_until_taken(
+        &self,
+        path: &Path,
+        shown: &Path,
+        way: Way,
+    ) -> Result<BundleDocument, Refusal> {
         loop {
-            match self.offer(path.to_owned(), way).await {
+            match self.offer(path.to_owned(), shown.to_owned(), way).await {
                 Err(Refusal::Held { bundle, .. }) => self.may_apply(&bundle).await,
                 answered => return answered,
             }
         }
     }
 
-    /// Offers a file, and waits until it has taken effect.
+    /// Offers a file that messages call `shown`, and waits until it has taken effect.
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
-    pub(super) async fn offer(&self, path: PathBuf, way: Way) -> Result<BundleDocument, Refusal> {
-        self.ask(|answer| Request::Apply { path, way, answer }).await
+    pub(super) async fn offer(&self, path: PathBuf, shown: PathBuf, way: Way) -> Result<BundleDocument, Refusal> {
+        self.ask(|answer| Request::Apply { path, shown, way, answer }).await
     }
 
     /// Shows which files of a way are refused, and why.
@@ -174,15 +185,18 @@ pub(super) fn subject(what: String, is_first: bool) -> Subject {
 }
 
 impl BundleIntake {
-    /// Lets a bundle take effect in place of the one before, `in_window` only when updates may, and returns when it is on
-    /// disk.
+    /// Receives a bundle that its sender calls `name`, lets it take effect in place of the one before, `in_window` only when
+    /// updates may, and returns when it is on disk.
     ///
     /// # Errors
     ///
     /// The bundle does not take effect.
-    pub async fn apply(&self, path: PathBuf, in_window: bool) -> Result<BundleDocument, Refusal> {
+    pub async fn apply(&self, bytes: UploadStream, name: &Path, in_window: bool) -> Result<BundleDocument, Refusal> {
+        // By then the source has removed what an earlier agent has left.
+        self.has_bundle().await;
+        let upload = self.uploads.receive(bytes, name).await?;
         let way = if in_window { Way::HandInWindow } else { Way::Hand };
-        self.offer_until_taken(&path, way).await
+        self.offer_until_taken(upload.path(), name, way).await
     }
 
     /// Lets the next bundle have any serial.

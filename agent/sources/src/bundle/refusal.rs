@@ -43,6 +43,9 @@ pub enum Refusal {
     /// It cannot be written to the database.
     #[error("cannot save the bundle: {0}")]
     Unsaved(String),
+    /// Too many are received, or wait, at once.
+    #[error("{0} other bundles are being received, or wait for their window: try again")]
+    Busy(usize),
     /// There is no serial to reset.
     #[error("this node has no bundle")]
     NoBundle,
@@ -68,7 +71,7 @@ impl Refusal {
         match self {
             Self::Images(error) => error.is_transient(),
             Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
-            Self::Copy { .. } | Self::Held { .. } => true,
+            Self::Copy { .. } | Self::Held { .. } | Self::Busy(_) => true,
             Self::Bundle(_)
             | Self::Replayed { .. }
             | Self::Outside(_)

@@ -7,7 +7,7 @@ mod registry;
 mod url;
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ impl RemoteBundles {
         self.intake.reached(self.way).await;
         let Fetched::Whole(whole) = fetched else { return Ok(()) };
         let Whole { version, resumed } = whole.clone();
-        let offered = self.intake.offer_until_taken(part.path(), self.way).await;
+        let offered = self.intake.offer_until_taken(part.path(), Path::new(&self.shown), self.way).await;
         let (version, refused) = match offered {
             Ok(document) => {
                 info!(from = self.shown, version = document.version, serial = document.serial, "bundle downloaded");

@@ -11,6 +11,7 @@ use limpet_host::blocking::{self, DEADLINE, Progress};
 use rustix::fs::OFlags;
 
 use super::refusal::Refusal;
+use super::upload;
 
 const COPY: &str = "incoming.limpet";
 /// How many bytes are copied at once, between two reports of progress.
@@ -47,7 +48,12 @@ impl Staging {
     /// Removes what a power cut has left.
     pub(super) async fn clear(&self) {
         let copy = self.directory.join(COPY);
-        let removed = blocking::run(copy.clone(), DEADLINE, move |_| fs::remove_file(copy)).await;
+        let directory = self.directory.clone();
+        let removed = blocking::run(copy.clone(), DEADLINE, move |_| {
+            upload::remove_left(&directory)?;
+            fs::remove_file(copy)
+        })
+        .await;
         if let Err(error) = removed.flatten().or_else(|error| match error.kind() {
             io::ErrorKind::NotFound => Ok(()),
             _ => Err(error),

@@ -5,6 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use limpet_bundle::SecretKey;
 use limpet_bundle::create::{Recipe, create};
 use limpet_bundle::settings::BundleSettings;
@@ -18,6 +20,7 @@ use limpet_wire::bundle::BundleDocument;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::intake::Way;
 use super::{BundleIntake, BundleParts, BundleSource, intake};
 use limpet_store::Store;
 
@@ -74,7 +77,8 @@ impl Bench {
             events: self.events.clone(),
         };
         let source = BundleSource::new(parts, "edge1", DECODER);
-        let ((way, inbox), stop, seen) = (intake(Default::default()), CancellationToken::new(), Arc::clone(&self.seen));
+        let (stop, seen) = (CancellationToken::new(), Arc::clone(&self.seen));
+        let (way, inbox) = intake(Default::default(), self.path("bundle"), 1 << 20);
         let stopping = stop.clone();
         let publish = move |snapshot| seen.lock().unwrap().push(snapshot);
         let task = tokio::spawn(source.run(inbox, publish, stopping));
@@ -106,9 +110,18 @@ impl Bench {
         out
     }
 
+    /// As a client sends it.
     async fn apply(&self, path: &Path) -> Result<BundleDocument, String> {
         let (way, ..) = self.running.as_ref().unwrap();
-        way.apply(path.to_owned(), false).await.map_err(|refusal| refusal.to_string())
+        let bytes = stream::iter([Ok(Bytes::from(std::fs::read(path).unwrap()))]).boxed();
+        way.apply(bytes, path, false).await.map_err(|refusal| refusal.to_string())
+    }
+
+    /// As a directory offers it.
+    async fn offer(&self, path: &Path) -> Result<BundleDocument, String> {
+        let (way, ..) = self.running.as_ref().unwrap();
+        let offered = way.offer(path.to_owned(), path.to_owned(), Way::Directory).await;
+        offered.map_err(|refusal| refusal.to_string())
     }
 
     /// `name image` of every pod, and the names of objects.
@@ -177,8 +190,8 @@ async fn a_bundle_that_is_refused_changes_nothing() {
     assert!(bench.apply(&damaged).await.unwrap_err().contains("bundle.maxSize"));
     write(b"PK");
     assert!(bench.apply(&damaged).await.unwrap_err().contains("not a bundle"));
-    assert!(bench.apply(&bench.path("gone")).await.unwrap_err().contains("cannot copy"));
-    assert!(bench.apply(&bench.path("bundle")).await.unwrap_err().contains("not a file"));
+    assert!(bench.offer(&bench.path("gone")).await.unwrap_err().contains("cannot copy"));
+    assert!(bench.offer(&bench.path("bundle")).await.unwrap_err().contains("not a file"));
     std::fs::write(bench.path("public"), "RWRsaW1wZXQtYtdWIlka9Cp2pXXE7V1NgyG2IWnqeppSx8YgXg5sI5fH").unwrap();
     assert!(bench.apply(&bench.path("6.limpet")).await.unwrap_err().contains("none of the keys"));
     std::fs::write(bench.path("public"), PUBLIC).unwrap();

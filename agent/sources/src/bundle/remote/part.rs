@@ -1,16 +1,16 @@
 //! The file of a bundle that is downloaded: it grows across breaks of the connection and starts of the agent, and what it is
 //! of is noted beside it before its first byte.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use limpet_host::blocking::{self, DEADLINE};
 use serde::{Deserialize, Serialize};
 
-/// Bytes that are written at once.
-const PIECE: usize = 1 << 20;
+use super::super::writer::Writer;
+
 /// The limit of the note.
 const MAX_NOTE: u64 = 16 << 10;
 
@@ -32,16 +32,6 @@ pub(super) struct Part {
     note: PathBuf,
     noted: Note,
     limit: u64,
-}
-
-/// A file that is being written.
-#[derive(Debug)]
-pub(super) struct Writer {
-    path: PathBuf,
-    file: File,
-    size: u64,
-    limit: u64,
-    piece: Vec<u8>,
 }
 
 impl Part {
@@ -78,15 +68,7 @@ impl Part {
     pub(super) async fn write_from(&mut self, version: Option<String>, offset: u64) -> io::Result<Writer> {
         self.noted.partial = version;
         self.save().await?;
-        let path = self.file.clone();
-        let opened = blocking::run(self.file.clone(), DEADLINE, move |_| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-            file.set_len(offset)?;
-            file.seek(SeekFrom::Start(offset))?;
-            Ok::<_, io::Error>(file)
-        });
-        let file = opened.await??;
-        Ok(Writer { path: self.file.clone(), file, size: offset, limit: self.limit, piece: Vec::new() })
+        Writer::open(self.file.clone(), offset, self.limit).await
     }
 
     /// The file was handed over and is not needed any more. `version`: it need not be requested again.
@@ -111,33 +93,6 @@ impl Part {
             file.write_all(&bytes)?;
             file.sync_all()?;
             fs::rename(beside, path)
-        })
-        .await?
-    }
-}
-
-impl Writer {
-    /// Appends bytes; they are on disk after [`Self::finish`].
-    pub(super) async fn write(mut self, bytes: &[u8]) -> io::Result<Self> {
-        self.size += bytes.len() as u64;
-        if self.size > self.limit {
-            let limit = self.limit;
-            return Err(io::Error::other(format!("it is larger than {limit} bytes: raise bundle.maxSize")));
-        }
-        self.piece.extend_from_slice(bytes);
-        if self.piece.len() >= PIECE { self.flush().await } else { Ok(self) }
-    }
-
-    /// Writes the bytes that were collected and do not fill a piece.
-    pub(super) async fn finish(self) -> io::Result<()> {
-        self.flush().await.map(drop)
-    }
-
-    async fn flush(mut self) -> io::Result<Self> {
-        blocking::run(self.path.clone(), DEADLINE, move |_| {
-            let written = self.file.write_all(&self.piece);
-            self.piece.clear();
-            written.map(|()| self)
         })
         .await?
     }
