@@ -87,6 +87,13 @@ fn a_good_update_is_committed_and_rolled_back_by_command(node: &mut TestNode) ->
     let checked = node.agent.cli(&["generations", "--check"])?;
     ensure!(checked.code == Some(0), "{checked:?}");
 
+    let diff = node.agent.cli(&["diff", "--generation", "1", "--source", "file"])?;
+    let change = format!("{} -> {}", image::V2, image::V1);
+    ensure!(diff.code == Some(1) && diff.stdout.contains(&change) && diff.stdout.contains("restarts"), "{diff:?}");
+    let same = node.agent.cli(&["diff", "--generation", "2", "--source", "file"])?;
+    ensure!(same.code == Some(0), "{same:?}");
+    let missing = node.agent.cli(&["diff", "--generation", "9", "--source", "file"])?;
+    ensure!(missing.code == Some(2) && missing.stderr.contains("file has no generation 9, only 1, 2"), "{missing:?}");
     let said = node.agent.cli(&["rollback", "--source", "file"])?.success()?;
     ensure!(said == "generation 1 of file runs again\n", "{said}");
     let (metrics, counted) =

@@ -26,6 +26,7 @@ const PATH: &str = "/limpet/v1/diff";
 /// Arguments of `limpet diff`.
 #[derive(Debug, clap::Args)]
 #[command(
+    group(clap::ArgGroup::new("compared").args(["files", "generation"])),
     after_help = "Exit codes: 0 nothing would change, 1 something would, 2 a manifest is rejected or cannot be read, \
 3 limpet cannot be reached, 4 not allowed."
 )]
@@ -34,11 +35,15 @@ pub struct DiffArgs {
     /// now
     #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
+    /// Compare what is in effect with this generation: what `limpet rollback` to it would change
+    #[arg(long, value_name = "NUMBER")]
+    generation: Option<u64>,
     /// Treat these as the whole manifest directory: pods that are not among them would be removed
     #[arg(long, requires = "files")]
     prune: bool,
-    /// The source they would belong to; by default the source of their pods, or the manifest directory
-    #[arg(long, value_name = "SOURCE", value_parser = ["file", "push", "http"], requires = "files")]
+    /// The source they would belong to; by default the source of their pods, or the manifest directory. With
+    /// --generation the source whose generation it is; by default the only one that has some
+    #[arg(long, value_name = "SOURCE", value_parser = ["file", "push", "bundle", "http"], requires = "compared")]
     source: Option<String>,
     /// Compare with these manifests as if they ran, without an agent
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',', requires = "files", conflicts_with_all = ["source", "prune"])]
@@ -82,6 +87,10 @@ pub(super) async fn run(client: &SocketClient, args: DiffArgs, screen: Screen) -
 
 /// The changes, the manifests they result from, and whether one of them cannot be read.
 async fn ask(client: &SocketClient, args: &DiffArgs) -> Result<(DiffDocument, Vec<DiffFile>, bool), CliError> {
+    if let Some(number) = args.generation {
+        let source = args.source.iter().map(|source| format!("&source={source}")).collect::<String>();
+        return Ok((client.get_json(&format!("{PATH}?generation={number}{source}")).await?, Vec::new(), false));
+    }
     if args.files.is_empty() {
         return Ok((client.get_json(PATH).await?, Vec::new(), false));
     }

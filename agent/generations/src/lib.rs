@@ -28,7 +28,7 @@ pub use readiness::Facts;
 pub use settings::{CheckAction, Policies, Policy, Settings};
 pub use source::{Image, Preparation};
 pub use state::{Generation, Outcome, State, Trial};
-pub use view::{GenerationView, SourceGenerationsView};
+pub use view::{GenerationContent, GenerationView, SourceGenerationsView};
 
 use std::time::Duration;
 

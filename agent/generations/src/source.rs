@@ -25,7 +25,7 @@ use crate::notice::Notice;
 use crate::readiness::{Facts, Judge, Readiness, restarts_at};
 use crate::settings::{Policy, Settings};
 use crate::state::{Generation, Outcome, State, Trial};
-use crate::view::{GenerationView, SourceGenerationsView};
+use crate::view::{GenerationContent, GenerationView, SourceGenerationsView};
 use trial::{PAUSE, Watch};
 
 /// The normalised name of an image.
@@ -434,6 +434,7 @@ impl SourceGenerations {
             decided: generation.decided,
             pods: generation.content.pods.len(),
             objects: generation.content.objects.len(),
+            content: GenerationContent(Arc::clone(generation)),
         };
         let waiting = self.preparing.as_ref().map(|preparing| match &preparing.failure {
             Some(failure) => Arc::clone(failure),

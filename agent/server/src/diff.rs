@@ -1,7 +1,8 @@
 //! `/limpet/v1/diff`: a dry run that shows what manifests would change. It writes, pulls and publishes nothing.
 //!
 //! GET compares the running pods with the sources' current manifests, for which it rereads the manifest directory.
-//! POST replaces some of these manifests by those in the request first.
+//! POST replaces some of these manifests by those in the request first. GET with the number of a generation compares what is
+//! in effect with that generation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,10 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::json_response::json;
@@ -23,10 +25,11 @@ use limpet_core::forecast::{Forecast, forecast, images};
 use limpet_core::source::proposal::{Proposal, propose};
 use limpet_core::source::{Decoder, Health, Rejection, Snapshots};
 use limpet_core::status::observed::Observed;
+use limpet_generations::{GenerationView, Outcome, SourceGenerationsView};
 use limpet_host::blocking;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
-use limpet_wire::diff::{DiffDocument, DiffRequest};
+use limpet_wire::diff::{DiffDocument, DiffQuery, DiffRequest};
 
 /// The limit of a request body in bytes: enough for a whole directory of manifests.
 const MAX_BODY: usize = 64 << 20;
@@ -51,6 +54,8 @@ pub struct DiffState {
     pub decoder: Decoder,
     pub sources: Arc<dyn Sources>,
     pub observed: Observed,
+    /// The generations of the sources that have some; `None`: none has.
+    pub generations: Option<watch::Receiver<Vec<SourceGenerationsView>>>,
     pub read_directory: Arc<ReadDirectory>,
     pub has_image: Arc<HasImage>,
 }
@@ -68,8 +73,11 @@ struct Comparison {
     remarks: Vec<String>,
 }
 
-async fn current(State(state): State<DiffState>) -> Response {
-    answer(state, |state| Ok(state.current())).await
+async fn current(State(state): State<DiffState>, Query(query): Query<DiffQuery>) -> Response {
+    match query.generation {
+        None => answer(state, |state| Ok(state.current())).await,
+        Some(number) => answer(state, move |state| state.generation(number, query.source.as_deref())).await,
+    }
 }
 
 async fn proposed(State(state): State<DiffState>, Json(request): Json<DiffRequest>) -> Response {
@@ -120,6 +128,31 @@ impl DiffState {
         let rejected = rejected.map(|refused| Rejection::clone(refused)).collect();
         let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now().into_std());
         Comparison { forecast, rejected, remarks }
+    }
+
+    /// What is in effect, and the same with a generation of one source.
+    fn generation(&self, number: u64, source: Option<&str>) -> Result<Comparison, String> {
+        let generations = self.generations.as_ref().map(|views| views.borrow().clone()).unwrap_or_default();
+        let view = with_generations(&generations, source)?;
+        let wanted = view.generation(number).ok_or_else(|| not_kept(view, number))?;
+        let newest = snapshots(&self.sources.views());
+        let in_effect = |view: &SourceGenerationsView, generation: &GenerationView| {
+            Arc::new(generation.content.in_effect(&newest[view.source.index()], view.policy))
+        };
+        let mut before = newest.clone();
+        for view in &generations {
+            if let Some(running) = view.running.and_then(|running| view.generation(running)) {
+                before[view.source.index()] = in_effect(view, running);
+            }
+        }
+        let mut after = before.clone();
+        after[view.source.index()] = in_effect(view, wanted);
+        let remarks = match &wanted.outcome {
+            Outcome::Refused(why) => vec![format!("generation {number} of {} was undone: {why}", view.source)],
+            Outcome::Good | Outcome::OnTrial => Vec::new(),
+        };
+        let forecast = forecast(&self.observed.load(), &before, &after, false, Instant::now().into_std());
+        Ok(Comparison { forecast, rejected: Vec::new(), remarks })
     }
 
     /// The sources' manifests after the request's have replaced some.
@@ -185,6 +218,29 @@ impl DiffState {
         };
         join_all(needed.into_iter().map(ask)).await.into_iter().flatten().collect()
     }
+}
+
+/// The generations of the source of that name, or of the only one that has some.
+fn with_generations<'a>(
+    all: &'a [SourceGenerationsView],
+    source: Option<&str>,
+) -> Result<&'a SourceGenerationsView, String> {
+    let names = || all.iter().map(|view| view.source.as_str()).collect::<Vec<_>>().join(", ");
+    match (source, all) {
+        (_, []) => Err("no source has generations: set generations.policy in the configuration".to_owned()),
+        (None, [only]) => Ok(only),
+        (None, _) => Err(format!("several sources have generations: name one of them with --source: {}", names())),
+        (Some(name), _) => {
+            let kind = SourceKind::from_name(name);
+            let view = all.iter().find(|view| Some(view.source) == kind);
+            view.ok_or_else(|| format!("{name} has no generations, only {}", names()))
+        }
+    }
+}
+
+fn not_kept(view: &SourceGenerationsView, number: u64) -> String {
+    let numbers: Vec<String> = view.generations.iter().map(|generation| generation.number.to_string()).collect();
+    format!("{} has no generation {number}, only {}", view.source, numbers.join(", "))
 }
 
 fn snapshots(views: &[SourceView]) -> Snapshots {

@@ -212,6 +212,7 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         decoder: Decoder::new(manifest::read, manifest::restore_last_good),
         sources: Arc::clone(&state.sources),
         observed: state.observed.clone(),
+        generations: None,
         read_directory: Arc::new(|| Ok(Vec::new())),
         has_image: Arc::new(|_| Box::pin(async { None })),
     };

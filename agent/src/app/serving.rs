@@ -140,6 +140,7 @@ fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
         decoder: decoder(&shared.config),
         sources: Arc::clone(&core.sources),
         observed: shared.observed.clone(),
+        generations: core.generations.as_ref().map(|state| state.views.clone()),
         read_directory: read_directory(shared, core),
         has_image: has_image(core.executor.images.clone()),
     }

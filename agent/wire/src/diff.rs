@@ -12,6 +12,17 @@ use limpet_core::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast,
 use limpet_core::source::Rejection;
 use limpet_model::pod::Edit;
 
+/// The query of a comparison with what the node has itself.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct DiffQuery {
+    /// The number of a generation; without it the sources' newest manifests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// The source whose generation it is; by default the only one that has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
 /// Manifests to compare with the running pods.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct DiffRequest {

@@ -73,6 +73,7 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
         decoder: DECODER,
         sources: Arc::new(sources),
         observed,
+        generations: None,
         read_directory: {
             let directory: Vec<_> = directory.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
             let path = dir.path().join("manifests");
