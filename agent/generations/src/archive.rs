@@ -43,6 +43,8 @@ struct Document {
     generations: Vec<StoredGeneration>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trial: Option<Trial>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    restarts: BTreeMap<String, (String, u32)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,7 +123,8 @@ impl Archive {
         }
         self.items.retain(|_, items| !items.is_empty());
         let (last_number, running, trial) = (state.last_number, state.running, state.trial.clone());
-        let document = Document { last_number, last_manifest: self.last, running, generations, trial };
+        let (last_manifest, restarts) = (self.last, state.restarts.clone());
+        let document = Document { last_number, last_manifest, running, generations, trial, restarts };
         // Its maps have texts as keys, and writing to memory cannot fail.
         Save { source, manifests, document: serde_json::to_vec(&document).unwrap_or_default() }
     }
@@ -141,10 +144,10 @@ impl Archive {
     /// What [`Self::save`] wrote; `None`: the document cannot be read. `restore` returns the manifest of a number. A
     /// generation of which one is missing is left out; if it is the one in effect, so is everything.
     pub fn load(document: &[u8], restore: impl Fn(u64) -> Option<Restored>) -> Option<(State, Self)> {
-        let document: Document = serde_json::from_slice(document).ok()?;
+        let mut document: Document = serde_json::from_slice(document).ok()?;
         let mut archive = Self { last: document.last_manifest, items: BTreeMap::new() };
         let (mut restored, mut generations) = (BTreeMap::new(), Vec::new());
-        for stored in document.generations {
+        for stored in std::mem::take(&mut document.generations) {
             let mut content = Content::default();
             let is_whole = stored.manifests.iter().all(|number| {
                 let item = restored.entry(*number).or_insert_with(|| restore(*number).map(Item::from));
@@ -160,11 +163,12 @@ impl Archive {
         }
         let has = |number: &u64| generations.iter().any(|generation| generation.number == *number);
         let running = document.running.filter(has);
-        let mut trial = document.trial.filter(|_| running.is_some());
+        let mut trial = document.trial.take().filter(|_| running.is_some());
         if let Some(trial) = &mut trial {
             trial.base = trial.base.filter(has);
         }
-        let state = State { generations, running, trial, last_number: document.last_number };
+        let Document { last_number, restarts, .. } = document;
+        let state = State { generations, running, trial, restarts, last_number };
         Some((state, archive))
     }
 }

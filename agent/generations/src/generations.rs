@@ -189,9 +189,9 @@ impl Generations {
         self.sources.iter().filter_map(SourceGenerations::due).chain(of_boot).min()
     }
 
-    /// Whether observed pods matter: a generation is on trial, or the boot is.
-    pub fn is_on_trial(&self) -> bool {
-        self.boot.is_some() || self.sources.iter().any(SourceGenerations::is_on_trial)
+    /// Whether observed pods matter: a generation is on trial, or the boot is, or pods are to be restarted.
+    pub fn awaits_pods(&self) -> bool {
+        self.boot.is_some() || self.sources.iter().any(SourceGenerations::awaits_pods)
     }
 
     /// What has happened since the last call.
@@ -199,7 +199,7 @@ impl Generations {
         self.sources.iter_mut().flat_map(SourceGenerations::take_notices).collect()
     }
 
-    /// The pods whose containers are to be restarted.
+    /// The pods whose containers are to be restarted once what is in effect now has reached them.
     pub fn take_restarts(&mut self) -> Vec<PodKey> {
         self.sources.iter_mut().flat_map(SourceGenerations::take_restarts).collect()
     }

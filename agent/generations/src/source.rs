@@ -4,6 +4,7 @@
 //! judged by its pods. It ends as *good*, or as *refused*: then the good one before it is in effect again. Each of these
 //! steps is a [`State`] that is written before it is in effect.
 
+mod restarts;
 mod trial;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -58,8 +59,6 @@ struct Preparing {
 struct Step {
     state: State,
     notices: Vec<Notice>,
-    /// Pods whose containers are to be restarted once it is in effect.
-    restarts: Vec<PodKey>,
 }
 
 /// What the source's newest version is.
@@ -101,7 +100,12 @@ pub(crate) struct SourceGenerations {
     watch: Watch,
     masked: Masked,
     notices: Vec<Notice>,
+    /// Pods whose restart is to be ordered.
     restarts: Vec<PodKey>,
+    /// Those whose restart this agent has ordered.
+    ordered: BTreeSet<String>,
+    /// When this agent looked for pods to restart for the first time.
+    restarts_since: Option<Duration>,
 }
 
 impl SourceGenerations {
@@ -131,6 +135,8 @@ impl SourceGenerations {
             masked: Masked::default(),
             notices: Vec::new(),
             restarts: Vec::new(),
+            ordered: BTreeSet::new(),
+            restarts_since: None,
         }
     }
 
@@ -154,7 +160,7 @@ impl SourceGenerations {
         }
         self.take_snapshot(raw);
         self.switch_again = None;
-        let step = self.follow_source(now);
+        let step = self.follow_source(now).or_else(|| self.settle_restarts(facts, settings, now));
         let step = step.or_else(|| self.judge(facts, settings, now)).or_else(|| self.switch(facts, now))?;
         Some(self.decided(step))
     }
@@ -168,13 +174,13 @@ impl SourceGenerations {
 
     /// What was returned last is on disk, or cannot be written. Returns whether anything came into effect.
     pub(crate) fn remembered(&mut self) -> bool {
-        let Some(Step { state, notices, restarts }) = self.next.take() else { return false };
+        let Some(Step { state, notices }) = self.next.take() else { return false };
         if state.running != self.state.running {
             self.watch = Watch::default();
         }
         self.state = state;
         self.notices.extend(notices);
-        self.restarts.extend(restarts);
+        self.ordered.retain(|name| self.state.restarts.contains_key(name));
         self.classify();
         true
     }
@@ -237,7 +243,7 @@ impl SourceGenerations {
             return Some(self.step(state, Notice::normal(self.source, "GenerationStarted", message)));
         }
         if let Some(state) = self.without_deleted() {
-            return Some(Step { state, notices: Vec::new(), restarts: Vec::new() });
+            return Some(Step { state, notices: Vec::new() });
         }
         let Wanted::Base(base) = self.wanted else { return None };
         let mut state = self.state.clone();
@@ -300,7 +306,7 @@ impl SourceGenerations {
     }
 
     fn step(&self, state: State, notice: Notice) -> Step {
-        Step { state, notices: vec![notice], restarts: Vec::new() }
+        Step { state, notices: vec![notice] }
     }
 
     /// A user returns to a good generation: `number`, or the one before. The version that the source has is not tried again.
@@ -386,9 +392,14 @@ impl SourceGenerations {
         }
     }
 
-    /// Whether observed pods matter: not while the generation in effect is good.
+    /// Whether the generation in effect is not known to be good.
     pub(crate) fn is_on_trial(&self) -> bool {
         self.state.trial.is_some()
+    }
+
+    /// Whether observed pods matter.
+    pub(crate) fn awaits_pods(&self) -> bool {
+        self.is_on_trial() || !self.state.restarts.is_empty()
     }
 
     /// The generation whose check is to be run.

@@ -76,6 +76,9 @@ pub struct State {
     pub running: Option<u64>,
     /// The trial of the generation in effect; `None`: it is over.
     pub trial: Option<Trial>,
+    /// Pods that may have read what was undone, and whose containers were not restarted yet: by the pod, its UID and the
+    /// number of its restarts.
+    pub restarts: BTreeMap<String, (String, u32)>,
     /// The highest number that was given.
     pub last_number: u64,
 }

@@ -112,8 +112,6 @@ pub struct Trials {
     answers: Vec<Answer>,
     /// Pods that are to be restarted once the supervisor has what is in effect now.
     restarts: Vec<PodKey>,
-    /// What is in effect was merged, and the next turn follows once the supervisor has taken it.
-    is_merged: bool,
 }
 
 impl Trials {
@@ -130,7 +128,6 @@ impl Trials {
             checking: HashMap::new(),
             answers: Vec::new(),
             restarts: Vec::new(),
-            is_merged: false,
         }
     }
 
@@ -142,13 +139,14 @@ impl Trials {
             self.take_effect();
             return;
         }
-        if self.is_merged {
+        // The next turn begins when the supervisor has taken what is in effect.
+        if !self.restarts.is_empty() {
             return;
         }
         let due = self.generations.due();
-        let (keeper, is_on_trial) = (Arc::clone(&self.parts.keeper), self.generations.is_on_trial());
+        let (keeper, awaits_pods) = (Arc::clone(&self.parts.keeper), self.generations.awaits_pods());
         tokio::select! {
-            true = self.changes.next(), if is_on_trial => {}
+            true = self.changes.next(), if awaits_pods => {}
             Some(order) = self.parts.orders.recv() => self.follow(order),
             Some(report) = self.jobs.join_next() => match report {
                 Ok(report) => self.take_report(report),
@@ -181,6 +179,7 @@ impl Trials {
                     Report::BootReported
                 });
             }
+            self.restarts.extend(self.generations.take_restarts());
             if !saves.is_empty() {
                 self.saving = Some(Arc::clone(&self.parts.keeper).save(saves));
             }
@@ -197,18 +196,12 @@ impl Trials {
             // Who asked may have left.
             let _ = done.send(Ok(reached));
         }
-        self.restarts.extend(self.generations.take_restarts());
     }
 
     /// Has the containers of pods begin anew that may have read what was undone. Each turn begins when the supervisor has taken
     /// the merge of the turn before; so a worker has the objects that are in effect before its
     /// order arrives.
     fn restart_pods(&mut self) {
-        if !self.is_merged {
-            self.is_merged = !self.restarts.is_empty();
-            return;
-        }
-        self.is_merged = false;
         for key in std::mem::take(&mut self.restarts) {
             // Nobody waits for the answer.
             let order = RestartOrder { key: key.clone(), container: None, done: oneshot::channel().0 };

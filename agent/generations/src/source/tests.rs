@@ -88,6 +88,8 @@ struct Node {
     switches: RefCell<Vec<String>>,
     reasons: Vec<&'static str>,
     restarted: Vec<PodKey>,
+    /// Orders to restart pods get lost: the agent ends before.
+    loses_orders: bool,
 }
 
 impl Node {
@@ -111,6 +113,7 @@ impl Node {
             switches: RefCell::default(),
             reasons: Vec::new(),
             restarted: Vec::new(),
+            loses_orders: false,
         }
     }
 
@@ -172,12 +175,25 @@ impl Node {
                 self.generations.checked(source, number, self.check.clone(), now);
             }
             self.reasons.extend(self.generations.take_notices().iter().map(|notice| notice.reason));
-            self.restarted.extend(self.generations.take_restarts());
+            let restarts = self.generations.take_restarts();
+            if !self.loses_orders {
+                has_changed |= !restarts.is_empty();
+                restarts.iter().for_each(|key| self.restart_pod(key));
+            }
+            self.restarted.extend(restarts);
             if !has_changed {
                 return;
             }
         }
         panic!("it never rests: {:?}", self.generations.views());
+    }
+
+    /// The containers of a pod begin anew.
+    fn restart_pod(&mut self, key: &PodKey) {
+        let Some(pod) = self.observed.pods.get(key) else { return };
+        let mut pod = ObservedPod::clone(pod);
+        pod.containers.values_mut().for_each(|container| container.restart_count += 1);
+        self.observed = ObservedPods::new(self.observed.pods.update(key.clone(), Arc::new(pod)));
     }
 
     /// What is in effect runs, as its images say.
@@ -300,7 +316,7 @@ fn a_good_update_is_committed_and_the_first_runs_without_any_before_it() {
     assert_eq!(node.outcomes(), ["1 good", "2* on trial"]);
     node.wait(2);
     assert_eq!(node.outcomes(), ["1 good", "2* good"]);
-    assert!(node.generations.due().is_none() && !node.generations.is_on_trial());
+    assert!(node.generations.due().is_none() && !node.generations.awaits_pods());
     assert_eq!(node.reasons, ["GenerationStarted", "GenerationCommitted", "GenerationStarted", "GenerationCommitted"]);
 }
 
@@ -377,6 +393,31 @@ fn a_config_map_that_breaks_a_sibling_returns_with_everything_else() {
     node.wait(301);
     assert_eq!(node.images(), "a=good:1 b=config b:good");
     assert_eq!(node.restarted, [PodKey::new("default", "b-edge1")], "it may have read what was undone");
+    node.restart(false);
+    node.wait(400);
+    assert_eq!((node.restarted.len(), node.generations.awaits_pods()), (1, false), "restarted twice");
+}
+
+#[test]
+fn a_restart_that_the_end_of_the_agent_has_lost_is_ordered_again() {
+    let mut node = good_node(Policy::All);
+    node.loses_orders = true;
+    node.publish(&[pod("a", "good:1"), pod("b", "config"), config("b", "never")]);
+    node.wait(301);
+    assert_eq!((node.images().as_str(), node.restarted.len()), ("a=good:1 b=config b:good", 1));
+    node.wait(400);
+    assert_eq!(node.restarted.len(), 1, "ordered twice in one life");
+    assert!(node.generations.awaits_pods());
+    node.loses_orders = false;
+    // The pods are not found at once.
+    let observed = std::mem::take(&mut node.observed);
+    node.restart(false);
+    node.observed = observed;
+    node.wait(2);
+    assert_eq!((node.restarted.len(), node.generations.awaits_pods()), (2, false));
+    node.restart(false);
+    node.wait(2);
+    assert_eq!(node.restarted.len(), 2);
 }
 
 #[test]

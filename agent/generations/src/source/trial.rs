@@ -1,6 +1,6 @@
 //! A generation on trial: when it is good, when it is not, and what returns then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{SourceGenerations, Step};
 use crate::Moment;
 use crate::content::{Content, ItemKey, same_pod};
 use crate::notice::Notice;
-use crate::readiness::{Facts, Judge, Readiness};
+use crate::readiness::{Facts, Judge, Readiness, restarts_of};
 use crate::settings::Settings;
 use crate::state::{Outcome, State};
 
@@ -55,9 +55,9 @@ impl SourceGenerations {
         trial.boots += 1;
         trial.set_began(now.uptime);
         if trial.boots < MAX_BOOTS || trial.base.is_none() {
-            return Some(Step { state, notices: Vec::new(), restarts: Vec::new() });
+            return Some(Step { state, notices: Vec::new() });
         }
-        self.undone(format!("the node was started {MAX_BOOTS} times before it was good"), &[], now)
+        self.undone(format!("the node was started {MAX_BOOTS} times before it was good"), BTreeMap::new(), now)
     }
 
     /// Judges the generation on trial.
@@ -191,29 +191,30 @@ impl SourceGenerations {
 
     fn undo(&self, why: String, facts: &Facts<'_>, now: Moment) -> Option<Step> {
         let restarts = self.misled_pods(facts);
-        self.undone(why, &restarts, now)
+        self.undone(why, restarts, now)
     }
 
-    /// The generation before is in effect again; `restarts`: pods that have to begin anew with it.
-    fn undone(&self, why: String, restarts: &[PodKey], now: Moment) -> Option<Step> {
+    /// The generation before is in effect again; `restarts`: pods that have to begin anew with it, as in the state.
+    fn undone(&self, why: String, restarts: BTreeMap<String, (String, u32)>, now: Moment) -> Option<Step> {
         let mut state: State = self.state.clone();
+        state.restarts.extend(restarts);
         let base = state.trial.take()?.base?;
         let number = state.running.replace(base)?;
         state.decide(number, Outcome::Refused(why.clone()), now.wall);
         let message = format!("generation {number} of {} was undone, generation {base} runs again: {why}", self.source);
         let notice = Notice::warning(self.source, "GenerationUndone", message);
-        Some(Step { state, notices: vec![notice], restarts: restarts.to_vec() })
+        Some(Step { state, notices: vec![notice] })
     }
 
     /// Pods of the generation before that this one has not changed, but whose objects it has, and that are not ready: their
-    /// processes may hold what is undone.
-    fn misled_pods(&self, facts: &Facts<'_>) -> Vec<PodKey> {
+    /// processes may hold what is undone. By the pod, its UID and the number of its restarts.
+    fn misled_pods(&self, facts: &Facts<'_>) -> BTreeMap<String, (String, u32)> {
         let trial = self.state.trial.as_ref();
         let base = trial.and_then(|trial| trial.base).and_then(|base| self.state.generation(base));
-        let (Some(base), Some(running)) = (base, self.state.running()) else { return Vec::new() };
+        let (Some(base), Some(running)) = (base, self.state.running()) else { return BTreeMap::new() };
         let changed = self.changed_objects();
         if changed.is_empty() {
-            return Vec::new();
+            return BTreeMap::new();
         }
         let judge =
             Judge { source: self.source, content: &running.content, facts, trial: None, max_restarts: u32::MAX };
@@ -230,7 +231,7 @@ impl SourceGenerations {
         };
         let pods = observed.filter(|pod| is_misled(&pod.record.key, &pod.record));
         let unready = pods.filter(|pod| judge.observed(pod) != Readiness::Good);
-        unready.map(|pod| pod.record.key.clone()).collect()
+        unready.map(|pod| (pod.record.key.to_string(), (pod.record.uid.to_string(), restarts_of(pod)))).collect()
     }
 
     /// What does not work at present and is not changed by the new version: it says nothing about that. What the one on
