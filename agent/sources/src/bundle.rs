@@ -36,6 +36,7 @@ use limpet_model::object::ObjectRecord;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::Metrics;
 use limpet_updates::{Phase, UpdateGate};
 use limpet_wire::bundle::BundleDocument;
 use tokio_util::sync::CancellationToken;
@@ -67,6 +68,7 @@ pub struct BundleParts {
     /// Bundles wait here for a window or an application before they take effect.
     pub updates: UpdateGate,
     pub events: Events,
+    pub metrics: Metrics,
 }
 
 /// The source of bundles, ready to run.
@@ -78,6 +80,7 @@ pub struct BundleSource {
     images: Images,
     updates: UpdateGate,
     events: Events,
+    metrics: Metrics,
     node_name: Arc<str>,
     decoder: Decoder,
     view: View,
@@ -116,7 +119,7 @@ enum Examined {
 impl BundleSource {
     /// A source of the bundle saved in the store. Nothing is read yet.
     pub fn new(parts: BundleParts, node_name: &str, decoder: Decoder) -> Self {
-        let BundleParts { settings, directory, store, images, updates, events } = parts;
+        let BundleParts { settings, directory, store, images, updates, events, metrics } = parts;
         let (saved, pulse) = (Arc::default(), Arc::<Pulse>::default());
         store.register(SourceKind::Bundle, &saved);
         Self {
@@ -127,6 +130,7 @@ impl BundleSource {
             images,
             updates,
             events,
+            metrics,
             node_name: Arc::from(node_name),
             decoder,
             view: View::default(),
@@ -221,6 +225,7 @@ impl BundleSource {
 
     /// Notes what the node has.
     fn has(&mut self, applied: AppliedBundle) {
+        self.metrics.set_bundle(&applied.name, applied.serial);
         (self.applied, self.outside) = (Some(applied), None);
         self.show_state();
     }

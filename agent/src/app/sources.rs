@@ -120,6 +120,7 @@ fn start_bundles(
         images: images.clone(),
         updates: shared.updates.clone(),
         events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
     };
     let source = BundleSource::new(parts, node_name, decoder(&shared.config));
     let place = bundle_place(shared, settings);

@@ -24,6 +24,8 @@ pub fn filled() -> Metrics {
     metrics.set_cgroup_version(2);
     metrics.set_last_upgrade(UpgradeOutcome::Installed, Timestamp::UNIX_EPOCH);
     metrics.generation_changed(SourceKind::File, "GenerationCommitted");
+    metrics.set_generations([(SourceKind::File, 7)]);
+    metrics.set_bundle("plant", 12);
     metrics.container_start_begun(ContainerType::Container);
     metrics.container_start_failed(ContainerType::Container, "ErrImagePull");
     metrics.container_terminated(ContainerType::Container, 3, "Error");

@@ -32,9 +32,9 @@ pub use apiserver::{ApiserverMetrics, NodeCertificate};
 pub use claims::ClaimFigures;
 use claims::ClaimGauges;
 use labels::{
-    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, GenerationLabels, OperationLabel, RejectionLabels,
-    RemovalLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels,
-    TypeLabel, UpgradeLabel, VerdictLabel, WriterLabels,
+    BackendLabel, BundleLabel, ChangeLabel, ConditionLabel, ContainerState, GenerationLabels, OperationLabel,
+    RejectionLabels, RemovalLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel,
+    TerminationLabels, TypeLabel, UpgradeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason, UpgradeOutcome};
 use limpet_core::eviction::Signal;
@@ -75,6 +75,8 @@ pub struct Metrics {
     cgroup_version: Gauge,
     last_upgrade: Family<UpgradeLabel, Gauge<f64, AtomicU64>>,
     generations: Family<GenerationLabels, Counter>,
+    generation_running: Family<SourceLabel, Gauge>,
+    bundle_serial: Family<BundleLabel, Gauge<f64, AtomicU64>>,
     shutdown_start: Gauge<f64, AtomicU64>,
     shutdown_end: Gauge<f64, AtomicU64>,
     started_pods: Counter,
@@ -124,6 +126,8 @@ impl Metrics {
             cgroup_version: Gauge::default(),
             last_upgrade: Family::default(),
             generations: Family::default(),
+            generation_running: Family::default(),
+            bundle_serial: Family::default(),
             shutdown_start: Gauge::default(),
             shutdown_end: Gauge::default(),
             started_pods: Counter::default(),
@@ -224,6 +228,22 @@ impl Metrics {
     pub fn generation_changed(&self, source: SourceKind, reason: &'static str) {
         let change = reason.strip_prefix("Generation").unwrap_or(reason);
         self.generations.get_or_create(&GenerationLabels { source: source.as_str(), change }).inc();
+    }
+
+    /// Records which generation of each source runs.
+    pub fn set_generations(&self, running: impl IntoIterator<Item = (SourceKind, u64)>) {
+        self.generation_running.clear();
+        for (source, number) in running {
+            let label = SourceLabel { source: source.as_str() };
+            self.generation_running.get_or_create(&label).set(i64::try_from(number).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Records which signed bundle the node has.
+    pub fn set_bundle(&self, name: &str, serial: u64) {
+        self.bundle_serial.clear();
+        // Prometheus has no other numbers; serials of seconds and builds are exact.
+        self.bundle_serial.get_or_create(&BundleLabel { bundle: name.to_owned() }).set(serial as f64);
     }
 
     /// Records when the pods last began to end for a shutdown, and when they had ended.

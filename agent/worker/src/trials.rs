@@ -292,6 +292,7 @@ impl Trials {
         let is_new = *self.parts.views.borrow() != views;
         if is_new {
             self.parts.keeper.keep_images(self.generations.images());
+            self.parts.metrics.set_generations(views.iter().filter_map(|view| Some((view.source, view.running?))));
             self.parts.views.send_replace(views);
         }
     }

@@ -16,6 +16,7 @@ use limpet_core::source::{Decoder, SourceSnapshot};
 use limpet_host::throttle::Throttle;
 use limpet_model::manifest;
 use limpet_telemetry::event::Events;
+use limpet_telemetry::metrics::Metrics;
 use limpet_wire::bundle::BundleDocument;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,7 @@ struct Bench {
     seen: Arc<Mutex<Vec<Arc<SourceSnapshot>>>>,
     running: Option<(BundleIntake, CancellationToken, JoinHandle<()>)>,
     events: Events,
+    metrics: Metrics,
 }
 
 impl Bench {
@@ -42,7 +44,14 @@ impl Bench {
         std::fs::write(root.path().join("secret"), SECRET).unwrap();
         std::fs::write(root.path().join("public"), PUBLIC).unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, store, seen: Arc::default(), running: None, events: Events::default() }
+        Self {
+            root,
+            store,
+            seen: Arc::default(),
+            running: None,
+            events: Events::default(),
+            metrics: Metrics::new("edge1"),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -75,6 +84,7 @@ impl Bench {
             images: self.images(),
             updates: Default::default(),
             events: self.events.clone(),
+            metrics: self.metrics.clone(),
         };
         let source = BundleSource::new(parts, "edge1", DECODER);
         let (stop, seen) = (CancellationToken::new(), Arc::clone(&self.seen));

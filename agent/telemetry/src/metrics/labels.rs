@@ -169,6 +169,7 @@ pub(super) struct GenerationLabels {
     pub(super) change: &'static str,
 }
 
+one_label!(BundleLabel, bundle: String);
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 one_label!(RemovalLabel, reason: ImageRemoval);

@@ -29,6 +29,10 @@ impl Metrics {
         let help =
             "What happened to generations of a source: Started, Committed, Undone, Waiting, NotReady, RolledBack";
         all.register("limpet_generation_changes", help, self.generations.clone());
+        let help = "The number of the generation of a source that runs";
+        all.register("limpet_generation_running", help, self.generation_running.clone());
+        let help = "The serial of the signed bundle that the node has; 0 after limpet bundle reset-serial";
+        all.register("limpet_bundle_serial", help, self.bundle_serial.clone());
         all.register("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", self.cgroup_version.clone());
         let help = "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
         all.register("kubelet_graceful_shutdown_start_time_seconds", help, self.shutdown_start.clone());
