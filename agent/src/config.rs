@@ -199,6 +199,11 @@ impl Config {
         self.root_dir.join("bundle")
     }
 
+    /// The node's key, to which Secrets of bundles are sealed.
+    pub fn node_key(&self) -> PathBuf {
+        self.root_dir.join("node.key")
+    }
+
     /// The key with which the node's reports are signed.
     pub fn report_key(&self) -> PathBuf {
         self.root_dir.join("report.key")

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         case!(a_delta_needs_the_layers_of_the_bundle_before).on(without_images),
         case!(a_bundle_in_a_directory_is_taken_when_it_is_whole).on(without_images),
         case!(a_stage_keeps_a_bundle_from_other_nodes_except_by_hand).on(without_images),
+        case!(sealed_secrets_are_read_by_their_node_alone).on(without_images),
         case!(a_bundle_of_a_url_is_downloaded_once_across_a_break).on(without_images),
         case!(a_bundle_of_a_registry_follows_its_tag).on(without_images),
     ])
@@ -69,12 +70,24 @@ impl Workshop {
     }
 
     fn make_by(&self, key: &str, node: &TestNode, serial: u64, image: &Image, further: &[&str]) -> Result<PathBuf> {
+        let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" },
+            "data": { "serial": serial.to_string() } });
+        self.bundle(key, node, serial, (image, json!([web(image), settings])), further)
+    }
+
+    /// Makes a bundle of these objects, whose pods have that image.
+    fn bundle(
+        &self,
+        key: &str,
+        node: &TestNode,
+        serial: u64,
+        (image, objects): (&Image, Value),
+        further: &[&str],
+    ) -> Result<PathBuf> {
         let archive = self.path(&format!("{serial}.tar"));
         image::write_oci_archive(&[image], &archive)?;
         let manifests = self.path(&format!("{serial}.json"));
-        let settings = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" },
-            "data": { "serial": serial.to_string() } });
-        let list = json!({ "apiVersion": "v1", "kind": "List", "items": [web(image), settings] });
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
         fs::write(&manifests, list.to_string())?;
         let out = self.path(&format!("{serial}.limpet"));
         let (key, serial) = (self.path(key), serial.to_string());
@@ -248,6 +261,58 @@ fn a_stage_keeps_a_bundle_from_other_nodes_except_by_hand(node: &mut TestNode) -
     apply(node, &second)?;
     wait_version(node, "2")?;
     ensure!(shows(node, "has plant 1.4 serial 2") && !shows(node, "of the nodes"), "the stage is still shown");
+    end(node)
+}
+
+fn sealed_secrets_are_read_by_their_node_alone(node: &mut TestNode) -> Result<()> {
+    const VALUE: &str = "the-word-of-the-day";
+    let workshop = Workshop::open(node, "")?;
+    let public = node.agent.cli(&["bundle", "node-key"])?.success()?;
+    let key = node.agent.settings().root().join("node.key");
+    ensure!(fs::read_to_string(key.with_extension("pub"))? == public, "{public}");
+    let [of_node, stranger, of_stranger] = ["node.pub", "stranger", "stranger.pub"].map(|name| workshop.path(name));
+    fs::write(&of_node, &public)?;
+    // Keys are those of openssl.
+    process::checked(Command::new("openssl").args(["genpkey", "-algorithm", "X25519", "-out"]).arg(&stranger))?;
+    let mut pkey = Command::new("openssl");
+    process::checked(pkey.args(["pkey", "-pubout", "-in"]).arg(&stranger).arg("-out").arg(&of_stranger))?;
+    let image = build("1")?;
+    let further = json!({ "image": image.name, "imagePullPolicy": "IfNotPresent",
+        "volumeMounts": [{ "name": "token", "mountPath": "/token" }] });
+    let script = format!("wc -c < /token/word; {IDLE}");
+    let volumes = json!([{ "name": "token", "secret": { "secretName": "token" } }]);
+    let web = pod("web", json!({ "containers": [with(shell("main", &script), further)], "volumes": volumes }));
+    let token = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "token" }, "stringData": { "word": VALUE } });
+    let make = |node: &TestNode, serial: u64, keys: &[&Path]| {
+        let keys: Vec<String> = keys.iter().map(|key| format!("--seal-to={}", key.display())).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        workshop.bundle("secret", node, serial, (&image, json!([web, token])), &keys)
+    };
+    let foreign = make(node, 1, &[&of_stranger])?;
+    let message = refused(node, &foreign)?;
+    ensure!(message.contains("are sealed to other nodes") && message.contains("bundle node-key"), "{message}");
+    let sealed = make(node, 2, &[&of_stranger, &of_node])?;
+    let page = node.agent.cli(&["bundle", "inspect", &sealed.display().to_string()])?.success()?;
+    ensure!(page.contains("Secret default/token, sealed") && page.contains("Sealed to the keys"), "{page}");
+    let value = VALUE.as_bytes();
+    ensure!(!fs::read(&sealed)?.windows(value.len()).any(|window| window == value), "the bundle has the value");
+    apply(node, &sealed)?;
+    node.wait_running("web")?;
+    node.wait_logged("web", "main", &VALUE.len().to_string())?;
+
+    // The node keeps its key, and makes another one only when it has none.
+    node.agent.kill();
+    node.agent.start()?;
+    ensure!(node.agent.cli(&["bundle", "node-key"])?.success()? == public, "the key was replaced");
+    node.agent.kill();
+    fs::remove_file(&key)?;
+    node.agent.start()?;
+    node.wait_running("web")?;
+    ensure!(node.agent.cli(&["bundle", "node-key"])?.success()? != public, "no new key");
+    let message = refused(node, &make(node, 3, &[&of_node])?)?;
+    ensure!(message.contains("are sealed to other nodes"), "{message}");
+    let shown = [node.agent.log(), node.events()?, node.agent.cli(&["sources", "-o", "json"])?.success()?].concat();
+    ensure!(!shown.contains(VALUE), "the value is shown");
     end(node)
 }
 

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 
 use limpet_signature::PublicKeys;
 use oci_spec::image::{Descriptor, ImageManifest};
+use zeroize::Zeroizing;
 
 use crate::decision::AppliedBundle;
-use crate::document::{ARTIFACT_TYPE, BundleConfig, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE};
+use crate::document::{ARTIFACT_TYPE, BundleConfig, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, SECRETS_TYPE};
 use crate::envelope;
 use crate::error::BundleError;
 use crate::layout::{ImageParts, Layout};
+use crate::node_key::{NodeKey, NodeKeyError};
+use crate::sealed::{self, SealedSecrets, Unopened};
 
 /// A bundle in a file.
 #[derive(Debug)]
@@ -20,8 +23,10 @@ pub struct Bundle {
     pub config: BundleConfig,
     /// What a node that has it keeps.
     pub identity: AppliedBundle,
-    /// A `List` of Kubernetes, in JSON.
+    /// A `List` of Kubernetes, in JSON, without the Secrets that are sealed.
     pub manifests: Vec<u8>,
+    /// The Secrets that are sealed to nodes, if some are.
+    pub sealed: Option<SealedSecrets>,
     /// The file of the key that signed it; `None`: it was not checked.
     pub key: Option<PathBuf>,
     layout: Layout,
@@ -87,10 +92,39 @@ impl Bundle {
         let listed = manifest.layers().iter().find(|layer| layer.media_type().to_string() == MANIFESTS_TYPE);
         let listed = listed.ok_or_else(|| missing("manifests"))?;
         let manifests = document(listed.digest().as_ref(), "manifests")?;
+        let sealed = manifest.layers().iter().find(|layer| layer.media_type().to_string() == SECRETS_TYPE);
+        let sealed = sealed.map(|sealed| document(sealed.digest().as_ref(), "Secrets")).transpose()?;
+        let sealed = sealed.map(|sealed| serde_json::from_slice(&sealed)).transpose().map_err(unreadable)?;
         let name = |entry: &Descriptor| entry.annotations().as_ref()?.get(IMAGE_NAME).cloned();
         let images = index.manifests().iter().filter_map(|entry| Some((name(entry)?, entry.clone()))).collect();
         let identity = AppliedBundle::new(&config, &digest);
-        Ok(Self { config, identity, manifests, key: None, layout, images })
+        Ok(Self { config, identity, manifests, sealed, key: None, layout, images })
+    }
+
+    /// The `List` of everything, with the Secrets that are sealed to the node. `key` is called if there are some.
+    ///
+    /// # Errors
+    /// They are sealed to other nodes, or the key cannot be read.
+    pub fn open_manifests(
+        &self,
+        key: impl FnOnce() -> Result<NodeKey, NodeKeyError>,
+    ) -> Result<Zeroizing<Vec<u8>>, BundleError> {
+        let path = &self.layout.path;
+        let Some(sealed) = &self.sealed else { return Ok(Zeroizing::new(self.manifests.clone())) };
+        let key = key()?;
+        let purpose = sealed::purpose(&self.config.name, self.config.serial);
+        let secrets = sealed.open(&key, &purpose).map_err(|unopened| match unopened {
+            Unopened::ForOthers => BundleError::SealedToOthers { path: path.clone(), key: key.public().id() },
+            Unopened::Changed => BundleError::content(
+                path,
+                "its Secrets cannot be opened with the key of this node, to which they are said to be sealed: they are of \
+                 another bundle, or were changed; create it again",
+            ),
+        })?;
+        // The error of the parser could show a part of a Secret.
+        let unreadable =
+            |_| BundleError::content(path, "its manifests, or the Secrets in it, are no list of Kubernetes");
+        sealed::merged(&[&self.manifests, &secrets]).map_err(unreadable)
     }
 
     /// Its images, with the layers that each needs.

@@ -9,13 +9,14 @@ use limpet_cli::screen::{Screen, printable};
 use limpet_cli::validate::{MAX_BYTES, files_of_kubectl, read};
 use limpet_core::byte_size;
 use limpet_signature::{PublicKeys, SecretKey};
-use limpet_wire::bundle::BundleDocument;
+use limpet_wire::bundle::{BundleDocument, NodeKeyDocument};
 use limpet_wire::socket_client::SocketClient;
 
 use crate::bundle::Bundle;
 use crate::create::{self, Created, Recipe};
 use crate::error::BundleError;
 use crate::inspect;
+use crate::node_key::NodePublicKey;
 
 /// The key that is used if none is named.
 const DEFAULT_KEY: &str = "/etc/limpet/bundle.pub";
@@ -59,6 +60,8 @@ enum BundleCommand {
     },
     /// Let the next bundle have any serial, also a lower one
     ResetSerial,
+    /// Print the public key of this node, to which Secrets of bundles are sealed
+    NodeKey,
 }
 
 #[derive(Debug, clap::Args)]
@@ -85,6 +88,10 @@ struct CreateArgs {
     /// A bundle that the nodes have: its layers are left out
     #[arg(long, value_name = "BUNDLE")]
     from: Option<PathBuf>,
+    /// Seal the Secrets to this node, so that nobody else can read them: what `limpet bundle node-key` prints there. One
+    /// for each node that takes the bundle [default: not sealed]
+    #[arg(long, value_name = "NODEKEY")]
+    seal_to: Vec<PathBuf>,
     /// The secret key, made by minisign -G -W
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
@@ -108,12 +115,19 @@ pub async fn run(client: &SocketClient, args: BundleArgs, screen: Screen) -> Res
             screen.print(&format!("the next bundle may have any serial; {} runs until then\n", title(&applied)))?;
             Ok(0)
         }
+        BundleCommand::NodeKey => {
+            let key: NodeKeyDocument = client.get_json("/limpet/v1/bundle/node-key").await?;
+            screen.print(&key.public_key)?;
+            Ok(0)
+        }
     }
 }
 
 fn create(args: CreateArgs, screen: Screen) -> Result<u8, CliError> {
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
     let key = SecretKey::read(&args.key).map_err(|error| failed(&error))?;
+    let nodes = args.seal_to.iter().map(|path| NodePublicKey::read(path)).collect::<Result<Vec<_>, _>>();
+    let nodes = nodes.map_err(|error| failed(&error))?;
     let mut manifests = Vec::new();
     for path in args.filename.iter().flat_map(|path| files_of_kubectl(path)) {
         let text =
@@ -131,6 +145,7 @@ fn create(args: CreateArgs, screen: Screen) -> Result<u8, CliError> {
         manifests,
         images: &args.image,
         from: args.from.as_deref(),
+        seal_to: &nodes,
         key: &key,
     };
     let created = create::create(&recipe, &args.output).map_err(|error| failed(&error))?;
@@ -139,6 +154,11 @@ fn create(args: CreateArgs, screen: Screen) -> Result<u8, CliError> {
     }
     for image in &created.unused {
         screen.remark(&format!("no pod uses {image}"))?;
+    }
+    match (nodes.len(), created.sealed) {
+        (0, _) => {}
+        (_, 0) => screen.remark("there is no Secret to seal")?,
+        (nodes, secrets) => screen.remark(&format!("Secrets sealed: {secrets}, to {nodes} nodes"))?,
     }
     screen.print(&summary(&created, &args.output))?;
     Ok(0)

@@ -8,11 +8,14 @@ use limpet_model::manifest;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use crate::error::BundleError;
 
 /// Pods are named by the node that runs them; for the checks before that, any valid name will do.
 const ANY_NODE: &str = "node";
+/// The kind of objects that can be sealed.
+const SECRET: &str = "Secret";
 /// The fields of a pod's spec that list containers.
 const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
 
@@ -69,13 +72,36 @@ impl Content {
 
     /// The `List` of all of them.
     pub(crate) fn list(self) -> Vec<u8> {
-        json!({ "apiVersion": "v1", "kind": "List", "items": self.items }).to_string().into_bytes()
+        list(self.items)
+    }
+
+    /// The `List` of all but Secrets, and the Secrets.
+    pub(crate) fn lists(self) -> (Vec<u8>, PlainSecrets) {
+        let (secrets, others): (Vec<_>, Vec<_>) =
+            self.items.into_iter().partition(|item| text(item, "/kind") == SECRET);
+        let name = |item: &Value| {
+            let namespace = item.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or("default");
+            format!("{namespace}/{}", text(item, "/metadata/name"))
+        };
+        let names = secrets.iter().map(name).collect();
+        (list(others), PlainSecrets { names, list: Zeroizing::new(list(secrets)) })
     }
 
     /// How many documents there are.
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }
+}
+
+/// Secrets before they are sealed.
+pub(crate) struct PlainSecrets {
+    /// `namespace/name` of each.
+    pub(crate) names: Vec<String>,
+    pub(crate) list: Zeroizing<Vec<u8>>,
+}
+
+fn list(items: Vec<Value>) -> Vec<u8> {
+    json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string().into_bytes()
 }
 
 fn text<'a>(item: &'a Value, pointer: &str) -> &'a str {

@@ -12,12 +12,15 @@ use oci_spec::image::{Descriptor, ImageIndexBuilder, ImageManifestBuilder, Media
 use crate::bundle::Bundle;
 use crate::content::Content;
 use crate::document::{
-    ARTIFACT_TYPE, BundleConfig, BundledImage, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, descriptor, digest,
+    ARTIFACT_TYPE, BundleConfig, BundledImage, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, SECRETS_TYPE, descriptor,
+    digest,
 };
 use crate::envelope::{self, SIGNED_FROM};
 use crate::error::BundleError;
 use crate::image_archive::ImageSet;
-use crate::layout::{INDEX, LAYOUT, blob_name};
+use crate::layout::{INDEX, LAYOUT, MAX_DOCUMENT, blob_name};
+use crate::node_key::NodePublicKey;
+use crate::sealed;
 
 /// The longest name and version: they are part of the signature's comment.
 const MAX_NAME: usize = 128;
@@ -39,6 +42,8 @@ pub struct Recipe<'a> {
     pub images: &'a [PathBuf],
     /// A bundle that the nodes have: its layers are left out.
     pub from: Option<&'a Path>,
+    /// The nodes to which its Secrets are sealed; empty: they are not sealed.
+    pub seal_to: &'a [NodePublicKey],
     /// The key with which the bundle is signed.
     pub key: &'a SecretKey,
 }
@@ -50,6 +55,8 @@ pub struct Created {
     pub config: BundleConfig,
     /// How many documents it has.
     pub documents: usize,
+    /// How many of them are sealed Secrets.
+    pub sealed: usize,
     /// Layers in it, with their sizes.
     pub layers: BTreeMap<String, u64>,
     /// Layers that the nodes have to have.
@@ -77,7 +84,9 @@ pub fn create(recipe: &Recipe<'_>, out: &Path) -> Result<Created, BundleError> {
     content.fix_images(&images.digests())?;
     let had = recipe.from.map(layers_of).transpose()?.unwrap_or_default();
     let mut created = summary(recipe, &images, &content, &had);
-    let documents = documents(&created.config, content, &images, out)?;
+    let layers = content_layers(recipe, content, out)?;
+    created.sealed = layers.sealed;
+    let documents = documents(&created.config, layers, &images, out)?;
     demand_layers(&images, &created.layers)?;
     let part = part(out);
     let written = write(recipe, &created, &documents, &images, &part).and_then(|size| {
@@ -123,6 +132,7 @@ fn summary(recipe: &Recipe<'_>, images: &ImageSet, content: &Content, had: &BTre
             images: bundled,
         },
         documents: content.len(),
+        sealed: 0,
         layers,
         left_out,
         size: 0,
@@ -136,24 +146,57 @@ struct Documents {
     blobs: BTreeMap<String, Vec<u8>>,
 }
 
-fn documents(config: &BundleConfig, content: Content, images: &ImageSet, out: &Path) -> Result<Documents, BundleError> {
+/// The layers of the bundle's own manifest, by media type.
+struct ContentLayers {
+    layers: Vec<(&'static str, Vec<u8>)>,
+    /// How many Secrets are sealed.
+    sealed: usize,
+}
+
+fn content_layers(recipe: &Recipe<'_>, content: Content, out: &Path) -> Result<ContentLayers, BundleError> {
+    if recipe.seal_to.is_empty() {
+        return Ok(ContentLayers { layers: vec![(MANIFESTS_TYPE, content.list())], sealed: 0 });
+    }
+    let (list, secrets) = content.lists();
+    let mut layers = vec![(MANIFESTS_TYPE, list)];
+    let sealed = secrets.names.len();
+    if sealed > 0 {
+        let purpose = sealed::purpose(recipe.name, recipe.serial);
+        let sealed = sealed::seal(&secrets.list, secrets.names, recipe.seal_to, &purpose);
+        let unsealed = || BundleError::content(out, "its Secrets cannot be sealed: a key of --seal-to cannot be used");
+        let json = |error: serde_json::Error| BundleError::content(out, error.to_string());
+        layers.push((SECRETS_TYPE, serde_json::to_vec(&sealed.ok_or_else(unsealed)?).map_err(json)?));
+    }
+    Ok(ContentLayers { layers, sealed })
+}
+
+fn documents(
+    config: &BundleConfig,
+    content: ContentLayers,
+    images: &ImageSet,
+    out: &Path,
+) -> Result<Documents, BundleError> {
     let broken = |error: String| BundleError::content(out, error);
     let json = |error: serde_json::Error| BundleError::content(out, error.to_string());
     let oci = |error: oci_spec::OciSpecError| BundleError::content(out, error.to_string());
     let mut blobs = BTreeMap::new();
     let mut store = |media_type: &str, bytes: Vec<u8>| {
+        if bytes.len() as u64 > MAX_DOCUMENT {
+            return Err(format!("its documents of the type {media_type} have more than {} MiB", MAX_DOCUMENT >> 20));
+        }
         let descriptor = descriptor(media_type, &bytes)?;
         blobs.insert(digest(&bytes), bytes);
         Ok(descriptor)
     };
     let config = store(CONFIG_TYPE, serde_json::to_vec(config).map_err(json)?).map_err(broken)?;
-    let manifests = store(MANIFESTS_TYPE, content.list()).map_err(broken)?;
+    let layers = content.layers.into_iter().map(|(media_type, bytes)| store(media_type, bytes).map_err(broken));
+    let layers = layers.collect::<Result<Vec<_>, _>>()?;
     let manifest = ImageManifestBuilder::default()
         .schema_version(SCHEMA_VERSION)
         .media_type(MediaType::ImageManifest)
         .artifact_type(MediaType::from(ARTIFACT_TYPE))
         .config(config)
-        .layers(vec![manifests])
+        .layers(layers)
         .build()
         .map_err(oci)?;
     let mut descriptor =

@@ -11,6 +11,8 @@ pub const ARTIFACT_TYPE: &str = "application/vnd.limpet.bundle.v1";
 pub(crate) const CONFIG_TYPE: &str = "application/vnd.limpet.bundle.config.v1+json";
 /// The media type of the manifests: a `List` of Kubernetes, in JSON.
 pub(crate) const MANIFESTS_TYPE: &str = "application/vnd.limpet.bundle.manifests.v1+json";
+/// The media type of [`SealedSecrets`](crate::sealed::SealedSecrets).
+pub(crate) const SECRETS_TYPE: &str = "application/vnd.limpet.bundle.secrets.v1+json";
 /// The media type of a bundle as the one layer of an artifact in a registry.
 pub const LAYER_TYPE: &str = "application/vnd.limpet.bundle.v1+tar";
 /// The annotation with an image's name, by which containerd imports it.

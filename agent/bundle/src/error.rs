@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use limpet_model::pod::Fault;
 use limpet_signature::SignatureError;
 
+use crate::node_key::NodeKeyError;
+
 /// Why a bundle is not made, or not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
@@ -30,6 +32,20 @@ pub enum BundleError {
     /// It is not signed, or by another key.
     #[error(transparent)]
     Signature(#[from] SignatureError),
+    /// The key of a node cannot be used.
+    #[error(transparent)]
+    NodeKey(#[from] NodeKeyError),
+    /// Its Secrets are sealed to other nodes.
+    #[error(
+        "the Secrets of {path} are sealed to other nodes, and not to the key {key} of this one: create the bundle again with \
+         --seal-to and what limpet bundle node-key prints on this node"
+    )]
+    SealedToOthers {
+        /// The file.
+        path: PathBuf,
+        /// What names the node's key.
+        key: String,
+    },
     /// Manifests that no node would take.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: "))]
     Manifests(Vec<Fault>),

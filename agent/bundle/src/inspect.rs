@@ -25,6 +25,9 @@ pub(crate) struct Report {
     signed_with: Option<String>,
     /// Each object of the manifests as `kind namespace/name`.
     objects: Vec<String>,
+    /// The keys of the nodes that can open its Secrets; empty: none is sealed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sealed_to: Vec<String>,
     images: Vec<BundledImage>,
     layers: Vec<LayerReport>,
 }
@@ -52,6 +55,8 @@ pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
     }
     let list: Value = serde_json::from_slice(&bundle.manifests).unwrap_or_default();
     let items = list.pointer("/items").and_then(Value::as_array);
+    let sealed = bundle.sealed.iter().flat_map(|sealed| &sealed.names).map(|name| format!("Secret {name}, sealed"));
+    let recipients = bundle.sealed.iter().flat_map(|sealed| &sealed.recipients);
     Ok(Report {
         name,
         version,
@@ -59,7 +64,8 @@ pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
         rollout,
         digest: bundle.identity.digest.clone(),
         signed_with: bundle.key.as_ref().map(|key| key.display().to_string()),
-        objects: items.into_iter().flatten().map(object).collect(),
+        objects: items.into_iter().flatten().map(object).chain(sealed).collect(),
+        sealed_to: recipients.map(|recipient| recipient.key.clone()).collect(),
         images,
         layers,
     })
@@ -73,7 +79,7 @@ fn object(item: &Value) -> String {
 
 /// Writes the report as text.
 pub(crate) fn page(report: &Report) -> String {
-    let Report { name, version, serial, rollout, digest, signed_with, objects, images, layers } = report;
+    let Report { name, version, serial, rollout, digest, signed_with, objects, sealed_to, images, layers } = report;
     let stage = rollout.map_or_else(|| "all nodes".to_owned(), |percent| format!("the first {percent} % of the nodes"));
     let signed = signed_with.as_deref().map_or("not checked: use --key", |key| key);
     let lines = |title: &str, entries: &mut dyn Iterator<Item = String>| {
@@ -90,6 +96,7 @@ pub(crate) fn page(report: &Report) -> String {
     ];
     let mut page: String = head.iter().map(|(title, value)| format!("{:<13}{value}\n", format!("{title}:"))).collect();
     page += &lines("Objects", &mut objects.iter().cloned());
+    page += &lines("Sealed to the keys", &mut sealed_to.iter().cloned());
     page += &lines("Images", &mut images.iter().map(|image| format!("{}@{}", image.name, image.digest)));
     let layer = |layer: &LayerReport| {
         let place = if layer.included { "" } else { ", left out: the node must have it" };

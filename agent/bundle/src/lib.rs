@@ -2,7 +2,8 @@
 //! or without a network.
 //!
 //! A bundle is a tar: a detached signature over all that follows, and an OCI image layout. [`create`](mod@create) makes it,
-//! [`bundle`] reads it, [`decision`] says whether it replaces what a node has. The agent's source of bundles and the commands
+//! [`bundle`] reads it, [`decision`] says whether it replaces what a node has, and only the holder of a [`node_key`] opens the
+//! Secrets that are sealed to it. The agent's source of bundles and the commands
 //! are above. Nothing here talks to containerd or a network.
 
 pub mod bundle;
@@ -13,9 +14,12 @@ pub mod decision;
 mod document;
 mod envelope;
 mod error;
+mod hpke;
 mod image_archive;
 mod inspect;
 mod layout;
+pub mod node_key;
+mod sealed;
 pub mod settings;
 
 pub use document::{ARTIFACT_TYPE, BundleConfig, BundledImage, LAYER_TYPE};

@@ -12,6 +12,7 @@ use crate::document::digest;
 use crate::envelope::SIGNED_FROM;
 use crate::error::BundleError;
 use crate::inspect;
+use crate::node_key::{NodeKey, NodeKeyError, NodePublicKey};
 
 /// Pairs for tests alone, in the form of minisign -G -W.
 const SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWGZpTYsjynE0ao7rN8R7i31a/JxNJjKeQpziamPNXp5xHWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkUioi9CjRJmNDvCXD0+q+1bTyjp4D10lC6fH/W74mAgM4=\n";
@@ -83,6 +84,16 @@ impl Bench {
         archives: &[PathBuf],
         from: Option<&Path>,
     ) -> Result<(PathBuf, Created), BundleError> {
+        self.create_sealed(serial, archives, from, &[])
+    }
+
+    fn create_sealed(
+        &self,
+        serial: u64,
+        archives: &[PathBuf],
+        from: Option<&Path>,
+        seal_to: &[NodePublicKey],
+    ) -> Result<(PathBuf, Created), BundleError> {
         let out = self.path(&format!("{serial}.limpet"));
         let recipe = Recipe {
             name: "plant",
@@ -92,6 +103,7 @@ impl Bench {
             manifests: vec![(PathBuf::from("web.yaml"), MANIFESTS.as_bytes().to_vec())],
             images: archives,
             from,
+            seal_to,
             key: &self.key,
         };
         Ok((out.clone(), create(&recipe, &out)?))
@@ -211,4 +223,34 @@ fn what_no_node_could_run_is_not_bundled() {
     assert!(refused(&[bench.path("x.gz")]).contains("decompress"));
     assert!(!bench.path("7.limpet").exists() && !bench.path("7.limpet.part").exists());
     bench.create(7, &[archive], None).unwrap();
+}
+
+#[test]
+fn secrets_that_are_sealed_are_read_by_their_node_alone() {
+    let bench = Bench::new();
+    let archive = bench.archive("web.tar", "docker.io/x/web:1", &["one"]);
+    let [node, other] = [0; 2].map(|_| NodeKey::generate().unwrap());
+    let (path, created) = bench.create_sealed(7, &[archive], None, &[node.public()]).unwrap();
+    assert_eq!((created.documents, created.sealed), (2, 1));
+    let text = fs::read(&path).unwrap();
+    for part in ["s3cret", "czNjcmV0"] {
+        assert!(!text.windows(part.len()).any(|window| window == part.as_bytes()), "{part}");
+    }
+    let bundle = Bundle::open(&path, &path, &bench.keys(&[PUBLIC]), NO_LIMIT).unwrap();
+    let page = inspect::page(&inspect::report(&bundle).unwrap());
+    assert!(page.contains("Secret default/token, sealed") && page.contains(&node.public().id()), "{page}");
+    let list = bundle.open_manifests(|| Ok(node)).unwrap();
+    let list: Value = serde_json::from_slice(&list).unwrap();
+    assert_eq!(list["items"].as_array().unwrap().len(), 2);
+    assert_eq!(list["items"][1]["data"]["token"], "czNjcmV0");
+    let id = other.public().id();
+    let refused = bundle.open_manifests(|| Ok(other)).unwrap_err().to_string();
+    assert!(refused.contains("sealed to other nodes") && refused.contains(&id), "{refused}");
+    let missing = bundle.open_manifests(|| NodeKey::read(&bench.path("node.key"))).unwrap_err();
+    assert!(matches!(missing, BundleError::NodeKey(NodeKeyError::Read { .. })), "{missing}");
+    // Without sealed Secrets no key is needed.
+    let (plain, created) = bench.create(7, &[bench.path("web.tar")], None).unwrap();
+    assert_eq!(created.sealed, 0);
+    let plain = Bundle::open_unchecked(&plain).unwrap();
+    assert_eq!(plain.open_manifests(|| unreachable!()).unwrap().as_slice(), plain.manifests);
 }

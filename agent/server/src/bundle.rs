@@ -1,4 +1,5 @@
-//! `/limpet/v1/bundle`: a signed bundle is sent to the agent as the body of a request.
+//! `/limpet/v1/bundle`: a signed bundle is sent to the agent as the body of a request, and the key of the node to which Secrets
+//! of bundles are sealed.
 
 use std::fmt;
 use std::io;
@@ -12,10 +13,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use limpet_wire::bundle::{BundleDocument, BundleQuery};
+use limpet_wire::bundle::{BundleDocument, BundleQuery, NodeKeyDocument};
+
+use serde::Serialize;
 
 use super::json_response::json;
-use super::permission::Permission::Write;
+use super::permission::Permission::{Read, Write};
 use super::routes::Routes;
 
 /// The most characters of a name that are shown.
@@ -37,6 +40,9 @@ pub trait Bundles: fmt::Debug + Send + Sync {
 
     /// Lets the next bundle have any serial.
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>>;
+
+    /// The key of the node.
+    fn node_key(&self) -> BoxFuture<'_, Result<NodeKeyDocument, BundleRefusal>>;
 }
 
 /// Why nothing was done. The message is for people.
@@ -56,6 +62,7 @@ pub type BundlesState = Option<Arc<dyn Bundles>>;
 pub(super) fn routes(state: BundlesState) -> Routes {
     Routes::default()
         .post_stream("/limpet/v1/bundle/apply", Write, apply)
+        .get("/limpet/v1/bundle/node-key", Read, node_key)
         .post("/limpet/v1/bundle/reset-serial", Write, reset_serial)
         .with_state(state)
 }
@@ -76,6 +83,13 @@ fn shown(name: &str) -> PathBuf {
     if name.is_empty() { Path::new("the bundle").to_owned() } else { PathBuf::from(name) }
 }
 
+async fn node_key(State(bundles): State<BundlesState>) -> Response {
+    match bundles {
+        Some(bundles) => answer(bundles.node_key().await),
+        None => not_configured(),
+    }
+}
+
 async fn reset_serial(State(bundles): State<BundlesState>) -> Response {
     match bundles {
         Some(bundles) => answer(bundles.reset_serial().await),
@@ -89,7 +103,7 @@ fn not_configured() -> Response {
     (StatusCode::CONFLICT, message).into_response()
 }
 
-fn answer(result: Result<BundleDocument, BundleRefusal>) -> Response {
+fn answer(result: Result<impl Serialize, BundleRefusal>) -> Response {
     match result {
         Ok(document) => json(&document),
         Err(BundleRefusal::Refused(message)) => (StatusCode::UNPROCESSABLE_ENTITY, message).into_response(),

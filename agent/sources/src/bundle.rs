@@ -7,6 +7,7 @@
 
 mod directory;
 mod intake;
+mod node_key;
 mod refusal;
 mod remote;
 mod saved;
@@ -22,6 +23,7 @@ use jiff::Timestamp;
 use limpet_bundle::PublicKeys;
 use limpet_bundle::bundle::Bundle;
 use limpet_bundle::decision::{AppliedBundle, Decision, decide, replay_message};
+use limpet_bundle::node_key::NodeKey;
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::image::Images;
 use limpet_core::last_good::LastGood;
@@ -48,6 +50,7 @@ pub use directory::BundleDirectory;
 pub use intake::{BundleInbox, BundleIntake, intake};
 use intake::{Request, Way, subject};
 use limpet_store::{Changes, Store};
+pub use node_key::public_node_key;
 pub use refusal::Refusal;
 pub use remote::{RemoteBundles, RemoteParts};
 use saved::Saved;
@@ -63,6 +66,8 @@ pub struct BundleParts {
     pub settings: BundleSettings,
     /// `<root-dir>/bundle`: where bundles are copied to.
     pub directory: PathBuf,
+    /// The file of the node's key, to which Secrets are sealed. It is made if it is missing.
+    pub node_key: PathBuf,
     pub store: Arc<Store>,
     pub images: Images,
     /// Bundles wait here for a window or an application before they take effect.
@@ -76,6 +81,7 @@ pub struct BundleParts {
 pub struct BundleSource {
     settings: Arc<BundleSettings>,
     staging: Staging,
+    node_key: PathBuf,
     store: Arc<Store>,
     images: Images,
     updates: UpdateGate,
@@ -119,12 +125,13 @@ enum Examined {
 impl BundleSource {
     /// A source of the bundle saved in the store. Nothing is read yet.
     pub fn new(parts: BundleParts, node_name: &str, decoder: Decoder) -> Self {
-        let BundleParts { settings, directory, store, images, updates, events, metrics } = parts;
+        let BundleParts { settings, directory, node_key, store, images, updates, events, metrics } = parts;
         let (saved, pulse) = (Arc::default(), Arc::<Pulse>::default());
         store.register(SourceKind::Bundle, &saved);
         Self {
             settings: Arc::new(settings),
             staging: Staging::new(directory),
+            node_key,
             history: Persister::new(Arc::clone(&store), SourceKind::Bundle, Arc::clone(&pulse)),
             store,
             images,
@@ -156,6 +163,10 @@ impl BundleSource {
         self.restore().await;
         self.publish(&publish);
         self.staging.clear().await;
+        if let Err(error) = node_key::make_missing(self.node_key.clone()).await {
+            let path = self.node_key.display();
+            warn!(%path, %error, "the node has no key; bundles with sealed Secrets are refused");
+        }
         inbox.tell(self.applied.as_ref());
         loop {
             tokio::select! {
@@ -271,6 +282,7 @@ impl BundleSource {
     /// Verifies and reads a copy; `shown` is the place that it came from.
     async fn examine(&self, copy: &Path, shown: &Path, way: Way) -> Result<Examined, Refusal> {
         let (copy, shown, settings) = (copy.to_owned(), shown.to_owned(), Arc::clone(&self.settings));
+        let node_key = self.node_key.clone();
         let (applied, decoder, node_name) = (self.applied.clone(), self.decoder, Arc::clone(&self.node_name));
         let work = move || {
             let keys = PublicKeys::read(&settings.keys).map_err(limpet_bundle::BundleError::from)?;
@@ -287,7 +299,8 @@ impl BundleSource {
                     return Err(Refusal::Replayed { path: shown, message: message.unwrap_or_default() });
                 }
             }
-            let manifest = decoder.read(&bundle.manifests, &bundle.config.name, SourceKind::Bundle, &node_name);
+            let manifests = bundle.open_manifests(|| NodeKey::read(&node_key))?;
+            let manifest = decoder.read(&manifests, &bundle.config.name, SourceKind::Bundle, &node_name);
             if manifest.faults.iter().any(|fault| fault.severity == Severity::Error) {
                 return Err(Refusal::Manifests(manifest.faults));
             }

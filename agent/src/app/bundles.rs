@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use limpet_server::bundle::{BundleRefusal, BundleStream, Bundles};
-use limpet_sources::bundle::{BundleIntake, Refusal};
-use limpet_wire::bundle::BundleDocument;
+use limpet_sources::bundle::{BundleIntake, Refusal, public_node_key};
+use limpet_wire::bundle::{BundleDocument, NodeKeyDocument};
 
 /// The source of bundles.
 #[derive(Debug)]
-pub(super) struct ServedBundles(pub(super) BundleIntake);
+pub(super) struct ServedBundles {
+    pub(super) intake: BundleIntake,
+    /// The file of the node's key.
+    pub(super) node_key: PathBuf,
+}
 
 impl Bundles for ServedBundles {
     fn apply(
@@ -19,11 +23,20 @@ impl Bundles for ServedBundles {
         name: PathBuf,
         in_window: bool,
     ) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        async move { self.0.apply(bytes, &name, in_window).await.map_err(served) }.boxed()
+        async move { self.intake.apply(bytes, &name, in_window).await.map_err(served) }.boxed()
     }
 
     fn reset_serial(&self) -> BoxFuture<'_, Result<BundleDocument, BundleRefusal>> {
-        self.0.reset_serial().map(|result| result.map_err(served)).boxed()
+        self.intake.reset_serial().map(|result| result.map_err(served)).boxed()
+    }
+
+    fn node_key(&self) -> BoxFuture<'_, Result<NodeKeyDocument, BundleRefusal>> {
+        let key = public_node_key(self.node_key.clone());
+        key.map(|key| match key {
+            Ok(key) => Ok(NodeKeyDocument { id: key.id(), public_key: key.pem() }),
+            Err(error) => Err(BundleRefusal::Unavailable(error.to_string())),
+        })
+        .boxed()
     }
 }
 

@@ -101,7 +101,8 @@ pub(super) fn start_sources(
         updates
     });
     let bundle = intake.as_ref().map(BundleIntake::applied);
-    let bundles = intake.map(|intake| Arc::new(ServedBundles(intake)) as Arc<dyn Bundles>);
+    let node_key = shared.config.node_key();
+    let bundles = intake.map(|intake| Arc::new(ServedBundles { intake, node_key }) as Arc<dyn Bundles>);
     StartedSources { sources: all, api_updates: updates, bundles, bundle }
 }
 
@@ -116,6 +117,7 @@ fn start_bundles(
     let parts = BundleParts {
         settings: settings.clone(),
         directory: shared.config.bundle_dir(),
+        node_key: shared.config.node_key(),
         store: Arc::clone(store),
         images: images.clone(),
         updates: shared.updates.clone(),

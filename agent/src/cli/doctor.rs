@@ -5,9 +5,10 @@
 //! (notification, BPF programs, security modules), [`attribution`] (who changes manifests), [`profiles`] (seccomp,
 //! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`services`], [`node`]
 //! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk),
-//! [`images`] (which images may be used).
+//! [`images`] (which images may be used), [`bundles`] (the keys of bundles).
 
 mod attribution;
+mod bundles;
 mod cgroups;
 mod file_systems;
 mod guard;
@@ -137,6 +138,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(node::examine(&config).await);
     findings.extend(secrets::examine(&config).await);
     findings.extend(images::examine(&config));
+    findings.extend(bundles::examine(&config));
     (config, findings)
 }
 

@@ -14,6 +14,16 @@ pub struct BundleQuery {
     pub in_window: bool,
 }
 
+/// The key of the node, to which Secrets of bundles are sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeKeyDocument {
+    /// What names it in a bundle.
+    pub id: String,
+    /// Its public half, in PEM.
+    pub public_key: String,
+}
+
 /// What was done with a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

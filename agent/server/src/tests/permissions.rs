@@ -158,6 +158,7 @@ const LOCAL: [(&str, &str, Permission); 86] = [
     ("GET", "/limpet/v1/services", Read),
     ("POST", "/limpet/v1/rollback", Write),
     ("POST", "/limpet/v1/bundle/apply", Write),
+    ("GET", "/limpet/v1/bundle/node-key", Read),
     ("POST", "/limpet/v1/bundle/reset-serial", Write),
 ];
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use limpet_bundle::BundleError;
+use limpet_bundle::node_key::NodeKeyError;
 use limpet_containerd::image::ImageError;
 use limpet_model::pod::Fault;
 
@@ -72,6 +73,8 @@ impl Refusal {
             Self::Images(error) => error.is_transient(),
             Self::Unsaved(_) | Self::Stopping | Self::Internal(_) => true,
             Self::Copy { .. } | Self::Held { .. } | Self::Busy(_) => true,
+            // The key may be restored.
+            Self::Bundle(BundleError::NodeKey(NodeKeyError::Read { .. })) => true,
             Self::Bundle(_)
             | Self::Replayed { .. }
             | Self::Outside(_)

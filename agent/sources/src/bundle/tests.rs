@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use limpet_bundle::SecretKey;
 use limpet_bundle::create::{Recipe, create};
+use limpet_bundle::node_key::{NodeKey, NodePublicKey};
 use limpet_bundle::settings::BundleSettings;
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{ImageSettings, Images, ImagesConfig};
@@ -80,6 +81,7 @@ impl Bench {
                 max_size: 1 << 20,
             },
             directory: self.path("bundle"),
+            node_key: self.path("node.key"),
             store: Arc::clone(&self.store),
             images: self.images(),
             updates: Default::default(),
@@ -103,6 +105,10 @@ impl Bench {
 
     /// A bundle of these manifests.
     fn bundle(&self, serial: u64, manifests: &str) -> PathBuf {
+        self.sealed_bundle(serial, manifests, &[])
+    }
+
+    fn sealed_bundle(&self, serial: u64, manifests: &str, seal_to: &[NodePublicKey]) -> PathBuf {
         let out = self.path(&format!("{serial}.limpet"));
         let key = SecretKey::read(&self.path("secret")).unwrap();
         let manifests = vec![(PathBuf::from("m.yaml"), manifests.as_bytes().to_vec())];
@@ -114,6 +120,7 @@ impl Bench {
             manifests,
             images: &[],
             from: None,
+            seal_to,
             key: &key,
         };
         create(&recipe, &out).unwrap();
@@ -235,4 +242,35 @@ async fn after_a_reset_an_older_bundle_is_taken_once() {
     assert_eq!(bench.shape(), ["a-edge1"]);
     assert!(!bench.apply(&old).await.unwrap().changed);
     bench.stop().await;
+}
+
+#[tokio::test]
+async fn sealed_secrets_run_on_their_node_alone() {
+    const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {token: s3cret}\n---\n";
+    let mut bench = Bench::new();
+    bench.start();
+    let (other, key) = (NodeKey::generate().unwrap(), bench.path("node.key"));
+    let foreign = bench.sealed_bundle(1, SECRET, &[other.public()]);
+    let error = bench.apply(&foreign).await.unwrap_err();
+    let node = NodeKey::read(&key).unwrap().public();
+    assert!(error.contains("sealed to other nodes") && error.contains(&node.id()), "{error}");
+    let bundle = bench.sealed_bundle(2, &format!("{}{SECRET}", pod("a")), &[other.public(), node.clone()]);
+    let hidden = bench.path("hidden");
+    std::fs::rename(&key, &hidden).unwrap();
+    let error = bench.apply(&bundle).await.unwrap_err();
+    assert!(error.contains("cannot read the key") && error.contains("node.key"), "{error}");
+    std::fs::rename(&hidden, &key).unwrap();
+    assert!(bench.apply(&bundle).await.unwrap().changed);
+    assert_eq!(bench.shape(), ["a-edge1", "token"]);
+    bench.stop().await;
+    // What the node has needs the key no more, and a new one is made.
+    std::fs::remove_file(&key).unwrap();
+    bench.start();
+    bench.apply(&bench.bundle(1, &pod("b"))).await.unwrap_err();
+    assert_eq!(bench.shape(), ["a-edge1", "token"]);
+    assert_ne!(NodeKey::read(&key).unwrap().public(), node);
+    bench.stop().await;
+    let messages = format!("{:?} {}", bench.events.snapshot(), bench.metrics.render(&Default::default(), []));
+    assert!(!messages.contains("s3cret") && !messages.contains("czNjcmV0"), "{messages}");
+    assert!(messages.contains("limpet_bundle_serial{bundle=\"plant\"} 2"), "{messages}");
 }
