@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         case!(a_stage_keeps_a_bundle_from_other_nodes_except_by_hand).on(without_images),
         case!(sealed_secrets_are_read_by_their_node_alone).on(without_images),
         case!(a_bundle_of_a_url_is_downloaded_once_across_a_break).on(without_images),
+        case!(a_bundle_for_other_nodes_is_not_downloaded).on(without_images),
         case!(a_bundle_of_a_registry_follows_its_tag).on(without_images),
     ])
 }
@@ -342,6 +343,36 @@ fn a_bundle_of_a_url_is_downloaded_once_across_a_break(node: &mut TestNode) -> R
     wait::until_true(wait::SOON, "the refusal", || shows(node, "none of the keys"))?;
     server.serve(fs::read(workshop.make(node, 3, &build("3")?, &[])?)?, None);
     wait_version(node, "3")?;
+    end(node)
+}
+
+fn a_bundle_for_other_nodes_is_not_downloaded(node: &mut TestNode) -> Result<()> {
+    let server = FileServer::start()?;
+    let workshop = Workshop::open(node, &format!(", url: \"{}\", interval: 1s", server.url()))?;
+    apply(node, &workshop.make(node, 5, &build("5")?, &[])?)?;
+    wait_version(node, "5")?;
+    // More than the buffers between the two take.
+    let large =
+        ImageBuilder::new("registry.test/plant/web:v1").file("noise", noise("large", 24 << 20), 0o644).build()?;
+    let whole = fs::read(workshop.make(node, 6, &large, &["--rollout", "0%"])?)?;
+    let size = whole.len();
+    server.serve(whole, None);
+    let outside = "has plant 1.4 serial 5; plant 1.4 serial 6 is for the first 0 % of the nodes";
+    wait::until_true(wait::SOON, "the stage in limpet sources", || shows(node, outside))?;
+    wait::until_true(wait::SOON, "a conditional request", || {
+        server.requests().iter().any(|request| request == "0 304")
+    })?;
+    ensure!(server.sent() < size / 2, "{} bytes of {size} were sent", server.sent());
+    let older = fs::read(workshop.make(node, 4, &large, &[])?)?;
+    let (size, before, known) = (older.len(), server.sent(), server.requests().len());
+    server.serve(older, None);
+    wait::until_true(wait::SOON, "the end of the older one", || {
+        server.requests().iter().skip(known).any(|request| request == "0 304")
+    })?;
+    ensure!(server.sent() - before < size / 2, "{} bytes of {size} were sent", server.sent() - before);
+    // What is foreseen is no more than that: the next one is taken.
+    server.serve(fs::read(workshop.make(node, 7, &build("7")?, &["--rollout", "100%"])?)?, None);
+    wait_version(node, "7")?;
     end(node)
 }
 

@@ -9,6 +9,7 @@ use limpet_model::pod::Fault;
 use limpet_signature::SecretKey;
 use oci_spec::image::{Descriptor, ImageIndexBuilder, ImageManifestBuilder, MediaType, SCHEMA_VERSION};
 
+use crate::announcement;
 use crate::bundle::Bundle;
 use crate::content::Content;
 use crate::document::{
@@ -270,7 +271,7 @@ fn write(
         tar.pad(extent.size)?;
     }
     let mut file = tar.finish()?;
-    let comment = format!("limpet bundle {} {} serial {}", recipe.name, recipe.version, recipe.serial);
+    let comment = announcement::comment(recipe.name, recipe.version, recipe.serial, recipe.rollout);
     envelope::sign(&mut file, path, recipe.key, &comment)?;
     file.sync_all().map_err(failed)?;
     Ok(file.metadata().map_err(failed)?.len())

@@ -59,18 +59,23 @@ pub(crate) fn read_signature(file: &mut File, path: &Path, limit: u64) -> Result
     if size > limit {
         return Err(BundleError::TooLarge { path: path.to_owned(), size, limit });
     }
-    let none = |cause: &str| BundleError::NotABundle { path: path.to_owned(), cause: cause.to_owned() };
+    let none = |cause: String| BundleError::NotABundle { path: path.to_owned(), cause };
     if size <= SIGNED_FROM {
-        return Err(none("it is too short"));
+        return Err(none("it is too short".to_owned()));
     }
-    let (mut first, mut signature) = ([0; HEADER_BYTES], [0; SIGNATURE_BYTES]);
-    file.rewind()
-        .and_then(|()| file.read_exact(&mut first))
-        .and_then(|()| file.read_exact(&mut signature))
-        .map_err(BundleError::io("read", path))?;
-    if first != header() {
-        return Err(none(&format!("it does not begin with {NAME}")));
+    let mut first = [0; HEADER_BYTES + SIGNATURE_BYTES];
+    file.rewind().and_then(|()| file.read_exact(&mut first)).map_err(BundleError::io("read", path))?;
+    signature(&first).map_err(none)
+}
+
+/// The text of the signature in the first [`SIGNED_FROM`] bytes, unchecked; `Err`: why there is none.
+pub(crate) fn signature(first: &[u8]) -> Result<String, String> {
+    let Some((begin, signature)) = first.split_at_checked(HEADER_BYTES) else {
+        return Err("it is too short".to_owned());
+    };
+    if begin != header() {
+        return Err(format!("it does not begin with {NAME}"));
     }
-    let text = std::str::from_utf8(&signature).map_err(|_| none("its signature is not text"))?;
+    let text = std::str::from_utf8(signature).map_err(|_| "its signature is not text")?;
     Ok(format!("{}\n", text.trim_end()))
 }

@@ -2,10 +2,11 @@
 //! or without a network.
 //!
 //! A bundle is a tar: a detached signature over all that follows, and an OCI image layout. [`create`](mod@create) makes it,
-//! [`bundle`] reads it, [`decision`] says whether it replaces what a node has, and only the holder of a [`node_key`] opens the
+//! [`bundle`] reads it, [`announcement`] its first bytes, [`decision`] says whether it replaces what a node has, and only the holder of a [`node_key`] opens the
 //! Secrets that are sealed to it. The agent's source of bundles and the commands
 //! are above. Nothing here talks to containerd or a network.
 
+pub mod announcement;
 pub mod bundle;
 pub mod command;
 mod content;

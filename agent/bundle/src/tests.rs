@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use limpet_signature::{PublicKeys, SecretKey};
 use serde_json::{Value, json};
 
+use crate::announcement::{ANNOUNCEMENT_BYTES, Announcement};
 use crate::bundle::Bundle;
 use crate::create::{Created, Recipe, create};
 use crate::document::digest;
@@ -140,6 +141,21 @@ fn what_was_put_into_a_bundle_is_read_from_it() {
     assert!(page.contains("Secret default/token") && !page.contains("s3cret") && !page.contains("czNjcmV0"), "{page}");
     let unchecked = inspect::page(&inspect::report(&Bundle::open_unchecked(&path).unwrap()).unwrap());
     assert!(unchecked.contains("not checked"), "{unchecked}");
+}
+
+#[test]
+fn the_first_bytes_say_what_a_bundle_is_and_nobody_else_can_say_it() {
+    let bench = Bench::new();
+    let archive = bench.archive("web.tar", "docker.io/x/web:1", &["one"]);
+    let (path, _) = bench.create(7, &[archive], None).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let first = &whole[..ANNOUNCEMENT_BYTES];
+    let read = Announcement::read(first, &bench.keys(&[FOREIGN, PUBLIC])).unwrap();
+    assert_eq!(read, Announcement { title: "plant 1.4 serial 7".to_owned(), serial: 7, rollout: Some(10) });
+    assert_eq!(Announcement::read(first, &bench.keys(&[FOREIGN])), None);
+    assert_eq!(Announcement::read(&first[..ANNOUNCEMENT_BYTES - 1], &bench.keys(&[PUBLIC])), None);
+    let text = String::from_utf8_lossy(first).replace("serial 7", "serial 8");
+    assert_eq!(Announcement::read(text.as_bytes(), &bench.keys(&[PUBLIC])), None);
 }
 
 #[test]

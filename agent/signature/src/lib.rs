@@ -2,12 +2,14 @@
 //! format, as `cargo xtask release --key` and `limpet bundle create` make them. What is signed is read in pieces, so its size
 //! does not matter.
 
+mod comment;
 mod secret_key;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use comment::CommentKey;
 use minisign_verify::{Error, PublicKey, Signature};
 pub use secret_key::{KeyFiles, SecretKey};
 
@@ -85,11 +87,15 @@ pub fn verify(file: &Path, key: &Path) -> Result<String, SignatureError> {
 }
 
 /// Public keys, any of which may have signed.
-pub struct PublicKeys(Vec<(PathBuf, PublicKey)>);
+pub struct PublicKeys {
+    keys: Vec<(PathBuf, PublicKey)>,
+    /// The same, for comments alone.
+    of_comments: Vec<CommentKey>,
+}
 
 impl std::fmt::Debug for PublicKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(path, _)| path)).finish()
+        f.debug_list().entries(self.keys.iter().map(|(path, _)| path)).finish()
     }
 }
 
@@ -99,7 +105,18 @@ impl PublicKeys {
     /// # Errors
     /// One cannot be read or has no key.
     pub fn read(paths: &[PathBuf]) -> Result<Self, SignatureError> {
-        paths.iter().map(|path| Ok((path.clone(), public_key(path)?))).collect::<Result<_, _>>().map(Self)
+        let (mut keys, mut of_comments) = (Vec::new(), Vec::new());
+        for path in paths {
+            let text = text(path)?;
+            keys.push((path.clone(), parse(&text, path)?));
+            of_comments.extend(CommentKey::from_text(&text));
+        }
+        Ok(Self { keys, of_comments })
+    }
+
+    /// The comment of a signature, if one of the keys has signed it. It says nothing of what the signature is of.
+    pub fn signed_comment<'a>(&self, signature: &'a str) -> Option<&'a str> {
+        self.of_comments.iter().find_map(|key| key.signed_comment(signature))
     }
 
     /// Checks the rest of `content` against a signature. `place` names it in errors. Returns the file of the key.
@@ -109,7 +126,7 @@ impl PublicKeys {
     pub fn verify(&self, signature: &str, place: &Path, mut content: impl Read) -> Result<&Path, SignatureError> {
         let path = || place.to_owned();
         let signature = Signature::decode(signature).map_err(|_| SignatureError::NoSignature { path: path() })?;
-        for (key, public) in &self.0 {
+        for (key, public) in &self.keys {
             match check(public, &signature, || Ok(&mut content)) {
                 Ok(Outcome::Signed) => return Ok(key),
                 Ok(Outcome::OtherKey) => {}
@@ -118,7 +135,7 @@ impl PublicKeys {
                 Err(source) => return Err(SignatureError::Read { path: path(), source }),
             }
         }
-        let keys = self.0.iter().map(|(key, _)| key.display().to_string()).collect();
+        let keys = self.keys.iter().map(|(key, _)| key.display().to_string()).collect();
         Err(SignatureError::ForeignKey { path: path(), keys })
     }
 }
@@ -170,8 +187,11 @@ fn signature_path(file: &Path) -> PathBuf {
 
 /// A key as in minisign's file, or its base64 alone.
 fn public_key(path: &Path) -> Result<PublicKey, SignatureError> {
-    let text = text(path)?;
-    let key = PublicKey::decode(&text).or_else(|_| PublicKey::from_base64(text.trim()));
+    parse(&text(path)?, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<PublicKey, SignatureError> {
+    let key = PublicKey::decode(text).or_else(|_| PublicKey::from_base64(text.trim()));
     key.map_err(|_| SignatureError::NoKey { path: path.to_owned() })
 }
 
@@ -221,6 +241,24 @@ mod tests {
         assert!(outcome("limpet\n", &other_comment, KEY).starts_with("f is not what was signed"));
         assert!(outcome("limpet\n", "404", KEY).starts_with("f.minisig has no signature"));
         assert!(outcome("limpet\n", SIGNATURE, "404").starts_with("key has no public key"));
+    }
+
+    #[test]
+    fn a_comment_is_believed_only_as_its_key_has_signed_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = |text: &str| {
+            let path = dir.path().join("key");
+            std::fs::write(&path, text).unwrap();
+            PublicKeys::read(&[path]).unwrap()
+        };
+        let base64 = KEY.lines().nth(1).unwrap();
+        for text in [KEY, base64] {
+            assert_eq!(keys(text).signed_comment(SIGNATURE), Some("limpet 0.1.0 file:f"));
+        }
+        assert_eq!(keys(OTHER_KEY).signed_comment(SIGNATURE), None);
+        for changed in [SIGNATURE.replace("0.1.0", "0.2.0"), SIGNATURE.replace("9kh28", "9kh29"), "404".to_owned()] {
+            assert_eq!(keys(KEY).signed_comment(&changed), None, "{changed}");
+        }
     }
 
     #[test]

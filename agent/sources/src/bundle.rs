@@ -205,6 +205,7 @@ impl BundleSource {
                 self.note_reached(way, problem);
                 self.publish(publish);
             }
+            Request::PassBy { bundle, percent } => drop(self.pass_by(&bundle, percent)),
             Request::ResetSerial { answer } => drop(answer.send(self.reset_serial().await)),
         }
     }
@@ -260,7 +261,11 @@ impl BundleSource {
         let staged = self.staging.copy(path, self.settings.max_size).await?;
         let accepted = match self.examine(staged.path(), shown, way).await? {
             Examined::Unchanged(bundle) => return Ok(self.document(&bundle, false, Vec::new())),
-            Examined::Outside(bundle) => return Err(self.pass_by(&bundle)),
+            Examined::Outside(bundle) => {
+                let AppliedBundle { name, version, serial, .. } = &bundle.identity;
+                let percent = bundle.config.rollout.unwrap_or(100);
+                return Err(Refusal::Outside(self.pass_by(&format!("{name} {version} serial {serial}"), percent)));
+            }
             Examined::Accepted(accepted) => *accepted,
         };
         self.demand_changeable(&accepted.manifest)?;
@@ -314,20 +319,17 @@ impl BundleSource {
         examined.unwrap_or_else(|error| Err(Refusal::Internal(error.to_string())))
     }
 
-    /// Notes that a bundle is for other nodes first, and says so.
-    fn pass_by(&mut self, bundle: &Bundle) -> Refusal {
-        let AppliedBundle { name, version, serial, .. } = &bundle.identity;
-        let (percent, place) = (bundle.config.rollout.unwrap_or(100), NodePlace::new(&self.node_name));
-        let text = format!(
-            "{name} {version} serial {serial} is for the first {percent} % of the nodes, and this one is at {place}"
-        );
+    /// Notes that a bundle is for other nodes first, says so, and returns it as a sentence.
+    fn pass_by(&mut self, bundle: &str, percent: u8) -> String {
+        let place = NodePlace::new(&self.node_name);
+        let text = format!("{bundle} is for the first {percent} % of the nodes, and this one is at {place}");
         if self.outside.as_ref() != Some(&text) {
             info!("{text}; nothing has changed");
             self.events.emit(None, None, EventType::Normal, "BundleForOthers", text.clone());
             self.outside = Some(text.clone());
             self.show_state();
         }
-        Refusal::Outside(text)
+        text
     }
 
     /// Refuses to change what is immutable.

@@ -134,6 +134,7 @@ fn start_bundles(
     let remote = || RemoteParts {
         directory: shared.config.bundle_dir(),
         max_size: settings.max_size,
+        keys: settings.keys.clone(),
         intake: intake.clone(),
         throttle: shared.throttle.clone(),
         node_name: Arc::from(node_name),

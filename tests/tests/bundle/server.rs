@@ -16,6 +16,8 @@ struct Shared {
     cut: Option<usize>,
     /// The ranges and validators of the requests, each with the status of its answer.
     requests: Vec<String>,
+    /// How many bytes of contents could be sent.
+    sent: usize,
 }
 
 /// The server; it ends with the test's process.
@@ -52,13 +54,18 @@ impl FileServer {
         shared.version += 1;
     }
 
+    /// How many bytes of contents clients, and the buffers on the way to them, have taken.
+    pub(crate) fn sent(&self) -> usize {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).sent
+    }
+
     /// `RANGE STATUS` of every request.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).requests.clone()
     }
 }
 
-fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
+fn answer(mut stream: TcpStream, of_all: &Mutex<Shared>) -> Result<()> {
     let mut head = Vec::new();
     for line in BufReader::new(stream.try_clone()?).lines() {
         let line = line?;
@@ -68,7 +75,7 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
         head.push(line.to_ascii_lowercase());
     }
     let header = |name: &str| head.iter().find_map(|line| line.strip_prefix(name).map(str::trim));
-    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = of_all.lock().unwrap_or_else(PoisonError::into_inner);
     let etag = format!("\"v{}\"", shared.version);
     let range = header("range:").filter(|_| header("if-range:") == Some(&etag));
     let from = range.and_then(|range| range.strip_prefix("bytes=")?.trim_end_matches('-').parse().ok()).unwrap_or(0);
@@ -91,6 +98,9 @@ fn answer(mut stream: TcpStream, shared: &Mutex<Shared>) -> Result<()> {
         stream,
         "HTTP/1.1 {status}\r\nETag: {etag}\r\nContent-Length: {length}\r\nConnection: close\r\n{fields}\r\n"
     )?;
-    stream.write_all(&body[..sent])?;
+    for piece in body[..sent].chunks(16 << 10) {
+        stream.write_all(piece)?;
+        of_all.lock().unwrap_or_else(PoisonError::into_inner).sent += piece.len();
+    }
     Ok(())
 }

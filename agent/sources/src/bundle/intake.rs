@@ -56,6 +56,11 @@ pub(super) enum Request {
         way: Way,
         problem: Option<(String, Timestamp)>,
     },
+    /// A bundle is for other nodes first: its title, and for how many percent of them.
+    PassBy {
+        bundle: String,
+        percent: u8,
+    },
     ResetSerial {
         answer: Answer,
     },
@@ -160,6 +165,11 @@ impl BundleIntake {
     pub(super) async fn report(&self, way: Way, refused: Vec<(PathBuf, String)>) {
         // Without a source there is nobody to show it to.
         let _ = self.requests.send(Request::Report { way, refused }).await;
+    }
+
+    /// Shows that a bundle is for other nodes first.
+    pub(super) async fn pass_by(&self, bundle: String, percent: u8) {
+        let _ = self.requests.send(Request::PassBy { bundle, percent }).await;
     }
 
     /// The place of a way has answered.

@@ -1,7 +1,9 @@
 //! Bundles from elsewhere: a URL, or an artifact of a registry, asked at an interval.
 //!
-//! A bundle is downloaded once, goes on after a break, and is handed to the source as a file. Nothing of it is read here.
+//! A bundle is downloaded once, goes on after a break, and is handed to the source as a file. Nothing of it is read here but its
+//! first bytes, which say whether this node needs it.
 
+mod foresight;
 mod part;
 mod registry;
 mod url;
@@ -26,6 +28,7 @@ use super::intake::{BundleIntake, Way};
 use super::refusal::Refusal;
 use crate::http::HttpSettings;
 use crate::http::failure::Failure;
+use foresight::{Foresight, NotNeeded};
 use part::Part;
 use registry::RegistryOrigin;
 use url::UrlOrigin;
@@ -43,6 +46,11 @@ enum Fetched {
     /// What was handed over before.
     Known,
     Whole(Whole),
+    /// The beginning of a file whose rest is not needed.
+    NotNeeded {
+        version: Option<String>,
+        why: NotNeeded,
+    },
 }
 
 /// A file that was downloaded.
@@ -65,7 +73,7 @@ pub struct RemoteBundles {
     directory: PathBuf,
     max_size: u64,
     intake: BundleIntake,
-    node_name: Arc<str>,
+    foresight: Foresight,
     network: watch::Receiver<NodeNetwork>,
     /// It is downloaded, and could not be taken yet.
     pending: Option<Whole>,
@@ -86,8 +94,9 @@ impl RemoteBundles {
     }
 
     fn new(origin: Origin, way: Way, shown: String, interval: Duration, parts: RemoteParts) -> Self {
-        let RemoteParts { directory, max_size, intake, node_name, network, .. } = parts;
-        Self { origin, shown, way, interval, directory, max_size, intake, node_name, network, pending: None }
+        let RemoteParts { directory, max_size, keys, intake, node_name, network, .. } = parts;
+        let foresight = Foresight { keys, node_name, applied: intake.applied() };
+        Self { origin, shown, way, interval, directory, max_size, intake, foresight, network, pending: None }
     }
 
     /// Asks for a newer bundle at each interval, and offers what has come.
@@ -103,7 +112,7 @@ impl RemoteBundles {
         let mut part = Part::open(&self.directory, name, self.max_size).await;
         if self.intake.has_bundle().await {
             // Nodes that start together after a power cut do not ask together.
-            tokio::time::sleep(http_schedule::first_pause(&self.node_name, self.interval)).await;
+            tokio::time::sleep(http_schedule::first_pause(&self.foresight.node_name, self.interval)).await;
         }
         let mut failures = 0;
         loop {
@@ -135,7 +144,18 @@ impl RemoteBundles {
             None => self.fetch(part).await?,
         };
         self.intake.reached(self.way).await;
-        let Fetched::Whole(whole) = fetched else { return Ok(()) };
+        let whole = match fetched {
+            Fetched::Known => return Ok(()),
+            Fetched::Whole(whole) => whole,
+            Fetched::NotNeeded { version, why } => {
+                match why {
+                    NotNeeded::Outside(bundle, percent) => self.intake.pass_by(bundle, percent).await,
+                    NotNeeded::Older(bundle) => warn!(from = self.shown, bundle, "the server has an older bundle"),
+                }
+                self.intake.report(self.way, Vec::new()).await;
+                return part.done(version).await.map_err(|error| unwritable(&error));
+            }
+        };
         let Whole { version, resumed } = whole.clone();
         let offered = self.intake.offer_until_taken(part.path(), Path::new(&self.shown), self.way).await;
         let (version, refused) = match offered {
@@ -165,12 +185,12 @@ impl RemoteBundles {
 
     /// Downloads what is new, when bundles may be downloaded. What was received before a window closes is kept.
     async fn fetch(&mut self, part: &mut Part) -> Result<Fetched, Failure> {
-        let (origin, part) = (&Mutex::new(&mut self.origin), &Mutex::new(part));
+        let (origin, part, foresight) = (&Mutex::new(&mut self.origin), &Mutex::new(part), &self.foresight);
         let fetch = || async {
             let (mut origin, mut part) = (origin.lock().await, part.lock().await);
             match &mut **origin {
-                Origin::Url(url) => url.fetch(&mut part).await,
-                Origin::Registry(registry) => registry.fetch(&mut part).await,
+                Origin::Url(url) => url.fetch(&mut part, foresight).await,
+                Origin::Registry(registry) => registry.fetch(&mut part, foresight).await,
             }
         };
         self.intake.while_downloading(&self.shown, fetch).await
@@ -195,6 +215,8 @@ pub struct RemoteParts {
     pub directory: PathBuf,
     /// The most bytes of a bundle.
     pub max_size: u64,
+    /// The files of the keys that may sign.
+    pub keys: Vec<PathBuf>,
     pub intake: BundleIntake,
     /// The rate at which a URL is read; a registry's is that of its images.
     pub throttle: Throttle,

@@ -3,6 +3,7 @@
 use limpet_bundle::{ARTIFACT_TYPE, LAYER_TYPE};
 use limpet_containerd::image::{ImageError, Images};
 
+use super::foresight::Foresight;
 use super::part::Part;
 use super::{Fetched, Whole, unwritable};
 use crate::http::failure::Failure;
@@ -19,7 +20,7 @@ impl RegistryOrigin {
     }
 
     /// One exchange. What was received of a layer that breaks off is kept.
-    pub(super) async fn fetch(&self, part: &mut Part) -> Result<Fetched, Failure> {
+    pub(super) async fn fetch(&self, part: &mut Part, foresight: &Foresight) -> Result<Fetched, Failure> {
         let artifact = self.images.artifact(&self.reference, LAYER_TYPE).await.map_err(|error| failure(&error))?;
         if part.complete() == Some(artifact.layer()) {
             return Ok(Fetched::Known);
@@ -31,9 +32,15 @@ impl RegistryOrigin {
         let mut layer = artifact.read(offset).await.map_err(|error| failure(&error))?;
         let mut writer =
             part.write_from(Some(version.clone()), layer.offset()).await.map_err(|error| unwritable(&error))?;
+        let mut first = foresight.begin(layer.offset());
         loop {
             match layer.chunk().await {
-                Ok(Some(bytes)) => writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?,
+                Ok(Some(bytes)) => {
+                    if let Some(why) = first.take(&bytes).await {
+                        return Ok(Fetched::NotNeeded { version: Some(version), why });
+                    }
+                    writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?;
+                }
                 Ok(None) => {
                     writer.finish().await.map_err(|error| unwritable(&error))?;
                     return Ok(Fetched::Whole(Whole { version: Some(version), resumed: layer.offset() > 0 }));

@@ -7,6 +7,7 @@ use limpet_host::throttle::Throttle;
 use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, IF_RANGE, RANGE};
 use reqwest::{Response, StatusCode};
 
+use super::foresight::{FirstBytes, Foresight, NotNeeded};
 use super::part::Part;
 use super::{Fetched, Whole, unwritable};
 use crate::http::HttpSettings;
@@ -29,7 +30,7 @@ impl UrlOrigin {
     }
 
     /// One exchange. What was received of an answer that breaks off is kept.
-    pub(super) async fn fetch(&mut self, part: &mut Part) -> Result<Fetched, Failure> {
+    pub(super) async fn fetch(&mut self, part: &mut Part, foresight: &Foresight) -> Result<Fetched, Failure> {
         let begun = part.partial().await.and_then(|(version, size)| Some((serde_json::from_str(&version).ok()?, size)));
         let resumed: Option<(Validators, u64)> =
             begun.filter(|(version, _): &(Validators, u64)| version.etag().is_some());
@@ -46,8 +47,12 @@ impl UrlOrigin {
                 let offset = resumed.map(|(_, size)| size).filter(|size| goes_on(&response, *size));
                 let version = version.and_then(|version| serde_json::to_string(&version).ok());
                 let offset = offset.unwrap_or(0);
-                receive(*response, part, version.clone(), offset, &self.throttle).await?;
-                Ok(Fetched::Whole(Whole { version, resumed: offset > 0 }))
+                let first = foresight.begin(offset);
+                let not_needed = receive(*response, part, version.clone(), offset, (first, &self.throttle)).await?;
+                Ok(match not_needed {
+                    Some(why) => Fetched::NotNeeded { version, why },
+                    None => Fetched::Whole(Whole { version, resumed: offset > 0 }),
+                })
             }
             Err(failure) => {
                 // The server has no such range: what is there is of no use.
@@ -76,13 +81,14 @@ fn goes_on(response: &Response, size: u64) -> bool {
     response.status() == StatusCode::PARTIAL_CONTENT && begins == Some(size)
 }
 
+/// Receives a file, unless its first bytes say that it is not needed.
 async fn receive(
     mut response: Response,
     part: &mut Part,
     version: Option<String>,
     offset: u64,
-    throttle: &Throttle,
-) -> Result<(), Failure> {
+    (mut first, throttle): (FirstBytes<'_>, &Throttle),
+) -> Result<Option<NotNeeded>, Failure> {
     if offset == 0 && response.status() == StatusCode::PARTIAL_CONTENT {
         return Err(Failure::bad_response("answered with another part than was asked for"));
     }
@@ -90,10 +96,13 @@ async fn receive(
     loop {
         match response.chunk().await {
             Ok(Some(bytes)) => {
+                if let Some(why) = first.take(&bytes).await {
+                    return Ok(Some(why));
+                }
                 writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?;
                 throttle.read(bytes.len()).await;
             }
-            Ok(None) => return writer.finish().await.map_err(|error| unwritable(&error)),
+            Ok(None) => return writer.finish().await.map(|()| None).map_err(|error| unwritable(&error)),
             Err(error) => {
                 writer.finish().await.map_err(|error| unwritable(&error))?;
                 return Err(Failure::new(error, Timestamp::now()));
