@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::ContainerStatus;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_kinds::Progress;
 use limpet_model::image_name::normalize;
@@ -159,11 +159,24 @@ pub(crate) fn restarts_of(pod: &ObservedPod) -> u32 {
     pod.containers.values().map(|container| container.restart_count).fold(0, u32::saturating_add)
 }
 
-/// The restarts of all pods before a trial, as far as there were any.
-pub(crate) fn restarts_at(observed: &ObservedPods, source: SourceKind) -> BTreeMap<String, (String, u32)> {
+/// The restarts of all pods before a trial of that content, as far as there were any, and those that it needs itself.
+pub(crate) fn restarts_at(
+    observed: &ObservedPods,
+    source: SourceKind,
+    content: &Content,
+) -> BTreeMap<String, (String, u32)> {
     let pods = observed.pods.values().filter(|pod| pod.record.source == source);
-    let restarted = pods.map(|pod| (pod, restarts_of(pod))).filter(|(_, count)| *count > 0);
-    restarted.map(|(pod, count)| (pod.record.key.to_string(), (pod.record.uid.to_string(), count))).collect()
+    let count = |pod: &ObservedPod| restarts_of(pod).saturating_add(edited_containers(pod, content));
+    let restarted = pods.map(|pod| (count(pod), pod)).filter(|(count, _)| *count > 0);
+    restarted.map(|(count, pod)| (pod.record.key.to_string(), (pod.record.uid.to_string(), count))).collect()
+}
+
+/// How many containers of a pod another version of it changes in place.
+fn edited_containers(pod: &ObservedPod, content: &Content) -> u32 {
+    let next = content.pods.get(&pod.record.key).filter(|next| next.uid == pod.record.uid);
+    let Some(next) = next else { return 0 };
+    let is_edited = |container: &&Container| next.container(&container.name).is_some_and(|other| other != *container);
+    u32::try_from(pod.record.containers().filter(is_edited).count()).unwrap_or(u32::MAX)
 }
 
 fn restarts_before(trial: &Trial, pod: &ObservedPod) -> u32 {

@@ -283,7 +283,7 @@ impl SourceGenerations {
         let mut state = self.state.clone();
         let mut trial = self.trial(base, now);
         trial.exempt = self.exempt(&content, facts);
-        trial.restarts = restarts_at(facts.observed, self.source);
+        trial.restarts = restarts_at(facts.observed, self.source, &content);
         let number = state.add(content, Outcome::OnTrial, now.wall);
         state.running = Some(number);
         state.trial = Some(trial);

@@ -205,7 +205,7 @@ impl Node {
         }
         let mut pods: OrdMap<PodKey, Arc<ObservedPod>> = OrdMap::new();
         for (key, record) in &effective.pods {
-            let before = self.observed.pods.get(key).filter(|before| before.record.fingerprint == record.fingerprint);
+            let before = self.observed.pods.get(key).filter(|before| before.record.uid == record.uid);
             pods.insert(key.clone(), Arc::new(behave(record, &effective, before, self.uptime)));
         }
         self.observed = ObservedPods::new(pods);
@@ -278,7 +278,9 @@ fn behave(
     let configured = setting(snapshot, record.key.name().trim_end_matches("-edge1"));
     let behaviour = if image.contains("+config") || image.contains("config") { configured } else { image };
     let crashes = behaviour.contains("crash");
-    let restarts = before.map_or(0, |before| before.containers["c"].restart_count);
+    // A container that is edited in place is restarted for that.
+    let is_edited = |before: &Arc<ObservedPod>| before.record.spec().containers != record.spec().containers;
+    let restarts = before.map_or(0, |before| before.containers["c"].restart_count + u32::from(is_edited(before)));
     let restart_count = restarts + u32::from(crashes && uptime.as_secs().is_multiple_of(10));
     let ready = behaviour.contains("good");
     let condition = PodCondition {
@@ -384,6 +386,20 @@ fn what_does_not_work_is_undone_and_not_tried_again_until_it_changes() {
         node.wait(400);
         assert_eq!(node.images(), "a=good:3 b=config b:good", "{image} is remembered");
     }
+}
+
+#[test]
+fn the_restart_that_an_update_needs_itself_does_not_count() {
+    let policies = Policies::default().with(SOURCE, Policy::All);
+    let mut node = Node::with(Settings { policies, max_restarts: 0, ..Settings::default() });
+    node.publish(&[pod("a", "good:1"), pod("b", "good")]);
+    node.wait(11);
+    node.publish(&[pod("a", "good:2"), pod("b", "good")]);
+    node.wait(11);
+    assert_eq!(node.outcomes(), ["1 good", "2* good"]);
+    node.publish(&[pod("a", "crash"), pod("b", "good")]);
+    node.wait(10);
+    assert_eq!(node.outcomes()[2], "3 refused: pod default/a-edge1 was restarted 1 times");
 }
 
 #[test]
@@ -621,8 +637,13 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..30)
 }
 
+/// How many lives are tried: `PROPTEST_CASES`, or some for every run.
+fn lives() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: lives(), ..ProptestConfig::default() })]
 
     /// No life with a good generation ends with neither it nor a better one, and no content that was refused is tried again.
     #[test]
@@ -654,8 +675,11 @@ proptest! {
             let base = state.trial.as_ref().and_then(|trial| trial.base);
             prop_assert!(is_good(view.running) || is_good(base), "neither is good: {:?}", node.outcomes());
         }
-        // The source rests: then what runs is good, and it stays.
+        // The source rests: then what runs is good, and it stays. There are at most two switches: to its newest version, and
+        // back.
+        let switched = node.switches.borrow().len();
         node.wait(1_000);
+        prop_assert!(node.switches.borrow().len() <= switched + 2, "back and forth: {:?}", &node.switches.borrow()[switched..]);
         let view = node.generations.views()[0].clone();
         let running = view.generations.iter().find(|generation| Some(generation.number) == view.running).unwrap();
         prop_assert_eq!(&running.outcome, &Outcome::Good);
