@@ -6,11 +6,13 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::image::{self, ImageBuilder};
+use limpet_tests::image::{self, ImageBuilder, noise};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{NodeOptions, container, container_id};
 use limpet_tests::registry::{self, Registry};
@@ -22,6 +24,10 @@ fn main() -> ExitCode {
         case!(a_generation_waits_for_an_application_and_for_nothing_else).on(without_agent),
         case!(a_bundle_waits_for_its_window_and_not_by_hand).on(without_agent),
         case!(the_image_of_a_change_waits_and_that_of_a_start_does_not).on(without_agent),
+        case!(an_application_decides_by_its_url).on(without_agent),
+        case!(a_metered_link_is_not_used).on(without_agent),
+        case!(a_bundle_by_hand_can_wait_for_the_window).on(without_agent),
+        case!(downloads_keep_to_the_bandwidth).on(without_agent),
         case!(a_server_gets_the_nodes_newest_report).on(without_agent),
     ])
 }
@@ -150,6 +156,91 @@ fn the_image_of_a_change_waits_and_that_of_a_start_does_not(node: &mut TestNode)
     node.exec("web", "main", &["kill", "-9", "1"]).ok();
     node.exec("web", "main", &["kill", "1"]).ok();
     runs(node, &names[1]).map(drop)
+}
+
+fn an_application_decides_by_its_url(node: &mut TestNode) -> Result<()> {
+    let (listener, agrees) = (TcpListener::bind("127.0.0.1:0")?, Arc::new(AtomicBool::new(false)));
+    let (url, asked) = (format!("http://{}/may-update", listener.local_addr()?), Arc::clone(&agrees));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let status = if asked.load(Ordering::SeqCst) { "204 No Content" } else { "503 Service Unavailable" };
+            let read = stream.read(&mut [0; 4096]);
+            let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+            // A client that has left needs no answer.
+            let _ = read.and_then(|_| stream.write_all(answer.as_bytes()));
+        }
+    });
+    let generations = "generations: {policy: {file: all}, minReadySeconds: 1}".to_owned();
+    start(node, &[generations, format!("updates: {{apply: {{vetoURL: '{url}'}}}}")])?;
+    // An application has a veto also on a node where nothing runs yet.
+    agrees.store(true, Ordering::SeqCst);
+    node.apply(&of_image(image::V1))?;
+    let before = runs(node, image::V1)?;
+    agrees.store(false, Ordering::SeqCst);
+    node.apply(&of_image(image::V2))?;
+    wait_status(node, &format!("waits to be applied: {url} answers with 503 Service Unavailable"))?;
+    ensure!(container_id(&runs(node, image::V1)?, "main")? == container_id(&before, "main")?, "restarted meanwhile");
+    agrees.store(true, Ordering::SeqCst);
+    runs(node, image::V2).map(drop)
+}
+
+fn a_metered_link_is_not_used(node: &mut TestNode) -> Result<()> {
+    let registry = Registry::start(&node.dir().join("registry"))?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+    let name = format!("{HOST}/plant/web:2");
+    registry.add(&ImageBuilder::new(&name).file("version", "2\n", 0o644).build()?, "plant/web", "2")?;
+    let metered = node.dir().join("metered");
+    fs::write(&metered, "")?;
+    let generations = "generations: {policy: {file: all}, minReadySeconds: 1}".to_owned();
+    let command = format!("meteredCommand: [/usr/bin/test, -e, {}]", metered.display());
+    start(node, &[generations, format!("updates: {{download: {{{command}}}}}")])?;
+    node.apply(&of_image(image::V1))?;
+    runs(node, image::V1)?;
+    node.apply(&of_image(&name))?;
+    wait_status(node, "the newest version of file waits to be downloaded: the link is metered")?;
+    ensure!(!node.agent.cli(&["images", "ls", "-o", "name"])?.success()?.contains(&name), "it was pulled");
+    // A start of the agent asks again, like a change of the network.
+    node.agent.kill();
+    node.agent.start()?;
+    wait_status(node, "waits to be downloaded: the link is metered")?;
+    node.agent.kill();
+    fs::remove_file(&metered)?;
+    node.agent.start()?;
+    runs(node, &name).map(drop)
+}
+
+fn a_bundle_by_hand_can_wait_for_the_window(node: &mut TestNode) -> Result<()> {
+    let (busy, public) = (node.dir().join("busy"), node.dir().join("public"));
+    fs::write(&busy, "")?;
+    fs::write(&public, PUBLIC)?;
+    fs::write(node.dir().join("secret"), SECRET)?;
+    let bundles = format!("bundle: {{keys: [{}]}}", public.display());
+    start(node, &[bundles, format!("updates: {{apply: {{lockFile: {}}}}}", busy.display())])?;
+    let file = bundle(node, 3)?.display().to_string();
+    let mut applying = node.agent.cli_command(&["bundle", "apply", "--window", &file])?.spawn()?;
+    wait_status(node, "bundle plant 1.4 serial 3 waits to be applied: the lock file")?;
+    ensure!(applying.try_wait()?.is_none(), "it did not wait");
+    ensure!(!node.agent.cli(&["sources"])?.success()?.contains("has plant"), "it was applied");
+    fs::remove_file(&busy)?;
+    ensure!(applying.wait()?.success(), "it was refused");
+    ensure!(node.agent.cli(&["sources"])?.success()?.contains("has plant 1.4 serial 3"), "it was not applied");
+    Ok(())
+}
+
+fn downloads_keep_to_the_bandwidth(node: &mut TestNode) -> Result<()> {
+    const BYTES: usize = 600 << 10;
+    let registry = Registry::start(&node.dir().join("registry"))?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+    let name = format!("{HOST}/plant/large:1");
+    let image = ImageBuilder::new(&name).bare().file("noise", noise("large", BYTES), 0o644).build()?;
+    registry.add(&image, "plant/large", "1")?;
+    start(node, &["updates: {bandwidth: 200Ki}".to_owned()])?;
+    let begun = Instant::now();
+    node.agent.cli(&["images", "pull", &name])?.success()?;
+    // At this rate it takes three seconds, and no machine is faster than the limit lets it be.
+    let took = begun.elapsed();
+    ensure!(took > Duration::from_secs(2), "600 KiB at 200 KiB/s took {took:?}");
+    Ok(())
 }
 
 /// Takes the reports that are sent to it: a server for one request per connection.
