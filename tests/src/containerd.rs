@@ -174,8 +174,14 @@ disabled_plugins = [{disabled}]
 
     /// Runs `ctr` in the Kubernetes namespace and returns what it printed.
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
+        process::checked(&mut self.ctr_command(args))
+    }
+
+    /// `ctr` in the Kubernetes namespace.
+    pub fn ctr_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(self.programs.dir.join("ctr"));
-        process::checked(command.arg("--address").arg(self.socket()).args(["--namespace", NAMESPACE]).args(args))
+        command.arg("--address").arg(self.socket()).args(["--namespace", NAMESPACE]).args(args);
+        command
     }
 
     /// Imports and unpacks an image archive.

@@ -1,10 +1,12 @@
 //! limpet's own shim: pods that run by it, beside those of containerd's shim, and ends that no agent saw.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{NodeOptions, container, container_id};
+use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, agent, case, process, suite, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
         case!(a_killed_shim_is_replaced).on(by_limpets),
         case!(pods_keep_their_shim).on(by_containerds),
         case!(other_clients_of_containerd_can_use_it).on(by_limpets),
+        case!(a_slow_logger_delays_no_other_container).on(by_limpets),
         case!(one_shim_serves_the_node).on(for_the_node),
     ])
 }
@@ -197,4 +200,44 @@ fn other_clients_of_containerd_can_use_it(node: &mut TestNode) -> Result<()> {
     let refused = format!("{:#}", refused.err().context("it ran")?);
     ensure!(refused.contains("no such file or directory"), "{refused}");
     Ok(())
+}
+
+/// A program that reads the output of a container, as clients of containerd name one. It is ready when the test says so.
+const LOGGER: &str = r#"#!/bin/sh
+cd "$(dirname "$0")"
+: > started
+while [ ! -e go ]; do sleep 0.05; done
+echo ready >&5
+exec 5>&-
+cat <&3 > output
+"#;
+
+fn a_slow_logger_delays_no_other_container(node: &mut TestNode) -> Result<()> {
+    let runtime = agent::shim_program()?.display().to_string();
+    let place = node.dir().join("logger");
+    std::fs::create_dir_all(&place)?;
+    let program = place.join("logger");
+    std::fs::write(&program, LOGGER)?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    let run = |options: &[&str], id: &str, words: &[&str]| {
+        let common = ["run", "--runtime", &runtime, "--annotation", "io.kubernetes.cri.sandbox-id=loggers"];
+        node.containerd.ctr_command(&[&common, options, &[limpet_tests::image::V1, id], words].concat())
+    };
+    let uri = format!("binary://{}", program.display());
+    let slow = run(&["--detach", "--log-uri", &uri], "slow", &["/bin/echo", "from the slow one"]);
+    let mut slow = Terminal::piped(slow, &place.join("shown"))?;
+    let started = wait::until_true(wait::SOON, "the logger", || place.join("started").exists());
+    started.with_context(|| slow.shown())?;
+    ensure!(process::checked(&mut run(&["--rm"], "quick", &["/bin/echo", "hello"]))? == "hello\n");
+    let waits = node.containerd.tasks()?.iter().all(|task| task.id != "slow" || task.state == "UNKNOWN");
+    ensure!(waits, "the container did not wait for its logger");
+    std::fs::write(place.join("go"), "")?;
+    slow.wait_end()?;
+    let output = || std::fs::read_to_string(place.join("output")).unwrap_or_default();
+    wait::until_true(wait::SOON, "the logged line", || output() == "from the slow one\n")?;
+    wait::until_true(wait::SOON, "the end of the container", || {
+        node.containerd.tasks().is_ok_and(|tasks| tasks.iter().all(|task| task.id != "slow" || task.state == "STOPPED"))
+    })?;
+    node.containerd.ctr(&["task", "rm", "slow"])?;
+    node.containerd.ctr(&["container", "rm", "slow"]).map(drop)
 }

@@ -6,6 +6,7 @@ use std::io::{self, BufReader, Read as _};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// The annotations that name the group of containers served by one shim, as in containerd's runc shim; the first one
 /// present counts.
@@ -14,12 +15,18 @@ const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.san
 const MAX_SPEC: u64 = 16 << 20;
 
 /// The parts of an OCI spec that concern the shim.
-#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Debug, Default, Deserialize, PartialEq)]
 pub(crate) struct Spec {
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     #[serde(default)]
     linux: Linux,
+    hooks: Option<Hooks>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+struct Hooks {
+    poststart: Option<Vec<IgnoredAny>>,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
@@ -40,7 +47,11 @@ impl Spec {
     /// Reads the spec of a bundle.
     pub(crate) fn read(bundle: &Path) -> io::Result<Self> {
         let file = BufReader::new(File::open(bundle.join("config.json"))?.take(MAX_SPEC));
-        Ok(serde_json::from_reader(file)?)
+        Ok(Self::from_reader(file)?)
+    }
+
+    pub(crate) fn from_reader(json: impl io::Read) -> serde_json::Result<Self> {
+        serde_json::from_reader(json)
     }
 
     /// The group of container `id`; by default its own.
@@ -51,6 +62,12 @@ impl Spec {
     /// Whether processes of the container may outlive its first one, because it has no PID namespace of its own.
     pub(crate) fn shares_pids(&self) -> bool {
         !self.linux.namespaces.iter().any(|namespace| namespace.kind == "pid" && namespace.path.is_empty())
+    }
+
+    /// Whether the runtime calls programs once the first process runs.
+    pub(crate) fn has_poststart_hooks(&self) -> bool {
+        let hooks = self.hooks.as_ref().and_then(|hooks| hooks.poststart.as_ref());
+        hooks.is_some_and(|hooks| !hooks.is_empty())
     }
 }
 
@@ -75,6 +92,9 @@ mod tests {
         assert_eq!((bare.group("c"), bare.shares_pids()), ("c", true));
         let shared = read(r#"{"linux":{"namespaces":[{"type":"pid","path":"/p"},{"type":"mount"}]}}"#).unwrap();
         assert!(shared.shares_pids());
+        assert!(!shared.has_poststart_hooks());
+        assert!(read(r#"{"hooks":{"poststart":[{"path":"/p"}]}}"#).unwrap().has_poststart_hooks());
+        assert!(!read(r#"{"hooks":{"prestart":[{"path":"/p"}]}}"#).unwrap().has_poststart_hooks());
         assert!(read("[").is_err());
     }
 }

@@ -65,7 +65,7 @@ impl Exit {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
         let mut file = File::create(&partial)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
+        file.write_all(&self.to_vec()?)?;
         file.sync_data()?;
         fs::rename(&partial, path)?;
         match path.parent() {
@@ -79,7 +79,15 @@ impl Exit {
         use std::io::Read as _;
         let mut text = Vec::new();
         File::open(path)?.take(MAX_FILE).read_to_end(&mut text)?;
-        Ok(serde_json::from_slice(&text)?)
+        Ok(Self::from_slice(&text)?)
+    }
+
+    pub(crate) fn from_slice(record: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(record)
+    }
+
+    pub(crate) fn to_vec(self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&self)
     }
 }
 

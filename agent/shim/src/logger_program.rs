@@ -4,9 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::stdio::LoggerProgram;
@@ -16,15 +15,23 @@ const START: Duration = Duration::from_secs(10);
 /// The lowest number for duplicated descriptors, above those that the logger gets.
 const ABOVE: i32 = 10;
 
-/// Starts it with `stdout` and `stderr` as descriptors 3 and 4, and waits until it reports on 5 that it is ready, or
-/// closes it. The logger ends by itself when both outputs have ended.
+/// A logger that was started and has not reported that it is ready.
+#[derive(Debug)]
+pub(crate) struct StartingLogger {
+    /// Readable once the logger has written a byte, or has closed its end.
+    pub(crate) ready: OwnedFd,
+    pub(crate) until: Instant,
+}
+
+/// Starts it with `stdout` and `stderr` as descriptors 3 and 4. It reports on 5 that it is ready, or closes it, and ends
+/// by itself when both outputs have ended.
 pub(crate) fn start(
     program: &LoggerProgram,
     id: &str,
     namespace: &str,
     stdout: OwnedFd,
     stderr: OwnedFd,
-) -> io::Result<()> {
+) -> io::Result<StartingLogger> {
     let (ready, say_ready) = pipe_with(PipeFlags::CLOEXEC)?;
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).env_clear().env("CONTAINER_ID", id).env("CONTAINER_NAMESPACE", namespace);
@@ -50,12 +57,5 @@ pub(crate) fn start(
     // The shim reaps it with its other children.
     drop(command.spawn()?);
     drop(inherited);
-    let limit = Timespec { tv_sec: START.as_secs().cast_signed(), tv_nsec: 0 };
-    let mut polls = [PollFd::new(&ready, PollFlags::IN)];
-    if rustix::event::poll(&mut polls, Some(&limit))? == 0 {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "the logging binary did not say that it is ready"));
-    }
-    // Reads the byte, or the end of the pipe.
-    rustix::io::read(&ready, &mut [0])?;
-    Ok(())
+    Ok(StartingLogger { ready, until: Instant::now() + START })
 }

@@ -33,6 +33,10 @@ pub(crate) enum Source {
     Follower(Key),
     /// A container's memory.
     Memory(String),
+    /// A client's logger reports that it is ready.
+    Logger,
+    /// A container's first process waits for its start.
+    StartFifo,
 }
 
 pub(crate) struct Poller {

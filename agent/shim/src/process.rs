@@ -152,6 +152,8 @@ pub(crate) struct Container {
     /// Whether its processes may outlive the first one.
     pub(crate) shares_pids: bool,
     pub(crate) exit_file: PathBuf,
+    /// The FIFO at which its first process waits for the start, if the shim can start it without the runtime.
+    pub(crate) start_fifo: Option<PathBuf>,
     pub(crate) cgroup: Option<Cgroup>,
     /// Reports memory shortage, with its token.
     pub(crate) oom: Option<(OomWatch, u64)>,

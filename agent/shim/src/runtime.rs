@@ -64,11 +64,23 @@ impl Runtime {
         ["runc", "crun", "youki"].iter().any(|known| name == OsStr::new(known))
     }
 
+    /// The directory of its state, and of nothing else's.
+    fn root(&self) -> PathBuf {
+        let root = if self.options.root.is_empty() { DEFAULT_ROOT } else { &self.options.root };
+        Path::new(root).join(&self.namespace)
+    }
+
+    /// Where the first process of container `id` waits for its start, with runc: it writes a byte to this FIFO before it
+    /// executes the program, and `runc start` reads it. Other runtimes also record the start.
+    pub(crate) fn start_fifo(&self, id: &str) -> Option<PathBuf> {
+        let name = Path::new(self.binary()).file_name()?;
+        (name == OsStr::new(DEFAULT_BINARY)).then(|| self.root().join(id).join("exec.fifo"))
+    }
+
     /// A call that logs to `log`, with `/dev/null` as input and without output.
     fn command(&self, log: &Path) -> Command {
-        let root = if self.options.root.is_empty() { DEFAULT_ROOT } else { &self.options.root };
         let mut command = Command::new(self.binary());
-        command.arg("--root").arg(Path::new(root).join(&self.namespace));
+        command.arg("--root").arg(self.root());
         command.arg("--log").arg(log).args(["--log-format", "json"]);
         if self.options.systemd_cgroup {
             command.arg("--systemd-cgroup");
@@ -200,6 +212,8 @@ mod tests {
             ..Options::default()
         };
         let other = Runtime::new(options, "n");
+        assert_eq!(plain.start_fifo("c1").unwrap(), Path::new("/run/containerd/runc/k8s.io/c1/exec.fifo"));
+        assert_eq!(other.start_fifo("c1"), None);
         let head = "/usr/bin/crun --root /r/n --log /b/l --log-format json --systemd-cgroup";
         assert_eq!(
             line(&other.create(&call, Path::new("/p"), Some(Path::new("/s")))),

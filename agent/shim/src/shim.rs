@@ -5,8 +5,10 @@
 
 mod completion;
 mod exits;
+mod loggers;
 mod operations;
 mod service;
+mod start_fifo;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -21,7 +23,9 @@ use nix::sys::signalfd::SignalFd;
 use prost::Message;
 use rustix::event::epoll::EventFlags;
 
+use self::loggers::AwaitedLogger;
 use self::operations::Operation;
+use self::start_fifo::PendingStart;
 use crate::client::Client;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -55,6 +59,10 @@ pub(crate) struct Shim {
     /// Running calls of the runtime by PID.
     operations: BTreeMap<u32, Operation>,
     last_operation: u64,
+    /// Calls of the runtime that wait for a logger, by its token.
+    awaited_loggers: BTreeMap<u64, AwaitedLogger>,
+    /// Starts without the runtime, by the token of the FIFO.
+    pending_starts: BTreeMap<u64, PendingStart>,
     /// Exits of children that a running runtime may just have started.
     early_exits: Vec<Exit>,
     publisher: Publisher,
@@ -95,6 +103,8 @@ impl Shim {
             clients: BTreeMap::new(),
             operations: BTreeMap::new(),
             last_operation: 0,
+            awaited_loggers: BTreeMap::new(),
+            pending_starts: BTreeMap::new(),
             early_exits: Vec::new(),
             publisher,
             publisher_token: None,
@@ -164,6 +174,8 @@ impl Shim {
             Source::Log(key, index) => self.read_log(&key, index),
             Source::Follower(key) => self.accept_follower(&key),
             Source::Memory(container) => self.handle_memory(&container),
+            Source::Logger => self.logger_is_ready(token),
+            Source::StartFifo => self.read_start_fifo(token),
         }
     }
 
@@ -245,7 +257,8 @@ impl Shim {
         let dues = processes.flat_map(|(_, process)| {
             [process.streams.log_due, process.deleting.map(|(_, until)| until)].into_iter().flatten()
         });
-        dues.chain(self.publisher.due()).chain(self.ending).min()
+        let loggers = self.awaited_loggers.values().map(AwaitedLogger::until);
+        dues.chain(loggers).chain(self.publisher.due()).chain(self.ending).min()
     }
 
     fn handle_due(&mut self, now: Instant) {
@@ -264,6 +277,7 @@ impl Shim {
         for (key, deletes) in due {
             if deletes { self.finish_deletion(&key) } else { self.catch_up_log(&key) }
         }
+        self.give_up_loggers(now);
     }
 
     fn process_mut(&mut self, key: &Key) -> Option<&mut Process> {

@@ -1,6 +1,7 @@
 //! Completes calls of the OCI runtime: updates the state, publishes events and answers requests.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use prost::Message as _;
@@ -20,39 +21,41 @@ use crate::rootfs;
 use crate::runtime;
 use crate::stdio::Stdio;
 
+/// The socket on which the runtime sends a terminal, and where the terminal's output goes, if that is open already.
+type Terminal = (ConsoleSocket, Option<OwnedFd>);
+
 impl Shim {
-    /// Completes a call of the runtime.
+    /// Completes a call of the runtime, whose process has ended.
     pub(super) fn finish_operation(&mut self, operation: Operation, status: WaitStatus) {
-        remove(operation.input.as_deref());
         let reason = runtime::last_error(&operation.log);
         let result = match status.exit_status() {
             Some(0) => Ok(()),
             _ if reason.is_empty() => {
-                Err(format!("the OCI runtime did not terminate successfully: {}", ending(status)))
+                let reason = format!("the OCI runtime did not terminate successfully: {}", ending(status));
+                Err(failure_of(&operation.kind, &reason))
             }
-            _ => Err(reason),
+            _ => Err(failure_of(&operation.kind, &reason)),
         };
-        let (key, call) = (operation.key, operation.call);
-        let failed = |what: &'static str| move |reason: String| Failure::unknown(format!("{what}: {reason}"));
-        let is_busy = !matches!(operation.kind, Kind::Exec | Kind::Kill | Kind::Quiet);
+        self.complete(operation, result);
+    }
+
+    /// Completes an operation with its result.
+    pub(super) fn complete(&mut self, operation: Operation, result: Result<(), Failure>) {
+        remove(operation.input.as_deref());
+        let Operation { key, kind, call, console, terminal_output, .. } = operation;
+        let is_busy = !matches!(kind, Kind::Exec | Kind::Kill | Kind::Quiet);
         if is_busy && let Some(container) = self.containers.get_mut(&key.container) {
             container.busy = false;
         }
-        let answer = match operation.kind {
-            Kind::Create(rootfs) => {
-                let created = result.map_err(failed("OCI runtime create failed"));
-                self.created(&key, created, operation.console.as_ref(), rootfs)
-            }
-            Kind::Start => self.started(&key, result.map_err(failed("OCI runtime start failed"))),
-            Kind::Exec => {
-                let started = result.map_err(failed("OCI runtime exec failed"));
-                self.exec_started(&key, started, operation.console.as_ref())
-            }
+        let terminal = console.map(|socket| (socket, terminal_output));
+        let answer = match kind {
+            Kind::Create(rootfs) => self.created(&key, result, terminal, rootfs),
+            Kind::Start => self.started(&key, result),
+            Kind::Exec => self.exec_started(&key, result, terminal),
             Kind::Delete => self.deleted(&key, result),
-            Kind::Kill => result.map(|()| Vec::new()).map_err(|reason| kill_failure(&reason)),
-            Kind::Pause => self.changed(&key, result.map_err(failed("OCI runtime pause failed")), State::Paused),
-            Kind::Resume => self.changed(&key, result.map_err(failed("OCI runtime resume failed")), State::Running),
-            Kind::Update => result.map(|()| Vec::new()).map_err(failed("OCI runtime update failed")),
+            Kind::Kill | Kind::Update => result.map(|()| Vec::new()),
+            Kind::Pause => self.changed(&key, result, State::Paused),
+            Kind::Resume => self.changed(&key, result, State::Running),
             Kind::Quiet => Ok(Vec::new()),
         };
         if let Some(call) = call {
@@ -69,12 +72,12 @@ impl Shim {
         &mut self,
         key: &Key,
         result: Result<(), Failure>,
-        console: Option<&ConsoleSocket>,
+        terminal: Option<Terminal>,
         rootfs: Vec<Mount>,
     ) -> Result<Vec<u8>, Failure> {
         let bundle = self.bundle(key);
         let created = result.and_then(|()| {
-            self.take_terminal(key, console)?;
+            self.take_terminal(key, terminal)?;
             read_pid(&bundle.join(PID_FILE))
         });
         let pid = match created {
@@ -104,14 +107,13 @@ impl Shim {
     }
 
     /// Connects the terminal that the runtime has sent.
-    fn take_terminal(&mut self, key: &Key, console: Option<&ConsoleSocket>) -> Result<(), Failure> {
-        let Some(console) = console else { return Ok(()) };
+    fn take_terminal(&mut self, key: &Key, terminal: Option<Terminal>) -> Result<(), Failure> {
+        let Some((console, output)) = terminal else { return Ok(()) };
         let Some(stdio) = self.process_mut(key).map(|process| process.stdio.clone()) else { return Ok(()) };
-        let id = if key.is_init() { &key.container } else { &key.exec };
         let terminal = console.receive();
         let terminal =
             terminal.map_err(|error| Failure::unknown(format!("failed to retrieve console master: {error}")))?;
-        let streams = self.open_terminal(id, &stdio, terminal);
+        let streams = Self::open_terminal(&stdio, terminal, output);
         let streams = streams.map_err(|error| Failure::unknown(format!("failed to start console copy: {error}")))?;
         if let Some(process) = self.process_mut(key) {
             process.streams = streams;
@@ -145,12 +147,12 @@ impl Shim {
         &mut self,
         key: &Key,
         result: Result<(), Failure>,
-        console: Option<&ConsoleSocket>,
+        terminal: Option<Terminal>,
     ) -> Result<Vec<u8>, Failure> {
         let pid_file = self.bundle(key).join(format!("{}.pid", key.exec));
         let started = result.and_then(|()| {
             let pid = read_pid(&pid_file)?;
-            self.take_terminal(key, console)?;
+            self.take_terminal(key, terminal)?;
             Ok(pid)
         });
         let pid = match started {
@@ -173,12 +175,10 @@ impl Shim {
         Ok(PidResponse { pid }.encode_to_vec())
     }
 
-    fn deleted(&mut self, key: &Key, result: Result<(), String>) -> Result<Vec<u8>, Failure> {
+    fn deleted(&mut self, key: &Key, result: Result<(), Failure>) -> Result<Vec<u8>, Failure> {
         match result {
             // A container that was already deleted counts as deleted.
-            Err(reason) if !reason.contains("does not exist") => {
-                return Err(Failure::unknown(format!("failed to delete task: {reason}")));
-            }
+            Err(failure) if !failure.message.contains("does not exist") => return Err(failure),
             _ => {}
         }
         let Some(container) = self.containers.get(&key.container) else { return Ok(Vec::new()) };
@@ -232,6 +232,22 @@ impl Shim {
             self.reply(call, Err(Failure::not_found("container not created")));
         }
     }
+}
+
+/// The failure of a call for which the runtime gives `reason`.
+fn failure_of(kind: &Kind, reason: &str) -> Failure {
+    let what = match kind {
+        Kind::Create(_) => "OCI runtime create failed",
+        Kind::Start => "OCI runtime start failed",
+        Kind::Exec => "OCI runtime exec failed",
+        Kind::Delete => "failed to delete task",
+        Kind::Pause => "OCI runtime pause failed",
+        Kind::Resume => "OCI runtime resume failed",
+        Kind::Update => "OCI runtime update failed",
+        Kind::Quiet => "OCI runtime failed",
+        Kind::Kill => return kill_failure(reason),
+    };
+    Failure::unknown(format!("{what}: {reason}"))
 }
 
 /// The messages of containerd's shim for a signal that could not be sent.

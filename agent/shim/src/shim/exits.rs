@@ -79,6 +79,7 @@ impl Shim {
             // A frozen process cannot end.
             self.call_quietly(&key.container, "resume");
         }
+        self.give_up_start_fifo(&key.container);
         self.settle(&key.container);
     }
 

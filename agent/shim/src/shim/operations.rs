@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,9 +10,11 @@ use std::time::{Duration, Instant};
 use prost::Message as _;
 
 use super::Shim;
+use super::streams::Opened;
 use crate::bundle::Spec;
 use crate::console::ConsoleSocket;
 use crate::failure::Failure;
+use crate::logger_program::StartingLogger;
 use crate::messages::{CreateTaskRequest, DeleteResponse, Mount, Options};
 use crate::process::{Call, Container, Key, Process, State};
 use crate::rootfs;
@@ -30,6 +33,10 @@ pub(super) struct Operation {
     pub(super) call: Option<Call>,
     pub(super) log: PathBuf,
     pub(super) console: Option<ConsoleSocket>,
+    /// Where the output of its terminal goes, if that is a logger.
+    pub(super) terminal_output: Option<OwnedFd>,
+    /// The logger that the call waits for.
+    logger: Option<StartingLogger>,
     /// An input file, which is removed afterwards.
     pub(super) input: Option<PathBuf>,
 }
@@ -49,14 +56,23 @@ pub(super) enum Kind {
 }
 
 impl Operation {
-    fn new(key: &Key, kind: Kind, call: Option<Call>) -> Self {
-        Self { key: key.clone(), kind, call, log: PathBuf::new(), console: None, input: None }
+    pub(super) fn new(key: &Key, kind: Kind, call: Option<Call>) -> Self {
+        Self {
+            key: key.clone(),
+            kind,
+            call,
+            log: PathBuf::new(),
+            console: None,
+            terminal_output: None,
+            logger: None,
+            input: None,
+        }
     }
 }
 
 impl Shim {
-    /// Starts a call with the command that `command` builds.
-    fn call_runtime(
+    /// Starts a call with the command that `command` builds, once the operation's logger is ready.
+    pub(super) fn call_runtime(
         &mut self,
         mut operation: Operation,
         command: impl FnOnce(&Runtime, &runtime::Call<'_>) -> Command,
@@ -67,19 +83,31 @@ impl Shim {
         operation.log = container.bundle.join(format!("log-{}.json", self.last_operation));
         let about = runtime::Call { id, bundle: &container.bundle, log: &operation.log };
         let mut command = command(&container.runtime, &about);
-        let spawned = command.spawn().map_err(|error| {
-            Failure::unknown(format!("cannot run the OCI runtime {}: {error}", container.runtime.binary()))
-        });
-        let child = match spawned {
-            Ok(child) => child,
-            Err(failure) => {
-                remove(operation.input.as_deref());
-                return Err(failure);
+        if let Some(logger) = operation.logger.take() {
+            return self.call_after_logger(logger, operation, command);
+        }
+        self.spawn(operation, &mut command).map_err(|(_, failure)| failure)
+    }
+
+    /// Runs a call's command. Returns the operation if that fails.
+    pub(super) fn spawn(
+        &mut self,
+        operation: Operation,
+        command: &mut Command,
+    ) -> Result<(), (Box<Operation>, Failure)> {
+        match command.spawn() {
+            // It is reaped with the shim's other children.
+            Ok(child) => {
+                self.operations.insert(child.id(), operation);
+                Ok(())
             }
-        };
-        // It is reaped with the shim's other children.
-        self.operations.insert(child.id(), operation);
-        Ok(())
+            Err(error) => {
+                remove(operation.input.as_deref());
+                let program = command.get_program().display().to_string();
+                let failure = Failure::unknown(format!("cannot run the OCI runtime {program}: {error}"));
+                Err((Box::new(operation), failure))
+            }
+        }
     }
 
     fn console_socket(&mut self) -> io::Result<ConsoleSocket> {
@@ -118,6 +146,7 @@ impl Shim {
             has_rootfs: !rootfs.is_empty(),
             shares_pids: spec.shares_pids(),
             exit_file: runtime.exit_file(bundle),
+            start_fifo: if spec.has_poststart_hooks() { None } else { runtime.start_fifo(&request.id) },
             runtime,
             cgroup: None,
             oom: None,
@@ -157,7 +186,15 @@ impl Shim {
         stdio: &Stdio,
         operation: &mut Operation,
     ) -> Result<Option<super::streams::ProcessStdio>, Failure> {
+        let id = if key.is_init() { &key.container } else { &key.exec };
+        let failed = |error: &io::Error| Failure::unknown(format!("failed to create init process I/O: {error}"));
         if stdio.terminal {
+            if let Some((logger, output)) =
+                self.start_terminal_logger(id, &stdio.stdout).map_err(|error| failed(&error))?
+            {
+                operation.logger = Some(logger);
+                operation.terminal_output = Some(output);
+            }
             let console = self.console_socket();
             let console = console
                 .map_err(|error| Failure::unknown(format!("failed to create OCI runtime console socket: {error}")))?;
@@ -165,10 +202,9 @@ impl Shim {
             return Ok(None);
         }
         let owner = self.containers.get(&key.container).map_or((0, 0), |container| container.runtime.pipe_owner());
-        let id = if key.is_init() { &key.container } else { &key.exec };
-        let opened = self.open_streams(id, stdio, owner);
-        let (streams, process) =
-            opened.map_err(|error| Failure::unknown(format!("failed to create init process I/O: {error}")))?;
+        let Opened { streams, process, logger } =
+            self.open_streams(id, stdio, owner).map_err(|error| failed(&error))?;
+        operation.logger = logger;
         if let Some(process) = self.process_mut(key) {
             process.streams = streams;
         }
@@ -177,9 +213,11 @@ impl Shim {
     }
 
     pub(super) fn start_container(&mut self, call: Call, key: &Key) -> Result<(), Failure> {
-        self.call_runtime(Operation::new(key, Kind::Start, Some(call)), |runtime, about| {
-            runtime.plain(about, "start")
-        })?;
+        let fifo = self.containers.get(&key.container).and_then(|container| container.start_fifo.clone());
+        if !fifo.is_some_and(|path| self.start_by_fifo(call, key, &path)) {
+            let operation = Operation::new(key, Kind::Start, Some(call));
+            self.call_runtime(operation, |runtime, about| runtime.plain(about, "start"))?;
+        }
         if let Some(container) = self.containers.get_mut(&key.container) {
             container.busy = true;
         }

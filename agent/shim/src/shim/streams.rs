@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{Shim, process_in};
-use crate::logger_program;
+use crate::logger_program::{self, StartingLogger};
 use crate::poller::Source;
 use crate::process::{Key, Streams};
 use crate::stdio::{self, Output, Stdio, input_pipe, open_input_fifo, open_output_fifo, open_output_file, output_pipe};
@@ -22,6 +22,13 @@ use crate::transfer::{BUFFER, Transfer, Waiting};
 
 /// How often an output is read when its process is deleted: enough for more than a pipe holds.
 const LAST_READS: usize = 64;
+
+/// The opened streams of a process: the shim's ends, the process's, and the logger that must be ready before it runs.
+pub(super) struct Opened {
+    pub(super) streams: Streams,
+    pub(super) process: ProcessStdio,
+    pub(super) logger: Option<StartingLogger>,
+}
 
 /// The standard streams of a new process.
 pub(super) struct ProcessStdio {
@@ -31,13 +38,9 @@ pub(super) struct ProcessStdio {
 }
 
 impl Shim {
-    /// Opens the streams of a process without a terminal: the shim's ends, and the process's.
-    pub(super) fn open_streams(
-        &self,
-        id: &str,
-        stdio: &Stdio,
-        owner: (u32, u32),
-    ) -> io::Result<(Streams, ProcessStdio)> {
+    /// Opens the streams of a process without a terminal.
+    pub(super) fn open_streams(&self, id: &str, stdio: &Stdio, owner: (u32, u32)) -> io::Result<Opened> {
+        let mut logger = None;
         let mut streams = Streams::default();
         let child = |fd: OwnedFd| ChildStdio::from(fd);
         let mut process =
@@ -56,7 +59,7 @@ impl Shim {
             Output::Binary(program) => {
                 let (stdout, stdout_writer) = pipe_with(PipeFlags::CLOEXEC)?;
                 let (stderr, stderr_writer) = pipe_with(PipeFlags::CLOEXEC)?;
-                logger_program::start(&program, id, &self.namespace, stdout, stderr)?;
+                logger = Some(logger_program::start(&program, id, &self.namespace, stdout, stderr)?);
                 process.stdout = child(stdout_writer);
                 process.stderr = child(stderr_writer);
             }
@@ -86,22 +89,30 @@ impl Shim {
                 process.stdin = child(pipe);
             }
         }
-        Ok((streams, process))
+        Ok(Opened { streams, process, logger })
     }
 
-    /// Connects a terminal with the streams of its process.
-    pub(super) fn open_terminal(&self, id: &str, stdio: &Stdio, console: OwnedFd) -> io::Result<Streams> {
+    /// Starts the logger of a terminal, if its output goes to one. Returns it, and where to write the output.
+    pub(super) fn start_terminal_logger(
+        &self,
+        id: &str,
+        stdout: &str,
+    ) -> io::Result<Option<(StartingLogger, OwnedFd)>> {
+        let Output::Binary(program) = Output::parse(stdout)? else { return Ok(None) };
+        let (stdout, to) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr, _) = pipe_with(PipeFlags::CLOEXEC)?;
+        let logger = logger_program::start(&program, id, &self.namespace, stdout, stderr)?;
+        stdio::set_nonblocking(&to)?;
+        Ok(Some((logger, to)))
+    }
+
+    /// Connects a terminal with the streams of its process: its output with `to`, if that is open already.
+    pub(super) fn open_terminal(stdio: &Stdio, console: OwnedFd, to: Option<OwnedFd>) -> io::Result<Streams> {
         let mut streams = Streams::default();
-        match Output::parse(&stdio.stdout)? {
-            Output::Log(config) => streams.log = Some(log_of_terminal(config, &console)?),
-            Output::Binary(program) => {
-                let (stdout, to) = pipe_with(PipeFlags::CLOEXEC)?;
-                let (stderr, _) = pipe_with(PipeFlags::CLOEXEC)?;
-                logger_program::start(&program, id, &self.namespace, stdout, stderr)?;
-                stdio::set_nonblocking(&to)?;
-                streams.transfers[1] = Some(Transfer::new(console.try_clone()?, to));
-            }
-            output => {
+        match (Output::parse(&stdio.stdout)?, to) {
+            (Output::Log(config), _) => streams.log = Some(log_of_terminal(config, &console)?),
+            (_, Some(to)) => streams.transfers[1] = Some(Transfer::new(console.try_clone()?, to)),
+            (output, None) => {
                 // Without a reader a terminal's buffer fills up and blocks its processes.
                 let to = match open_output(output)? {
                     Some(to) => to,
