@@ -10,13 +10,25 @@ use crate::messages::DeleteResponse;
 use crate::rootfs;
 use crate::runtime::{Call, Runtime};
 
+/// The file that says that a bundle's container was started.
+pub(crate) const STARTED_FILE: &str = "started";
+
 /// Cleans up after container `id`, and returns its exit.
 pub(crate) fn clean_up(id: &str, bundle: &Path, namespace: &str) -> io::Result<DeleteResponse> {
     let pid = fs::read_to_string(bundle.join("init.pid")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
     let mut exit = None;
     // Without a recorded runtime nothing was created.
     if let Ok(runtime) = Runtime::recorded(bundle, namespace) {
-        exit = Exit::recorded(&runtime.exit_file(bundle)).ok();
+        let exit_file = runtime.exit_file(bundle);
+        exit = Exit::recorded(&exit_file).ok();
+        // A container that has run does not count as one that never did.
+        if exit.is_none() && bundle.join(STARTED_FILE).exists() {
+            let killed = Exit::unknown(pid);
+            if let Err(error) = killed.record(&exit_file) {
+                eprintln!("record the exit of {id} in {}: {error}", exit_file.display());
+            }
+            exit = Some(killed);
+        }
         let log = bundle.join("log-delete.json");
         let mut command = runtime.delete_by_force(&Call { id, bundle, log: &log });
         if let Err(error) = command.status() {

@@ -11,6 +11,7 @@ use rustix::process::WaitStatus;
 use super::Shim;
 use super::operations::{Kind, Operation, PID_FILE, deletion_of, remove};
 use crate::cgroup::{Cgroup, OomWatch};
+use crate::cleanup::STARTED_FILE;
 use crate::console::ConsoleSocket;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -129,6 +130,8 @@ impl Shim {
         };
         container.init.state = State::Running;
         let pid = container.init.pid;
+        let started = container.bundle.join(STARTED_FILE);
+        let recorded = fs::write(&started, "");
         // Without the watch containerd does not learn of memory shortage; the exit is still reported.
         if let Some(watch) = container.cgroup.as_ref().and_then(|cgroup| cgroup.watch_oom().ok()) {
             let source = Source::Memory(key.container.clone());
@@ -140,6 +143,9 @@ impl Shim {
         }
         let event = TaskStart { container_id: key.container.clone(), pid };
         self.publisher.publish("/tasks/start", "TaskStart", &event);
+        if let Err(error) = recorded {
+            self.warn(&format!("write {}: {error}", started.display()));
+        }
         Ok(PidResponse { pid }.encode_to_vec())
     }
 
