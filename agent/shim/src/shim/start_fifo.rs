@@ -15,6 +15,9 @@ use crate::failure::Failure;
 use crate::poller::Source;
 use crate::process::{Call, Key};
 
+/// The file that runc has beside the FIFO.
+const RUNC_STATE: &str = "state.json";
+
 /// A start whose FIFO has a reader, and no byte yet.
 pub(super) struct PendingStart {
     key: Key,
@@ -24,8 +27,12 @@ pub(super) struct PendingStart {
 }
 
 impl Shim {
-    /// Starts to read the FIFO at `path`. Returns false if it cannot be read.
+    /// Starts to read the FIFO at `path`. Returns false if it cannot be read, or is not runc's: crun, which may be
+    /// installed under runc's name, has a FIFO that is to be written.
     pub(super) fn start_by_fifo(&mut self, call: Call, key: &Key, path: &Path) -> bool {
+        if !path.with_file_name(RUNC_STATE).exists() {
+            return false;
+        }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let Ok(fifo) = rustix::fs::open(path, flags, Mode::empty()) else { return false };
         let Some(token) = self.poller.add(&fifo, Source::StartFifo, EventFlags::IN) else { return false };
