@@ -112,7 +112,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..28) {
+        match self.rng.u32(0..30) {
             0..=4 => self.create(),
             5..=8 => self.edit(),
             9 | 10 => self.delete(),
@@ -125,6 +125,7 @@ impl Node {
             22 | 23 => self.evict().await,
             24 | 25 => self.debug().await,
             26 => self.restart().await,
+            27 | 28 => self.kill_shims(),
             _ => self.reboot().await,
         }
     }
@@ -184,6 +185,15 @@ impl Node {
         if let Some(pid) = self.rng.choice(&running) {
             world.exit(*pid, code);
         }
+    }
+
+    /// The shim of a pod is killed, or that of all pods.
+    fn kill_shims(&mut self) {
+        let mut world = self.world.lock().unwrap();
+        let served = world.pods_with_shims();
+        let serves_all = self.rng.u32(0..4) == 0;
+        let Some(chosen) = self.rng.choice(&served) else { return };
+        served.iter().filter(|uid| serves_all || *uid == chosen).for_each(|uid| world.kill_shim(uid));
     }
 
     /// A link or an address comes or goes.

@@ -9,6 +9,7 @@ mod places;
 mod pods;
 mod probes;
 mod processes;
+mod shims;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -51,6 +52,8 @@ const VIRTUAL_BEGIN: Timestamp = Timestamp::constant(1_000_000_000, 0);
 struct Container {
     recorded: Recorded,
     task: Option<Task>,
+    /// What its shim has recorded of its exit: the code and the time.
+    recorded_exit: Option<(i32, Timestamp)>,
     has_snapshot: bool,
     cpu_quota: Option<i64>,
     restart_policy: String,
@@ -88,6 +91,8 @@ pub struct World {
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
+    /// The UIDs of pods whose shims were killed without the runtime noticing it.
+    dead_shims: BTreeSet<String>,
     /// When ending pods began to end, by UID.
     ends: BTreeMap<String, PodEnd>,
     /// The ids of the sandboxes by pod.
@@ -176,6 +181,7 @@ impl World {
             evicted: BTreeMap::new(),
             asked_restarts: BTreeMap::new(),
             alive: BTreeMap::new(),
+            dead_shims: BTreeSet::new(),
             ends: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
             directories: BTreeSet::new(),
@@ -226,6 +232,9 @@ impl World {
     pub fn set_connected(&mut self, connected: bool) {
         self.connected = connected;
         self.quiet += 1;
+        if connected {
+            self.clean_up_shims();
+        }
     }
 
     /// The duration of a write to disk in milliseconds.
@@ -284,7 +293,7 @@ impl World {
     pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> Started {
         let id = pod.next_id(slot);
         if let Some(known) = self.containers.get(&id)
-            && let Some(task) = known.task
+            && let Some(task) = known.last_task()
         {
             let started_at = known.recorded.state.started_at.unwrap_or(now.wall);
             return (id, task, started_at, known.recorded.identity.sandbox.clone());
@@ -347,6 +356,7 @@ impl World {
                 manifest: Arc::clone(&record.manifest),
             },
             task: None,
+            recorded_exit: None,
             has_snapshot: true,
             cpu_quota: invariants::container_quota(pod, slot),
             restart_policy: policy,
@@ -370,7 +380,7 @@ impl World {
     }
 
     pub(super) fn task(&self, id: &ContainerId) -> Option<Task> {
-        self.containers.get(id)?.task
+        self.containers.get(id)?.last_task()
     }
 
     pub(super) fn write_exit(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
@@ -435,6 +445,7 @@ impl World {
         self.sandboxes.clear();
         self.cgroups.clear();
         self.due.clear();
+        self.dead_shims.clear();
     }
 }
 

@@ -13,7 +13,7 @@ impl World {
         let containers = self.containers.iter().map(|(id, container)| FoundContainer {
             id: id.clone(),
             recorded: container.recorded.clone(),
-            task: container.task,
+            task: container.last_task(),
             has_snapshot: container.has_snapshot,
         });
         containers.collect()
@@ -79,8 +79,13 @@ impl World {
 }
 
 impl Container {
+    /// The task; where the runtime has forgotten it, the exit that the shim has recorded.
+    pub(super) fn last_task(&self) -> Option<Task> {
+        self.task.or_else(|| self.recorded_exit.map(|(code, at)| Task::Stopped { code, at }))
+    }
+
     pub(super) fn exit_code(&self) -> Option<i32> {
-        match self.task {
+        match self.last_task() {
             Some(Task::Stopped { code, .. }) => Some(code),
             _ => self.recorded.state.exit.as_ref().map(|exit| exit.code),
         }

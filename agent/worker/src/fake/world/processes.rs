@@ -61,8 +61,12 @@ impl World {
         let at = self.wall();
         alive.send_replace(false);
         self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
+        if self.has_dead_shim(&id) {
+            return;
+        }
         if let Some(container) = self.containers.get_mut(&id) {
             container.task = Some(Task::Stopped { code, at });
+            container.recorded_exit = Some((code, at));
         }
         if code != 0 {
             self.ask_for_all(&id);
@@ -75,20 +79,20 @@ impl World {
     }
 
     /// Handles an exit code that a rule for restarting all containers may name.
-    fn ask_for_all(&mut self, id: &ContainerId) {
+    pub(super) fn ask_for_all(&mut self, id: &ContainerId) {
         let Some(container) = self.containers.get(id).filter(|container| container.restarts_all) else { return };
         let identity = &container.recorded.identity;
         let asked = self.asked_restarts.entry(identity.uid.clone()).or_default();
         *asked = (*asked).max(identity.pod_restarts + 1);
     }
 
-    /// Makes the runtime forget all tasks. An unrecorded exit is then unknown, which counts as 137.
+    /// Makes the runtime forget all tasks, and removes the records of their exits, which are in memory. An unrecorded exit is then unknown, which counts as 137.
     pub(super) fn forget_tasks(&mut self) {
         let ended = self.containers.iter().filter(|(_, container)| container.task.is_some());
         let unknown = ended.filter(|(_, container)| container.recorded.state.exit.is_none());
         let unknown: Vec<_> = unknown.map(|(id, _)| id.clone()).collect();
         unknown.iter().for_each(|id| self.ask_for_all(id));
-        self.containers.values_mut().for_each(|container| container.task = None);
+        self.containers.values_mut().for_each(|container| (container.task, container.recorded_exit) = (None, None));
     }
 
     /// How many processes were started so far.
