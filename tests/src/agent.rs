@@ -22,6 +22,8 @@ pub const STATIC_PROGRAM_VARIABLE: &str = "LIMPET_TEST_STATIC_BINARY";
 pub const SHIM_VARIABLE: &str = "LIMPET_TEST_SHIM";
 /// Names the executable of limpet's shim; without it, it is the one beside the agent, or cargo builds it.
 pub const SHIM_PROGRAM_VARIABLE: &str = "LIMPET_TEST_SHIM_BINARY";
+/// Names the OCI runtime of the nodes whose configuration does not; without it, they have the default.
+pub const RUNTIME_VARIABLE: &str = "LIMPET_TEST_OCI_RUNTIME";
 /// Names the cgroup driver of the nodes: `cgroupfs` or `systemd`.
 const CGROUP_DRIVER_VARIABLE: &str = "LIMPET_TEST_CGROUP_DRIVER";
 
@@ -270,13 +272,15 @@ impl Settings {
 
     fn limpet_configuration(&self) -> Result<String> {
         let plugin_dirs = serde_json::to_string(&self.cni_plugins)?;
-        let has_shim = self.limpet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with("shim:"));
-        let shim = if has_shim { None } else { chosen_shim()? };
+        let names = |key: &str| self.limpet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with(key));
+        let shim = if names("shim:") { None } else { chosen_shim()? };
+        let runtime = if names("runtimeBinary:") { None } else { std::env::var(RUNTIME_VARIABLE).ok() };
+        let runtime = runtime.map(|program| format!("runtimeBinary: {program}"));
         Ok(format!(
             "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
              cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
-             cdiSpecDirectories: [{}]\n{}{}",
+             cdiSpecDirectories: [{}]\n{}{}{}",
             self.root().display(),
             self.run().display(),
             self.container_logs().display(),
@@ -287,6 +291,7 @@ impl Settings {
             self.plugins().join("cdi").display(),
             lines(&self.limpet),
             lines(shim.as_slice()),
+            lines(runtime.as_slice()),
         ))
     }
 

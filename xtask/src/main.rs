@@ -26,6 +26,7 @@ mod page_links;
 mod record_state;
 mod record_ui;
 mod release;
+mod runtime;
 mod setup;
 mod simulate;
 mod site;

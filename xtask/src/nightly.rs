@@ -18,6 +18,34 @@ pub(crate) struct Arguments {
     parts: Vec<Part>,
 }
 
+/// The suites that show what an OCI runtime makes of a container.
+const CRUN: [&str; 24] = [
+    "test",
+    "--runtime",
+    "crun",
+    "-p",
+    "limpet-tests",
+    "--no-fail-fast",
+    "--test",
+    "attach",
+    "--test",
+    "devices",
+    "--test",
+    "hooks",
+    "--test",
+    "lifecycle",
+    "--test",
+    "logs",
+    "--test",
+    "pods",
+    "--test",
+    "restarts",
+    "--test",
+    "security",
+    "--test",
+    "shim",
+];
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Part {
     /// BPF programs and watch backends in every stock kernel.
@@ -30,6 +58,8 @@ enum Part {
     /// Every suite with containerd's shim and loggers.
     #[value(name = "shim-runc-v2")]
     ContainerdsShim,
+    /// The suites of a pod's life with crun.
+    Crun,
     /// A fault at every request.
     Faults,
     /// 500 pods and an hour of work leave nothing behind.
@@ -82,6 +112,7 @@ impl Part {
             Self::ContainerdTwo => &["test", "--containerd", "2", "--workspace", "--tests", "--no-fail-fast"],
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
             Self::ContainerdsShim => &["test", "--shim", "runc-v2", "--workspace", "--tests", "--no-fail-fast"],
+            Self::Crun => &CRUN,
             // The cases run one after the other, because an idle agent is measured.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],

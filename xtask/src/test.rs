@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::{agent, need, sweep, tools, vm};
 
 use crate::go_program::CRICTL;
+use crate::runtime::Runtime;
 use crate::{apt, cargo, dist, kubernetes, setup, suites, vm_image};
 
 /// Which tests to run.
@@ -17,6 +18,9 @@ pub(crate) struct Arguments {
     /// The shim of the pods; without it the agent's default.
     #[arg(long, value_enum)]
     shim: Option<Shim>,
+    /// The OCI runtime of the pods; without it the shim's default, runc.
+    #[arg(long, value_enum)]
+    runtime: Option<Runtime>,
     /// Arguments for `cargo test`: `-p limpet-tests --test logs -- rotated`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
@@ -48,6 +52,7 @@ impl Shim {
 /// Runs the tests. The last lines and the exit code are cargo's, unless only suites have failed: then it fails with
 /// their names.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    arguments.runtime.map_or(Ok(()), Runtime::enter_its_host)?;
     if arguments.rest.is_empty() {
         ensure!(
             kubernetes::has_go() || tools::kube_apiserver().is_some(),
@@ -94,6 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(shim) = arguments.shim {
         shim.choose(&mut command, &[])?;
     }
+    command.envs(arguments.runtime.map(Runtime::variable).transpose()?);
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice).env(need::REQUIRE_VARIABLE, "1");
     let mut suites = Ok(());
     if arguments.rest.is_empty() {

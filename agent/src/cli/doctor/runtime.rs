@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use containerd_client::services::v1::Plugin;
@@ -24,6 +24,8 @@ use limpet_model::lifecycle::LifecycleEvent;
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
 /// The timeout of containerd and of programs that print their version.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
+/// Where a host with cgroups of both versions has version 2.
+const SECOND_HIERARCHY: &str = "/sys/fs/cgroup/unified";
 /// The search path for programs if containerd's environment cannot be read.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -177,10 +179,22 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     match output_of(&program, &["--version"]).await {
         Some(text) => {
             let version = text.lines().next().unwrap_or_default().to_owned();
-            Finding::ok("OCI runtime", format!("{version}, {}", program.display()))
+            let has_both_cgroups = Path::new(SECOND_HIERARCHY).join("cgroup.controllers").exists();
+            oci_runtime_finding(&version, &program, has_both_cgroups)
         }
         None => Finding::failed("OCI runtime", format!("{} does not run", program.display()), "Install it again"),
     }
+}
+
+/// crun starts no container on a host with cgroups of both versions.
+fn oci_runtime_finding(version: &str, program: &Path, has_both_cgroups: bool) -> Finding {
+    let text = format!("{version}, {}", program.display());
+    if has_both_cgroups && version.starts_with("crun ") {
+        let text = format!("{text}: it starts no container where cgroups of version 1 and 2 are mounted");
+        let remedy = "Boot with systemd.unified_cgroup_hierarchy=1, or set runtimeBinary to runc's path";
+        return Finding::failed("OCI runtime", text, remedy);
+    }
+    Finding::ok("OCI runtime", text)
 }
 
 /// Checks limpet's own shim, unless the configuration chooses containerd's: whether it exists at the path that
@@ -248,6 +262,14 @@ mod tests {
         assert_eq!(broken.remedy, "Set snapshotter to one of: overlayfs");
         assert!(judge_cri(&plugins).text.starts_with("loaded"));
         assert!(judge_cri(&plugins[..2]).text.starts_with("not loaded"));
+    }
+
+    #[test]
+    fn crun_needs_cgroups_of_a_single_version() {
+        let level = |version: &str, has_both| oci_runtime_finding(version, Path::new("/r"), has_both).level;
+        assert_eq!(level("crun version 1.8.1", true), Level::Failed);
+        assert_eq!(level("crun version 1.8.1", false), Level::Ok);
+        assert_eq!(level("runc version 1.1.5", true), Level::Ok);
     }
 
     #[test]
