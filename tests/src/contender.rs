@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::agent::{self, Agent};
@@ -15,6 +15,7 @@ use crate::cluster::kubelet_api::NodeAddress;
 use crate::containerd::Containerd;
 use crate::kubelet::Kubelet;
 use crate::node::{NodeOptions, TestNode, containers, sweep};
+use crate::podman::{PODMAN_VARIABLE, Podman};
 use crate::{manifest, wait};
 
 /// The variable with the kubelet to run beside the agent.
@@ -38,6 +39,23 @@ pub trait Contender {
     fn pid(&self) -> Option<u32>;
     /// The answer of its API to a GET of `path`.
     fn get(&self, path: &str) -> Result<Vec<u8>>;
+
+    /// Writes the manifest of a pod.
+    fn apply(&self, pod: &Value) -> Result<()> {
+        let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
+        manifest::put(&self.manifests(), &format!("{name}.yaml"), &pod.to_string())
+    }
+
+    /// Removes the manifest of the pod `name`.
+    fn remove(&self, name: &str) -> Result<()> {
+        let path = self.manifests().join(format!("{name}.yaml"));
+        fs::remove_file(&path).with_context(|| format!("{}", path.display()))
+    }
+
+    /// The processes that keep its pods, by kind, if these are not an agent, loggers, shims and containerd.
+    fn keepers(&self) -> Option<Vec<(&'static str, Vec<u32>)>> {
+        None
+    }
 
     /// The pods as its API shows them.
     fn pods(&self) -> Result<Vec<Value>> {
@@ -116,6 +134,56 @@ impl Contender for Kubelet {
     }
 }
 
+impl Contender for Podman {
+    fn name(&self) -> &'static str {
+        "podman"
+    }
+
+    fn node_name(&self) -> &str {
+        Self::name(self)
+    }
+
+    fn manifests(&self) -> PathBuf {
+        Self::manifests(self)
+    }
+
+    fn spawn(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.finish_commands()
+    }
+
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    fn get(&self, path: &str) -> Result<Vec<u8>> {
+        bail!("Podman serves no {path}")
+    }
+
+    fn apply(&self, pod: &Value) -> Result<()> {
+        Self::apply(self, pod)
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        Self::remove(self, name)
+    }
+
+    fn keepers(&self) -> Option<Vec<(&'static str, Vec<u32>)>> {
+        Some(Self::keepers(self))
+    }
+
+    fn pods(&self) -> Result<Vec<Value>> {
+        Self::pods(self)
+    }
+}
+
 /// The body of the answer, with a separate connection.
 fn get(mut stream: impl Read + Write, path: &str) -> Result<Vec<u8>> {
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
@@ -129,14 +197,12 @@ fn get(mut stream: impl Read + Write, path: &str) -> Result<Vec<u8>> {
 
 /// Writes the manifest of a pod.
 pub fn apply(contender: &dyn Contender, pod: &Value) -> Result<()> {
-    let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
-    manifest::put(&contender.manifests(), &format!("{name}.yaml"), &pod.to_string())
+    contender.apply(pod)
 }
 
 /// Removes the manifest of the pod `name`.
 pub fn remove(contender: &dyn Contender, name: &str) -> Result<()> {
-    let path = contender.manifests().join(format!("{name}.yaml"));
-    fs::remove_file(&path).with_context(|| format!("{}", path.display()))
+    contender.remove(name)
 }
 
 /// How many of the pods run with every container ready.
@@ -167,6 +233,7 @@ pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> 
 #[derive(Debug)]
 pub struct Stage {
     kubelet: Option<Kubelet>,
+    podman: Option<Podman>,
     /// The address of their Nodes, in a cluster.
     address: Option<NodeAddress>,
     _ports: [Port; 3],
@@ -193,7 +260,8 @@ impl Stage {
             ..NodeOptions::default()
         })?;
         let kubelet = kubelet.map(|program| Kubelet::prepare(&program, &node)).transpose()?;
-        Ok(Self { kubelet, address: None, _ports: ports, node })
+        let podman = std::env::var_os(PODMAN_VARIABLE).map(|_| Podman::prepare(&node)).transpose()?;
+        Ok(Self { kubelet, podman, address: None, _ports: ports, node })
     }
 
     /// Makes them join the cluster at their next start, with that address of its apiserver and with the defaults of a
@@ -219,7 +287,8 @@ impl Stage {
     pub fn parts(&mut self) -> (Vec<&mut dyn Contender>, &Containerd) {
         let TestNode { containerd, agent, .. } = &mut self.node;
         let kubelet = self.kubelet.iter_mut().map(|kubelet| kubelet as &mut dyn Contender);
-        (std::iter::once(agent as &mut dyn Contender).chain(kubelet).collect(), containerd)
+        let podman = self.podman.iter_mut().map(|podman| podman as &mut dyn Contender);
+        (std::iter::once(agent as &mut dyn Contender).chain(kubelet).chain(podman).collect(), containerd)
     }
 
     /// Runs a measurement; if it fails, the error says what was going on.
@@ -233,6 +302,7 @@ impl Stage {
     /// Shuts it down and checks that nothing is left.
     pub fn finish(self) -> Result<()> {
         drop(self.kubelet);
+        drop(self.podman);
         self.node.finish()
     }
 }

@@ -33,6 +33,7 @@ pub mod need;
 pub mod nfs_tools;
 pub mod node;
 pub mod own_network;
+pub mod podman;
 pub mod process;
 pub mod recorded_state;
 pub mod registry;

@@ -129,6 +129,13 @@ pub fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
+/// The children of these processes.
+pub fn children(parents: &[u32]) -> Vec<u32> {
+    let lists =
+        parents.iter().filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
 /// The processes, except this one, whose command line or environment contains `text`.
 pub fn mentioning(text: &str) -> Vec<u32> {
     let holds = |path: String| {

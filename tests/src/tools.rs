@@ -136,6 +136,14 @@ pub fn faketime() -> Option<PathBuf> {
     files.into_iter().find(|path| path.is_file())
 }
 
+/// The packages with which Podman works beside the machine, Podman's first.
+pub const PODMAN_PACKAGES: [&str; 5] = ["podman", "conmon", "catatonit", "libsubid4", "libgpgme11"];
+
+/// The directories of these packages, if all of them are unpacked.
+pub fn podman_packages() -> Option<Vec<PathBuf>> {
+    PODMAN_PACKAGES.iter().map(|package| unpacked(package).into_iter().next()).collect()
+}
+
 /// gVisor's OCI runtime.
 pub fn runsc() -> Option<PathBuf> {
     on_path("runsc").or_else(|| in_package("runsc", "usr/bin/runsc"))

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use limpet_tests::{agent, contender, hollow, measure};
+use limpet_tests::{agent, contender, hollow, measure, podman};
 
 use crate::bench_pressure::{self, Scenario};
+use crate::runtime::Runtime;
 use crate::test::Shim;
 use crate::{bench_emulated, cargo, dist, kubernetes, setup};
 
@@ -22,6 +23,9 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` and `delays` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
+    /// Measure Debian's Podman, too, in `idle` and `start`: `podman play kube` for each pod, on the host's network.
+    #[arg(long)]
+    podman: bool,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle,
     /// probes, adopt, scrape, hollow, sync, delays.
     #[arg(long)]
@@ -29,6 +33,9 @@ pub(crate) struct Arguments {
     /// The shim of limpet's pods; without it the agent's default.
     #[arg(long, value_enum)]
     shim: Option<Shim>,
+    /// The OCI runtime of limpet's pods; without it the shim's default, runc. The floor always has runc.
+    #[arg(long, value_enum)]
+    runtime: Option<Runtime>,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of
     /// `delays` no more than 10 runs are made, and three of kubelet.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
@@ -54,6 +61,8 @@ enum What {
     Start,
     /// Memory, wake-ups and bytes written while nothing happens, with 0, 10 and 50 pods.
     Idle,
+    /// From the answer of a new containerd to 50 running pods: by each shim, and by kubelet.
+    Boot,
     /// Wake-ups, processor time and memory of 100 pods with three probes each.
     Probes,
     /// The agent's start to 50 running pods adopted.
@@ -79,6 +88,7 @@ enum What {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    arguments.runtime.map_or(Ok(()), Runtime::enter_its_host)?;
     setup::for_building()?;
     if arguments.what == What::Pressure {
         return pressure(arguments);
@@ -98,6 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let on_a_node = [
         (What::Start, "start"),
         (What::Idle, "idle"),
+        (What::Boot, "boot"),
         (What::Probes, "probes"),
         (What::Adopt, "adopt"),
         (What::Scrape, "scrape"),
@@ -110,6 +121,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let kubelet = kubelet(arguments)?;
+    if arguments.podman {
+        setup::for_podman()?;
+    }
     let choice = setup::for_major(arguments.containerd)?;
     let program = if arguments.dist { dist::build()? } else { agent::build(&["--release"])? };
     for name in names {
@@ -124,10 +138,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Some(shim) => shim.choose(&mut command, &["--release"])?,
             None => {}
         }
+        command.envs(arguments.runtime.map(Runtime::variable).transpose()?);
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         command.env(measure::DIST_VARIABLE, u8::from(arguments.dist).to_string());
         command.env(hollow::NODES_VARIABLE, arguments.nodes.to_string());
+        if arguments.podman && ["idle", "start"].contains(&name) {
+            command.env(podman::PODMAN_VARIABLE, "1");
+        }
         if let Some(kubelet) = &kubelet {
             ensure!(kubelet.is_file(), "{} is not a kubelet", kubelet.display());
             command.env(contender::KUBELET_VARIABLE, kubelet.canonicalize()?);

@@ -31,6 +31,8 @@ enum Beside {
     Prometheus,
     Faketime,
     Runsc,
+    /// One of those with which Podman works.
+    Podman(&'static str),
 }
 
 impl Beside {
@@ -44,6 +46,7 @@ impl Beside {
             Self::Prometheus => "prometheus",
             Self::Faketime => "libfaketime",
             Self::Runsc => "runsc",
+            Self::Podman(package) => package,
         }
     }
 
@@ -58,6 +61,7 @@ impl Beside {
             Self::Prometheus => tools::prometheus().is_none(),
             Self::Faketime => tools::faketime().is_none(),
             Self::Runsc => tools::runsc().is_none(),
+            Self::Podman(_) => tools::podman_packages().is_none(),
         }
     }
 
@@ -119,6 +123,11 @@ pub(crate) fn for_dashboard() -> Result<()> {
 /// Sets up gVisor, which is a runtime class in tests.
 pub(crate) fn for_runtime_classes() -> Result<()> {
     fetch_all(&[], &[Beside::Runsc], false)
+}
+
+/// Sets up the Podman of the benches.
+pub(crate) fn for_podman() -> Result<()> {
+    fetch_all(&[], &tools::PODMAN_PACKAGES.map(Beside::Podman), false)
 }
 
 /// Sets up what shows a node another time of day in tests.

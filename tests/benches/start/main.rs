@@ -72,6 +72,9 @@ impl Bench {
     fn turn(&mut self, contender: &dyn Contender, containerd: &Containerd, runs: usize) -> Result<()> {
         for network in Network::ALL {
             let section = format!("{}, one at a time", network.name());
+            if contender.name() == "podman" && network == Network::Cni {
+                continue;
+            }
             for run in 0..=runs {
                 if contender.name() == "limpet" && network == Network::Host {
                     let took = self.floor_start()?;
@@ -92,6 +95,9 @@ impl Bench {
     fn crowds(&mut self, contender: &dyn Contender, containerd: &Containerd, rounds: usize) -> Result<()> {
         for network in Network::ALL {
             let section = format!("{}, {CROWD_SIZE} at once", network.name());
+            if contender.name() == "podman" && network == Network::Cni {
+                continue;
+            }
             for _ in 0..rounds {
                 let steps = self.cycle(contender, containerd, network, CROWD_SIZE)?;
                 self.note(&section, contender, &steps);

@@ -43,7 +43,8 @@ pub(crate) fn sweep() {
 
 /// The programs that a node runs outside its cgroups: daemons, shims, loggers and what they call. A user's pager is
 /// not one of them.
-const PROGRAMS: [&str; 6] = ["containerd", "ctr", "docker-registry", "limpet", "peer-kubelet", "runc"];
+const PROGRAMS: [&str; 9] =
+    ["conmon", "containerd", "crun", "ctr", "docker-registry", "limpet", "peer-kubelet", "podman", "runc"];
 
 /// Ends the node's processes: those in its cgroups, and those of its programs that name its directory.
 fn end_processes(place: &NodeLocation) -> Option<String> {
