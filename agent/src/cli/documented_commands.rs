@@ -9,44 +9,57 @@ use clap::error::ErrorKind;
 
 use super::{Cli, KubeletFlags};
 
+/// A command as a page has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Documented {
+    command: String,
+    /// Whether it may lack arguments or have placeholders: a sentence that names it, or a line with a `…`.
+    is_partial: bool,
+}
+
+/// What containerd starts as the logger of a container. It is no subcommand for people.
+const LOGGER: &str = "limpet logger";
+
 /// The commands of a page: lines of its code blocks, joined where they go on behind a backslash, and its code spans.
-fn commands(page: &str) -> Vec<String> {
+fn commands(page: &str) -> Vec<Documented> {
     let page = page.replace("\\\n", " ");
     let lines = page.lines().filter_map(|line| line.strip_prefix("    "));
-    let blocks = lines.map(|line| line.strip_prefix("$ ").unwrap_or(line)).filter_map(without_shell);
+    let blocks = lines.map(|line| without_shell(line.strip_prefix("$ ").unwrap_or(line)));
+    let blocks = blocks.map(|line| Documented { is_partial: line.contains('…'), command: line.to_owned() });
     // A vertical bar is escaped in a table. A span with brackets or bars is a summary, not a command.
     let spans = page.split('`').skip(1).step_by(2).filter(|span| !span.contains(['[', '|', '\\', '\n']));
-    let all = blocks.chain(spans.map(str::to_owned));
-    all.filter(|command| command.starts_with("limpet ") && !is_config(command)).collect()
+    let spans = spans.map(|span| Documented { command: span.to_owned(), is_partial: true });
+    blocks.chain(spans).filter(|documented| is_command(&documented.command)).collect()
 }
 
-/// The command of a line without the comment and the redirections behind it.
-fn without_shell(line: &str) -> Option<String> {
+/// The command of a line without the comment, the pipe or the redirection behind it.
+fn without_shell(line: &str) -> &str {
     let ends = ["  #", " # ", " | ", " > ", " && "].iter().filter_map(|end| line.find(end));
-    line.get(..ends.min().unwrap_or(line.len())).map(|command| command.trim().to_owned())
+    line.get(..ends.min().unwrap_or(line.len())).unwrap_or(line).trim()
 }
 
-/// Whether a code span that begins with the program's name is something else: the name of its log lines or units.
-fn is_config(command: &str) -> bool {
-    command.split_whitespace().nth(1).is_none_or(|word| !word.starts_with(|c: char| c.is_ascii_lowercase() || c == '-'))
+/// Whether it is the program with a subcommand or an option, and not a line of its log or of its output.
+fn is_command(text: &str) -> bool {
+    let mut words = text.split_whitespace();
+    let is_word = |word: &str| word.starts_with(|c: char| c.is_ascii_lowercase() || c == '-');
+    words.next() == Some("limpet") && words.next().is_some_and(is_word) && text != LOGGER
 }
 
 /// Why the command line refuses the command, if it does.
-fn refusal(command: &str) -> Option<String> {
-    let is_cut = command.contains('…');
-    let words = command.split_whitespace().filter(|word| !word.contains('…'));
+fn refusal(documented: &Documented) -> Option<String> {
+    let words = documented.command.split_whitespace().filter(|word| !word.contains('…'));
     let words = words.map(|word| if word.starts_with('$') { "1" } else { word.trim_matches('\'') });
     let (arguments, _) = KubeletFlags::take(words.map(Into::into));
     let error = Cli::try_parse_from(arguments).err()?;
-    let is_part = matches!(
+    let is_incomplete = matches!(
         error.kind(),
         ErrorKind::MissingRequiredArgument
             | ErrorKind::MissingSubcommand
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            | ErrorKind::InvalidValue
+            | ErrorKind::ValueValidation
     );
-    // A name of a command in a sentence has no arguments, and a command that is cut has some of them.
-    let is_name = !command.contains(" -") && command.split_whitespace().count() <= 3;
-    (!(is_part && (is_cut || is_name))).then(|| format!("{command}: {error}"))
+    (!(documented.is_partial && is_incomplete)).then(|| format!("{}: {error}", documented.command))
 }
 
 fn pages() -> Vec<PathBuf> {
@@ -65,9 +78,9 @@ fn each_command_of_the_pages_is_one_of_the_command_line() {
     let mut refused = Vec::new();
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page is text");
-        for command in commands(&text) {
+        for documented in commands(&text) {
             seen += 1;
-            refused.extend(refusal(&command).map(|why| format!("{}: {why}", page.display())));
+            refused.extend(refusal(&documented).map(|why| format!("{}: {why}", page.display())));
         }
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
@@ -78,14 +91,25 @@ fn each_command_of_the_pages_is_one_of_the_command_line() {
 fn commands_are_read_from_blocks_and_spans() {
     let page = "Text with `limpet pods -w` and `limpet a|b`, `limpet.yaml`.\n\n    limpet logs web | sort   # lines\n    \
                 $ limpet run --config \\\n        a.yaml\n    other thing\n";
-    assert_eq!(commands(page), ["limpet logs web", "limpet run --config          a.yaml", "limpet pods -w"]);
-    for (command, is_refused) in [
-        ("limpet pods --no-such-option", true),
-        ("limpet no-such-command", true),
-        ("limpet logs --tail x web", true),
-        ("limpet logs", false),
-        ("limpet diff -f gateway.yaml", false),
+    let read: Vec<(String, bool)> =
+        commands(page).into_iter().map(|documented| (documented.command, documented.is_partial)).collect();
+    let expected =
+        [("limpet logs web", false), ("limpet run --config          a.yaml", false), ("limpet pods -w", true)];
+    assert_eq!(read, expected.map(|(command, is_partial)| (command.to_owned(), is_partial)));
+}
+
+#[test]
+fn a_page_cannot_name_what_there_is_not() {
+    for (command, is_partial, is_refused) in [
+        ("limpet diff -f gateway.yaml", false, false),
+        ("limpet logs", false, true),
+        ("limpet logs", true, false),
+        ("limpet logs --tail LINES web", false, true),
+        ("limpet logs --tail LINES web", true, false),
+        ("limpet pods --no-such-option", true, true),
+        ("limpet no-such-command", true, true),
     ] {
-        assert_eq!(refusal(command).is_some(), is_refused, "{command}");
+        let documented = Documented { command: command.to_owned(), is_partial };
+        assert_eq!(refusal(&documented).is_some(), is_refused, "{command}");
     }
 }
