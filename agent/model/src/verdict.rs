@@ -92,6 +92,11 @@ impl PodVerdict {
         Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
+    /// Whether its `activeDeadlineSeconds` have passed.
+    pub fn is_deadline_exceeded(&self) -> bool {
+        self.reason == DEADLINE_EXCEEDED && self.is_final()
+    }
+
     /// It has exceeded its own limit. Its containers get a grace period of a second.
     pub fn evicted(message: String) -> Self {
         Self::failed(EVICTED, message)

@@ -74,6 +74,7 @@ pub(crate) fn pods_that_never_work(node: &mut TestNode) -> Result<()> {
             spec("a file that is missing", missing_file, "is not ready"),
             spec("an init container", json!({ "initContainers": [shell("init", "exit 5")] }), "pod default/web-"),
             spec("a node that is another one", json!({ "nodeSelector": { "place": "elsewhere" } }), "NodeAffinity"),
+            spec("a deadline that passes", json!({ "activeDeadlineSeconds": 1 }), "DeadlineExceeded"),
             container(
                 "more memory than there is",
                 json!({ "resources": { "requests": { "memory": "1Pi" } } }),

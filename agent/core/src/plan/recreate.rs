@@ -7,6 +7,7 @@ use super::{is_finished, wants_restart};
 use crate::cpu_allocation::changes_exclusive;
 use crate::state::PodState;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
+use limpet_model::verdict::PodVerdict;
 
 /// Why a pod is recreated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,8 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
 }
 
 /// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the container has
-/// finished for good; or its exclusive processors differ, for which kubelet recreates a pod of the node's own, too.
+/// finished for good; the deadline differs that has ended the pod; or its exclusive processors differ, for which kubelet
+/// recreates a pod of the node's own, too.
 pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<RecreationCause> {
     // Pods of the apiserver are identified by their UID, so one that has ended stays ended, and ignores edits.
     if next.source.traits().is_stored {
@@ -50,13 +52,20 @@ pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<RecreationCa
     };
     let diff = PodDiff::between(&pod.record, next);
     if let Some(over) = over {
-        return diff.touched().next().map(|_| over);
+        let is_answered = diff.touched().next().is_some() || changes_deadline_of_failed(pod, next);
+        return is_answered.then_some(over);
     }
     let finished = diff.touched().find(|name| has_finished(pod, name));
     let exclusive = pod.static_cpus && changes_exclusive(pod.record.spec(), next.spec());
     finished
         .map(|name| RecreationCause::ContainerFinished(name.to_owned()))
         .or_else(|| exclusive.then_some(RecreationCause::ExclusiveCpus))
+}
+
+/// Whether the pod's deadline has ended it, and `next` has another one or none.
+fn changes_deadline_of_failed(pod: &PodState, next: &PodRecord) -> bool {
+    pod.verdict.as_ref().is_some_and(PodVerdict::is_deadline_exceeded)
+        && pod.record.spec().active_deadline_seconds != next.spec().active_deadline_seconds
 }
 
 /// Whether a regular container has exited and is not restarted.
@@ -75,7 +84,6 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{exit, instance, now, pod, ready, version};
-    use limpet_model::verdict::PodVerdict;
 
     fn edited(pod: &PodState, field: &str) -> Arc<PodRecord> {
         let mut edited = pod.record.pod.clone();
@@ -97,13 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn an_image_recreates_a_pod_that_has_ended_and_other_edits_do_not() {
+    fn an_image_recreates_a_pod_that_has_ended_and_a_deadline_one_that_it_has_ended() {
         let mut failed = exited("Always", 0);
         failed.fail(PodVerdict::deadline_exceeded());
+        let mut evicted = exited("Always", 0);
+        evicted.fail(PodVerdict::evicted(String::new()));
         let mut waiting = pod("Always", &[], &["a"]);
         waiting.verdict = Some(PodVerdict::waiting("OutOfpods", String::new()));
         let cases = [
             ("failed", failed, Some(RecreationCause::Failed("DeadlineExceeded".into()))),
+            ("evicted", evicted, Some(RecreationCause::Failed("Evicted".into()))),
             ("waits", waiting, None),
             ("restarts", exited("Always", 0), None),
             ("finished", exited("Never", 0), Some(RecreationCause::Finished)),
@@ -114,7 +125,8 @@ mod tests {
             let of_api = PodRecord { source: SourceKind::Api, ..(*edited(&pod, "image")).clone() };
             assert_eq!(recreation_cause(&pod, &of_api), None, "{case}");
             for field in ["", "labels", "deadline"] {
-                assert!(takes_in_place(&pod, &edited(&pod, field)), "{case}: {field}");
+                let is_recreated = (case, field) == ("failed", "deadline");
+                assert_eq!(!takes_in_place(&pod, &edited(&pod, field)), is_recreated, "{case}: {field}");
             }
         }
     }
