@@ -19,7 +19,7 @@ use tower::ServiceExt as _;
 
 use limpet_wire::socket_client::ClientError;
 
-const OBSERVABILITY: [(&str, &str, Permission); 7] = [
+const OBSERVABILITY: &[(&str, &str, Permission)] = &[
     ("GET", "/healthz", Nodes(Healthz)),
     ("GET", "/healthz/ping", Nodes(Healthz)),
     ("GET", "/healthz/log", Nodes(Healthz)),
@@ -29,10 +29,10 @@ const OBSERVABILITY: [(&str, &str, Permission); 7] = [
     ("GET", "/metrics", Nodes(Metrics)),
 ];
 
-const PODS: [(&str, &str, Permission); 3] =
-    [("GET", "/pods", Nodes(Pods)), ("GET", "/pods/", Nodes(Pods)), ("GET", "/runningpods/", Nodes(Pods))];
+const PODS: &[(&str, &str, Permission)] =
+    &[("GET", "/pods", Nodes(Pods)), ("GET", "/pods/", Nodes(Pods)), ("GET", "/runningpods/", Nodes(Pods))];
 
-const FIGURES: [(&str, &str, Permission); 6] = [
+const FIGURES: &[(&str, &str, Permission)] = &[
     ("GET", "/stats/summary", Nodes(Stats)),
     ("POST", "/stats/summary", Nodes(Stats)),
     ("GET", "/metrics/slis", Nodes(Metrics)),
@@ -41,7 +41,7 @@ const FIGURES: [(&str, &str, Permission); 6] = [
     ("GET", "/metrics/probes", Nodes(Metrics)),
 ];
 
-const KUBELET: [(&str, &str, Permission); 28] = [
+const KUBELET: &[(&str, &str, Permission)] = &[
     ("GET", "/configz", Nodes(Configz)),
     ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("GET", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 86] = [
+const LOCAL: &[(&str, &str, Permission)] = &[
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -179,8 +179,8 @@ async fn every_route_has_the_permission_of_this_table() {
     let (kubelet, local) = all_routes(&fixture.state);
     assert_eq!(declared(&kubelet::observability()), sorted(OBSERVABILITY.to_vec()));
     assert_eq!(declared(&kubelet::health()), sorted(OBSERVABILITY[..6].to_vec()));
-    assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS, &FIGURES].concat()));
-    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET].concat()));
+    assert_eq!(declared(&kubelet::read_only()), sorted([OBSERVABILITY, PODS, FIGURES].concat()));
+    assert_eq!(declared(&kubelet.0), sorted([OBSERVABILITY, PODS, FIGURES, KUBELET].concat()));
     assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
     // Checks kubelet's subresource of each path, except the two that kubelet does not have.
     for (_, path, permission) in
@@ -242,7 +242,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
     let fixture = fixture("refused");
     let (kubelet, local) = all_routes(&fixture.state);
     let app = kubelet.0.merge(local.0).into_router();
-    let routes = [&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET, &LOCAL].concat();
+    let routes = [OBSERVABILITY, PODS, FIGURES, KUBELET, LOCAL].concat();
     let status = async |caller: Caller, method: &str, path: &str| {
         let path = path.replace(['{', '}', '*'], "");
         let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
