@@ -68,6 +68,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Err(error) = setup::for_runtime_classes() {
         eprintln!("without gVisor: {error:#}");
     }
+    if let Err(error) = setup::for_clocks() {
+        eprintln!("without libfaketime: {error:#}");
+    }
     if tools::is_root() {
         sweep::sweep();
     }

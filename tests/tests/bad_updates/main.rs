@@ -15,10 +15,17 @@ mod workloads;
 use std::process::ExitCode;
 
 use limpet_tests::node::NodeOptions;
-use limpet_tests::{case, suite, tools};
+use limpet_tests::{case, suite};
+
+use bundles::a_bundle_that_does_not_work;
+use containers::{containers_that_end, pods_that_never_work};
+use images::{an_image_that_fills_the_disk, images_that_cannot_be_had};
+use manifests::manifests_that_are_refused;
+use surroundings::{a_clock_that_jumps, a_containerd_that_ends, a_probe_that_fails_later, a_url_that_does_not_agree};
+use workloads::workloads_that_fail;
 
 fn main() -> ExitCode {
-    let mut cases = vec![
+    suite::run(vec![
         case!(containers_that_end).on(on_trial),
         case!(pods_that_never_work).on(on_trial),
         case!(manifests_that_are_refused).on(on_trial),
@@ -32,20 +39,9 @@ fn main() -> ExitCode {
         case!(a_url_that_does_not_agree).on(without_agent),
         case!(a_probe_that_fails_later).on(on_trial),
         case!(a_bundle_that_does_not_work).on(without_agent),
-    ];
-    // This case is only part of `cargo xtask nightly`, which installs the library.
-    if tools::faketime().is_some() {
-        cases.push(case!(a_clock_that_jumps).on(without_agent));
-    }
-    suite::run(cases)
+        case!(a_clock_that_jumps).on(without_agent),
+    ])
 }
-
-use bundles::a_bundle_that_does_not_work;
-use containers::{containers_that_end, pods_that_never_work};
-use images::{an_image_that_fills_the_disk, images_that_cannot_be_had};
-use manifests::manifests_that_are_refused;
-use surroundings::{a_clock_that_jumps, a_containerd_that_ends, a_probe_that_fails_later, a_url_that_does_not_agree};
-use workloads::workloads_that_fail;
 
 fn on_trial(node: &mut NodeOptions) {
     node.limpet = vec![stage::settings("")];
