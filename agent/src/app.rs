@@ -147,7 +147,7 @@ struct SharedParts {
     health: Health,
     /// The Services of the node's own sources, as they are served.
     services: watch::Sender<ServicesDocument>,
-    /// Their variables.
+    /// The Services whose variables containers get at their start.
     service_links: ServiceLinks,
     /// The connection to the apiserver; `None` without `--kubeconfig`.
     link: Option<Link>,

@@ -12,7 +12,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::process::Daemon;
 use crate::{TestNode, agent, process, wait};
 
-/// The node's address.
+/// The address of the node in its own network.
 pub const NODE: &str = "198.51.100.7";
 /// The node's name server, of the file that a test's node has.
 const NODES_SERVER: &str = "192.0.2.53";

@@ -24,7 +24,7 @@ pub const PODMAN_VARIABLE: &str = "LIMPET_BENCH_PODMAN";
 pub struct Podman {
     dir: PathBuf,
     node_name: String,
-    /// The unpacked packages.
+    /// The directories into which the packages were unpacked.
     packages: Vec<PathBuf>,
     /// Commands that are under way.
     commands: Mutex<Vec<Child>>,

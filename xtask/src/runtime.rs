@@ -11,7 +11,7 @@ use crate::apt;
 /// Where a host with cgroups of both versions has version 2.
 const SECOND_HIERARCHY: &str = "/sys/fs/cgroup/unified";
 
-/// An OCI runtime.
+/// The OCI runtime of the pods that tests and benches start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Runtime {
     /// The default of both shims.

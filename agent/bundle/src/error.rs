@@ -41,7 +41,6 @@ pub enum BundleError {
          --seal-to and what limpet bundle node-key prints on this node"
     )]
     SealedToOthers {
-        /// The file.
         path: PathBuf,
         /// What names the node's key.
         key: String,

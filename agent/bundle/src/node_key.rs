@@ -75,7 +75,7 @@ impl NodeKey {
         Zeroizing::new(encoded(PRIVATE_TAG, &PRIVATE_PREFIX, self.0.as_bytes()))
     }
 
-    /// Its other half.
+    /// The half that seals to this node, and may be known to all.
     pub fn public(&self) -> NodePublicKey {
         NodePublicKey(PublicKey::from(&self.0))
     }
@@ -145,10 +145,10 @@ fn encoded(tag: &str, prefix: &[u8], key: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Of OpenSSL.
+    /// A key pair as `openssl genpkey -algorithm x25519` writes it.
     const PRIVATE: &str = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VuBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f\n-----END PRIVATE KEY-----\n";
     const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VuAyEAj0DFrbaPJWJK5bIU6nZ6bslNgp09e14a0bpvPiE4KF8=\n-----END PUBLIC KEY-----\n";
-    /// One of Ed25519.
+    /// An Ed25519 key, which signs and cannot be sealed to.
     const SIGNING: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAj0DFrbaPJWJK5bIU6nZ6bslNgp09e14a0bpvPiE4KF8=\n-----END PUBLIC KEY-----\n";
 
     #[test]

@@ -91,7 +91,7 @@ impl SealedSecrets {
     }
 }
 
-/// Of a `List`.
+/// What is read of a `List`: its items, as they are written.
 #[derive(Deserialize)]
 struct Items<'a> {
     #[serde(borrow)]

@@ -54,7 +54,7 @@ pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Scree
     Ok(0)
 }
 
-/// What is described.
+/// The object that the command line names.
 #[derive(Debug, PartialEq, Eq)]
 enum Subject<'a> {
     Pod(&'a str),

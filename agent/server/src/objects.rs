@@ -32,7 +32,7 @@ struct ObjectsState {
     controllers: Arc<dyn Controllers>,
 }
 
-/// The routes.
+/// The routes that show one workload, claim or Service.
 pub(super) fn routes(server: ServerState, controllers: Arc<dyn Controllers>) -> Routes {
     let state = ObjectsState { server, controllers };
     Routes::default().get("/limpet/v1/objects/{kind}/{namespace}/{name}", Read, object).with_state(state)

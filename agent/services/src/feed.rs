@@ -17,7 +17,7 @@ pub struct Definitions {
     pub services: Arc<[Definition]>,
     /// Whether all sources have been read, so that a Service that is not here is gone.
     pub are_complete: bool,
-    /// Counts their changes.
+    /// The number of changes so far: another one means other addresses.
     pub version: u64,
 }
 

@@ -129,7 +129,7 @@ pub enum VolumePlugin {
 }
 
 impl VolumePlugin {
-    /// Every plugin.
+    /// Every plugin, for what is done or shown per plugin.
     pub const ALL: [Self; 12] = [
         Self::EmptyDir,
         Self::HostPath,

@@ -68,7 +68,7 @@ pub(super) fn limpet_document(config: &Config) -> Value {
     })
 }
 
-/// How bundles come.
+/// Where bundles come from, and whose keys may have signed them.
 fn bundle(bundle: &BundleSettings, url: Option<&HttpSettings>) -> Value {
     json!({ "keys": bundle.keys, "directory": bundle.directory, "image": bundle.image,
         "url": url.map(|url| url.address.to_string()), "urlCAFile": url.and_then(|url| url.ca_file.as_ref()),
