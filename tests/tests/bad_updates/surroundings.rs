@@ -15,7 +15,10 @@ use crate::stage::{
 
 fn never_ready(name: &'static str) -> Update {
     let probe = json!({ "exec": { "command": ["/bin/false"] }, "periodSeconds": 1 });
-    Update { name, text: container_with(json!({ "readinessProbe": probe })), end: End::Undone("is not ready") }
+    // What was undone is not tried again, so each has something of its own.
+    let environment = json!([{ "name": "UPDATE", "value": name }]);
+    let text = container_with(json!({ "readinessProbe": probe, "env": environment }));
+    Update { name, text, end: End::Undone("is not ready") }
 }
 
 fn is_on_trial(node: &TestNode) -> Result<()> {
@@ -30,11 +33,12 @@ pub(crate) fn a_clock_that_jumps(node: &mut TestNode) -> Result<()> {
     begin(node)?;
     // A year forth would end a trial at once, and a year back never, by the clock.
     for time in ["+370d", "-370d"] {
-        node.drop_text("all.yaml", &never_ready("").text)?;
+        let update = never_ready(time);
+        node.drop_text("all.yaml", &update.text)?;
         is_on_trial(node)?;
         node.agent.set_clock(time)?;
         is_on_trial(node)?;
-        has_ended(node, never_ready("").end)?;
+        has_ended(node, update.end)?;
         works(node)?;
         begin(node)?;
     }
