@@ -1,5 +1,5 @@
-//! What the first bytes of a bundle say of it: enough to know whether a node needs the rest. They are the signature with its
-//! comment, which the holder of the key has signed for itself. What takes effect is decided by the whole bundle alone.
+//! The first bytes of a bundle: enough to know whether a node needs the rest. They are the signature with its comment, which the
+//! holder of the key has signed for itself. What takes effect is decided by the whole bundle alone.
 
 use limpet_core::node_place::NodePlace;
 use limpet_signature::PublicKeys;
@@ -7,12 +7,13 @@ use limpet_signature::PublicKeys;
 use crate::decision::AppliedBundle;
 use crate::envelope;
 
-/// How many bytes that takes.
+/// The number of these bytes.
 pub const ANNOUNCEMENT_BYTES: usize = envelope::SIGNED_FROM as usize;
+const PREFIX: &str = "limpet bundle ";
 const SERIAL: &str = " serial ";
 const ROLLOUT: &str = " rollout ";
 
-/// What is said of a bundle.
+/// The contents of that comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// Name, version and serial, for people.
@@ -61,8 +62,6 @@ impl Announcement {
         }
     }
 }
-
-const PREFIX: &str = "limpet bundle ";
 
 /// The comment of the signature of a bundle.
 pub(crate) fn comment(name: &str, version: &str, serial: u64, rollout: Option<u8>) -> String {

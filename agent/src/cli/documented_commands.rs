@@ -1,6 +1,6 @@
 //! The commands of the pages: each is parsed by the command line that it is written for, so that a page cannot name a
 //! subcommand or an option that there is not.
-#![allow(clippy::expect_used)] // it is a test alone
+#![allow(clippy::expect_used)] // the module is compiled for tests only
 
 use std::fs;
 use std::path::{Path, PathBuf};

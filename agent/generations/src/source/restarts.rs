@@ -17,7 +17,7 @@ impl SourceGenerations {
         }
         // A pod that runs is found again soon after the start of the agent.
         let since = *self.restarts_since.get_or_insert(now.uptime);
-        let is_found = now.uptime < since + settings.progress_deadline;
+        let may_appear = now.uptime < since + settings.progress_deadline;
         let observed = |name: &str| -> Option<&ObservedPod> {
             let mut pods = facts.observed.pods.values().filter(|pod| pod.record.source == self.source);
             pods.find(|pod| pod.record.key.to_string() == *name).map(|pod| &**pod)
@@ -27,7 +27,7 @@ impl SourceGenerations {
             Some(pod) => {
                 pod.record.uid.as_str() == *uid && restarts_of(pod) <= *count && pod.terminating_since.is_none()
             }
-            None => is_found,
+            None => may_appear,
         });
         for name in left.keys().filter(|name| !self.ordered.contains(*name)) {
             if let Some(pod) = observed(name) {
