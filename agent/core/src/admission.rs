@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Taint};
 use limpet_model::node_selector;
-use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -142,7 +142,7 @@ pub struct PendingResize {
 impl PendingResize {
     /// kubelet's order (`sortPendingResizes`): by priority, then by QoS class, then by the time spent waiting.
     fn rank(&self) -> (Reverse<i32>, bool, u64) {
-        let guaranteed = qos_class(self.desired.spec()) == QosClass::Guaranteed;
+        let guaranteed = self.desired.qos_class == QosClass::Guaranteed;
         (Reverse(priority(&self.desired)), !guaranteed, self.since)
     }
 }

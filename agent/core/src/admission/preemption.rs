@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::qos::QosClass;
 use limpet_model::pod::requests::{Requests, Resource};
 
 use crate::eviction::rank::is_static;
@@ -49,7 +49,7 @@ pub fn victims(
     let missing = missing(requested, used, allocatable);
     let (mut best_effort, mut burstable, mut guaranteed) = (Vec::new(), Vec::new(), Vec::new());
     for other in others.filter(|(other, _)| preempts(pod, other)) {
-        let list = match qos_class(other.0.spec()) {
+        let list = match other.0.qos_class {
             QosClass::BestEffort => &mut best_effort,
             QosClass::Burstable => &mut burstable,
             QosClass::Guaranteed => &mut guaranteed,

@@ -8,7 +8,7 @@ use crate::state::{PodState, SandboxState};
 use crate::taint::tolerates;
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::qos::QosClass;
 use limpet_model::taint::MEMORY_PRESSURE;
 use limpet_model::verdict::{EVICTED, NODE_SHUTDOWN, PodVerdict};
 
@@ -61,7 +61,7 @@ fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdi
     let spec = record.spec();
     let taint = || Taint { key: MEMORY_PRESSURE.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
     let tolerated = || spec.tolerations.iter().flatten().any(|toleration| tolerates(toleration, &taint()));
-    if conditions == [Pressure::Memory] && (qos_class(spec) != QosClass::BestEffort || tolerated()) {
+    if conditions == [Pressure::Memory] && (record.qos_class != QosClass::BestEffort || tolerated()) {
         return None;
     }
     let names: Vec<&str> = conditions.into_iter().map(Pressure::as_str).collect();
