@@ -32,6 +32,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::caller::{Caller, CallerLookup};
+use super::on_demand::OnDemand;
 use super::tls::{HandshakeLimit, Tls};
 use authority::LocalAuthority;
 use crowd::Crowd;
@@ -159,8 +160,9 @@ impl Listener for Secure {
     }
 }
 
-/// Accepts and serves connections until `stop`, then lets open ones finish.
-pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: CancellationToken) {
+/// Accepts connections and serves `app` to them until `stop`, then lets open ones finish.
+pub(super) async fn serve<L: Listener>(listener: L, app: impl Into<OnDemand>, stop: CancellationToken) {
+    let app = Arc::new(app.into());
     let connections = TaskTracker::new();
     let (places, crowd) = (Places::default(), Crowd::default());
     loop {
@@ -179,7 +181,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     debug!(?source, "connection closed: too many are being opened");
                     continue;
                 }
-                let (app, stop, places, crowd) = (app.clone(), stop.clone(), places.clone(), crowd.clone());
+                let (app, stop, places, crowd) = (Arc::clone(&app), stop.clone(), places.clone(), crowd.clone());
                 let calls = Calls(connections.clone());
                 crowd.enter();
                 let serving = async move {
@@ -190,7 +192,8 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     let Some(place) = places.take(place, &caller, source).await else { return };
                     drop(unknown);
                     let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone(), L::DELIVERY);
-                    let app = Served { caller, place: place.clone(), places, app };
+                    let routes = app.routes();
+                    let app = Served { caller, place: place.clone(), places, app: Router::clone(&routes) };
                     match L::PROTOCOL {
                         Protocol::Http => http(stream, app, stop).await,
                         Protocol::Grpc => grpc(stream, app, calls, stop).await,

@@ -26,12 +26,11 @@ use tonic::{Response, Status};
 use super::ServerState;
 use super::exec::ExecState;
 use super::grpc::MAX_MESSAGE;
-use super::kubelet::KubeletRoutes;
 use limpet_containerd::image::Images;
 use limpet_host::network::NetworkStatus;
 use limpet_node_api::runtime::image_service_server::ImageServiceServer;
 use limpet_node_api::runtime::runtime_service_server::RuntimeServiceServer;
-use streaming::Streaming;
+use streaming::{MakeRoutes, Streaming};
 
 /// What the services need. Clones share everything.
 #[derive(Clone)]
@@ -45,13 +44,13 @@ pub struct CriState {
 
 impl CriState {
     /// Serves the data of `server` and `images`. `network` tells whether pods can have a pod network; `exec` runs
-    /// commands in containers; live streams are passed on to `routes`; `tasks` owns the streaming server.
+    /// commands in containers; live streams are passed on to the routes that `routes` makes; `tasks` owns the streaming server.
     pub fn new(
         server: ServerState,
         images: Images,
         network: watch::Receiver<NetworkStatus>,
         exec: ExecState,
-        (routes, tasks): (KubeletRoutes, TaskTracker),
+        (routes, tasks): (Box<MakeRoutes>, TaskTracker),
     ) -> Self {
         let streaming = Streaming::new(routes, tasks, exec.stop.clone());
         Self { server, images, network, exec, streaming }

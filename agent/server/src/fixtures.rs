@@ -255,6 +255,6 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
 
 /// Serves all routes on `listener` until `stop`.
 pub async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {
-    let (kubelet, local) = all_routes(&state);
-    serve(listener, state, kubelet, local, stop).await;
+    let served = state.clone();
+    serve(listener, state, move || all_routes(&served), stop).await;
 }

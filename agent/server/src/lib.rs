@@ -69,6 +69,7 @@ pub mod local;
 pub mod logs;
 mod node_logs;
 mod objects;
+mod on_demand;
 mod permission;
 mod pod_changes;
 pub mod pod_orders;
@@ -101,7 +102,9 @@ use cri::CriState;
 use gate::Gate;
 use kubelet::KubeletRoutes;
 use local::LocalRoutes;
+use on_demand::OnDemand;
 use requests::counted;
+use routes::Routes;
 pub use sources::{SourceView, Sources};
 use tls::Tls;
 
@@ -214,17 +217,20 @@ pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerErro
 }
 
 /// Serves the local socket until `stop`; open connections then have half a second to finish. `state` identifies the
-/// callers.
+/// callers. `routes` makes the routes, which exist while a client is connected.
 pub async fn serve(
     listener: UnixListener,
     state: ServerState,
-    kubelet: KubeletRoutes,
-    local: LocalRoutes,
+    routes: impl Fn() -> (KubeletRoutes, LocalRoutes) + Send + Sync + 'static,
     stop: CancellationToken,
 ) {
     let lookup = Arc::new(CallerLookup::new(&state));
-    let app = counted(kubelet.0.merge(local.0).into_router(), &state.metrics, ServerType::ReadWrite);
-    let app = app.layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
+    let reported = Arc::clone(&lookup);
+    let app = OnDemand::new(move || {
+        let (kubelet, local) = routes();
+        let app = counted(kubelet.0.merge(local.0).into_router(), &state.metrics, ServerType::ReadWrite);
+        app.layer(from_fn_with_state(Arc::clone(&reported), caller::report_refused))
+    });
     connection::serve(connection::Local { listener, lookup }, app, stop).await;
 }
 
@@ -260,31 +266,42 @@ async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services:
 
 /// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
 pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let metrics = state.metrics.clone();
-    let app = counted(kubelet::observability().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    let app = read_by_all(state, kubelet::observability);
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
 /// Serves health alone on `healthzPort` until `stop`.
 pub async fn serve_health(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let metrics = state.metrics.clone();
-    let app = counted(kubelet::health().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    let app = read_by_all(state, kubelet::health);
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
 /// Serves pods, statistics, health and metrics on `readOnlyPort` until `stop`.
 pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let metrics = state.metrics.clone();
-    let app = counted(kubelet::read_only().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    let app = read_by_all(state, kubelet::read_only);
     connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
 }
 
-/// Serves kubelet's API on `port` over TLS until `stop`, to the users whom the gate admits.
-pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: KubeletRoutes, stop: CancellationToken) {
+/// The service of a listener that does not tell its callers apart.
+fn read_by_all(state: ServerState, routes: fn() -> Routes<ServerState>) -> OnDemand {
+    OnDemand::new(move || {
+        counted(routes().with_state(state.clone()).into_router(), &state.metrics, ServerType::ReadOnly)
+    })
+}
+
+/// Serves kubelet's API on `port` over TLS until `stop`, to the users whom the gate admits. `routes` makes the routes,
+/// which exist while a client is connected.
+pub async fn serve_api(
+    listener: TcpListener,
+    state: &ServerState,
+    routes: impl Fn() -> KubeletRoutes + Send + Sync + 'static,
+    stop: CancellationToken,
+) {
     let reviews = state.cluster.clone().map(|link| Arc::new(link) as Arc<dyn Reviews>);
     let gate = Gate::new(state.settings.server.clone(), Arc::clone(&state.node_name), reviews);
     let tls = Arc::new(Tls::new(&state.settings, &state.node_name, gate));
-    let app = counted(kubelet.0.into_router(), &state.metrics, ServerType::ReadWrite);
+    let metrics = state.metrics.clone();
+    let app = OnDemand::new(move || counted(routes().0.into_router(), &metrics, ServerType::ReadWrite));
     connection::serve(connection::Secure { listener, tls }, app, stop).await;
 }
 

@@ -21,7 +21,8 @@ use limpet_model::POD_API;
 
 pub struct LocalRoutes(pub(super) Routes);
 
-/// What the routes need of the agent's parts.
+/// What the routes need of the agent's parts. Clones share everything.
+#[derive(Clone)]
 pub struct LocalStates {
     /// Previews of changes.
     pub diff: DiffState,

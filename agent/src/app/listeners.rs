@@ -21,8 +21,12 @@ use limpet_server::{self as server, ServerState};
 /// How often an address is tried that another process uses, or that the node does not have yet.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
-/// Serves kubelet's API, its read-only port and its health port, if they are configured.
-pub(super) fn start_listeners(shared: &SharedParts, state: &ServerState, kubelet: KubeletRoutes) {
+/// Serves kubelet's API, whose routes `kubelet` makes, its read-only port and its health port, if they are configured.
+pub(super) fn start_listeners(
+    shared: &SharedParts,
+    state: &ServerState,
+    kubelet: impl Fn() -> KubeletRoutes + Send + Sync + 'static,
+) {
     let settings = &shared.config.server;
     if let Some(address) = settings.api() {
         let (listening, stop) = (listening(shared, "port", address), shared.stop.clone());

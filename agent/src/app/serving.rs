@@ -63,11 +63,17 @@ pub(super) fn start_serving(
     let state = server_state(shared, &core, diagnostics.started);
     let streams = stream_states(shared, &core.executor, diagnostics);
     let exec = streams.exec.clone();
-    let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
+    let on_network = {
+        let (state, streams, config) = (state.clone(), streams.clone(), Arc::clone(config));
+        move || server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug)
+    };
     // Root on the node may do everything.
-    let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
+    let kubelet = {
+        let state = state.clone();
+        move || server::kubelet::routes(state.clone(), streams.clone(), &DebugHandlers::ALL)
+    };
     let network = shared.backends.network.subscribe();
-    let streaming = (kubelet.clone(), shared.tasks.clone());
+    let streaming = (Box::new(kubelet.clone()) as _, shared.tasks.clone());
     start_cri(shared, CriState::new(state.clone(), core.executor.images.clone(), network, exec, streaming));
     start_pod_resources(shared, state.clone());
     start_pods_api(shared, state.clone());
@@ -81,9 +87,12 @@ pub(super) fn start_serving(
     let (services, agent) = (shared.services.subscribe(), restart);
     let states =
         LocalStates { diff, images, orders, cluster, shutdown, agent, bundles, generations, controllers, services };
-    let local = server::local::routes(state.clone(), states);
+    let local = {
+        let state = state.clone();
+        move || (kubelet(), server::local::routes(state.clone(), states.clone()))
+    };
     start_listeners(shared, &state, on_network);
-    shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
+    shared.tasks.spawn(server::serve(sockets.local, state.clone(), local, stop.clone()));
     if let Some(listener) = sockets.metrics {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
     }

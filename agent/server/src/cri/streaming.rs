@@ -32,6 +32,9 @@ const MAX_TOKENS: usize = 64;
 /// The random bytes in a token.
 const TOKEN_LEN: usize = 16;
 
+/// Makes kubelet's routes for a connection: it uses one of them, and few clients come this way.
+pub(crate) type MakeRoutes = dyn Fn() -> KubeletRoutes + Send + Sync;
+
 #[derive(Clone)]
 pub(super) struct Streaming {
     inner: Arc<Inner>,
@@ -40,15 +43,14 @@ pub(super) struct Streaming {
 struct Inner {
     tokens: Mutex<Tokens>,
     port: OnceCell<u16>,
-    routes: Router,
+    routes: Box<MakeRoutes>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Streaming {
     /// A server for these routes. It runs as one of `tasks` until `stop`.
-    pub(super) fn new(routes: KubeletRoutes, tasks: TaskTracker, stop: CancellationToken) -> Self {
-        let routes = routes.0.into_router();
+    pub(super) fn new(routes: Box<MakeRoutes>, tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self { inner: Arc::new(Inner { tokens: Mutex::default(), port: OnceCell::new(), routes, tasks, stop }) }
     }
 
@@ -95,7 +97,7 @@ async fn connect(State(server): State<Streaming>, mut request: Request) -> Respo
     let target = target.filter(|_| !request.headers().contains_key(header::ORIGIN));
     let Some(target) = target else { return StatusCode::NOT_FOUND.into_response() };
     *request.uri_mut() = target;
-    server.inner.routes.clone().oneshot(request).await.unwrap_or_else(|never| match never {})
+    (server.inner.routes)().0.into_router().oneshot(request).await.unwrap_or_else(|never| match never {})
 }
 
 /// A kubelet route with its query. Names have no characters that a path would have to escape.
