@@ -12,7 +12,6 @@ use std::time::Duration;
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodeState;
 use limpet_core::status::observed::{Observed, ObservedPods};
-use limpet_host::blocking::{self, DEADLINE};
 use limpet_model::object::local_service::LocalService;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_wire::services::ServicesDocument;
@@ -21,15 +20,15 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::addresses::{Book, Name};
+use crate::backend::Backend;
 use crate::dns::server::Listener;
 use crate::dns::{server, upstream};
 use crate::document;
 use crate::feed::Definitions;
-use crate::kernel::{self, KernelError};
+use crate::kernel::KernelError;
 use crate::links::ServiceLinks;
 use crate::membership::{Definition, ServedService, serve};
 use crate::rules::Ruleset;
-use crate::saved_addresses;
 use crate::settings::Settings;
 use crate::zone::Zone;
 
@@ -42,6 +41,7 @@ pub type SetNameServers = Arc<dyn Fn(&[IpAddr]) + Send + Sync>;
 /// The settings and channels of the task.
 pub struct Parts {
     pub settings: Settings,
+    pub backend: Arc<dyn Backend>,
     /// Why no Services are served on this node.
     pub off: Option<String>,
     pub observed: Observed,
@@ -105,7 +105,7 @@ struct Task {
 
 impl Task {
     async fn new(parts: Parts) -> Self {
-        let holds_rules = parts.off.is_none() && kernel::has_rules().await;
+        let holds_rules = parts.off.is_none() && parts.backend.has_rules().await;
         Self {
             parts,
             book: None,
@@ -155,7 +155,7 @@ impl Task {
         let settings = &self.parts.settings;
         let mut book = match self.book.take() {
             Some(book) => book,
-            None => load(settings).await,
+            None => self.parts.backend.load().await,
         };
         let before = book.clone();
         let mut first: BTreeMap<Name, &Definition> = BTreeMap::new();
@@ -166,7 +166,7 @@ impl Task {
             first.iter().filter_map(|(name, definition)| Some((name.clone(), definition.service()?))).collect();
         let faults = book.assign(settings, &wanted, !definitions.are_complete);
         if book != before && self.parts.off.is_none() {
-            save(settings, book.clone()).await;
+            self.parts.backend.save(book.clone()).await;
         }
         let serve_by_name = |definition: &Definition| {
             let name = name(definition);
@@ -205,7 +205,7 @@ impl Task {
         self.holds_rules = false;
         if self.rules.as_ref() != Some(&rules) {
             let ends_udp = self.rules.as_ref().is_none_or(|before| before.udp() != rules.udp());
-            let applied = kernel::apply(&self.parts.settings, rules.clone(), ends_udp).await;
+            let applied = self.parts.backend.apply(rules.clone(), ends_udp).await;
             if let Err(error) = applied {
                 self.rules = None;
                 // What is in effect would take connections from them.
@@ -258,12 +258,9 @@ impl Task {
 
     /// Removes the rules from a node on which Services are not served any more. Returns false if that has to be tried again.
     async fn withdraw(&mut self) -> bool {
-        let settings = &self.parts.settings;
-        if !settings.marker.exists() {
-            return true;
-        }
-        match kernel::clear(settings).await {
-            Ok(()) => {
+        match self.parts.backend.clear().await {
+            Ok(false) => true,
+            Ok(true) => {
                 tracing::info!("the rules and addresses of Services are removed");
                 true
             }
@@ -285,7 +282,7 @@ impl Task {
         self.holds_rules = false;
         self.book = None;
         if self.parts.off.is_none() {
-            save(&self.parts.settings, Book::default()).await;
+            self.parts.backend.save(Book::default()).await;
         }
         self.withdraw().await
     }
@@ -320,26 +317,6 @@ fn name(definition: &Definition) -> Name {
     (definition.record.key.namespace.to_string(), definition.record.key.name.to_string())
 }
 
-async fn load(settings: &Settings) -> Book {
-    let path = settings.saved_addresses.clone();
-    let read = blocking::run(path.clone(), DEADLINE, move |_| saved_addresses::load(&path)).await;
-    match read {
-        Ok(Ok(book)) => book,
-        Ok(Err(error)) => {
-            tracing::error!(%error, "the addresses that Services had cannot be read: they are derived anew");
-            Book::default()
-        }
-        Err(error) => {
-            tracing::error!(%error, "the addresses that Services had cannot be read: they are derived anew");
-            Book::default()
-        }
-    }
-}
-
-async fn save(settings: &Settings, book: Book) {
-    let path = settings.saved_addresses.clone();
-    let written = blocking::run(path.clone(), DEADLINE, move |_| saved_addresses::save(&path, &book)).await;
-    if let Err(error) = written.flatten() {
-        tracing::error!(%error, "the addresses of Services cannot be saved; they take effect all the same");
-    }
-}
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -55,7 +55,7 @@ pub enum Lookup {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     records: Records,
-    /// The addresses of the pods of a headless Service, by their host names.
+    /// The addresses of its pods, by their host names.
     hosts: BTreeMap<String, Vec<IpAddr>>,
     /// The records of named ports, by `_<port>._<protocol>`.
     ports: BTreeMap<String, Vec<(u16, String)>>,
@@ -87,6 +87,10 @@ impl Zone {
                 }
                 for address in &service.addresses {
                     self.reverse.entry(*address).or_default().insert(full.clone());
+                }
+                // CoreDNS knows the pods of each Service by their host names, and people use that.
+                for member in &service.members {
+                    entry.hosts.entry(host_name(member)).or_default().extend(&member.addresses);
                 }
             }
         }
@@ -238,6 +242,7 @@ pub(crate) mod tests {
         assert_eq!(addresses("db.shop.svc.cluster.local"), ["10.1.0.2", "10.1.0.3"]);
         assert_eq!(addresses("db-0.db.shop.svc.cluster.local"), ["10.1.0.2"]);
         assert_eq!(addresses("10-1-0-3.db.shop.svc.cluster.local"), ["10.1.0.3"]);
+        assert_eq!(addresses("10-1-0-3.web.shop.svc.cluster.local"), ["10.1.0.3"], "also of one with an address");
         assert_eq!(addresses("10-1-0-7.shop.pod.cluster.local"), ["10.1.0.7"]);
         assert_eq!(records("mail.shop.svc.cluster.local").alias.as_deref(), Some("mail.example.com"));
     }

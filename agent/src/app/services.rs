@@ -5,6 +5,7 @@ use std::sync::Arc;
 use limpet_core::node_state::NodeState;
 use limpet_host::volume::ClusterDns;
 use limpet_model::source::SourceKind;
+use limpet_services::backend::Linux;
 use limpet_services::feed::Feed;
 use limpet_services::settings::Settings;
 use limpet_services::task::{self, Parts, SetNameServers};
@@ -36,6 +37,7 @@ pub(super) fn feed(shared: &SharedParts, sources: Vec<SourceKind>, node: watch::
         views: shared.services.clone(),
         set_name_servers: Arc::clone(&set_name_servers),
         links: shared.service_links.clone(),
+        backend: Arc::new(Linux::new(settings.clone())),
         off,
         settings,
     };
