@@ -4,8 +4,8 @@
 //! It is no daemon: a pod is started and removed by a command, and kept by a conmon for each container and one for the
 //! pod's pause process.
 
-use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -41,6 +41,7 @@ impl Podman {
         let podman = Self { node_name: format!("podman-{}", node.name()), dir, packages, commands: Mutex::default() };
         let write = |name: &str, text: String| fs::write(podman.dir.join(name), text).with_context(|| name.to_owned());
         podman.link_libraries()?;
+        podman.write_monitor()?;
         write("containers.conf", podman.configuration()?)?;
         let at = podman.dir.display();
         write(
@@ -64,7 +65,6 @@ impl Podman {
     /// Its defaults, except for places, for what needs a package of its own, and for limits that the machine may be below.
     fn configuration(&self) -> Result<String> {
         let at = self.dir.display();
-        let conmon = self.file("usr/bin/conmon")?;
         let init = self.file("usr/libexec/podman/catatonit")?;
         let runc = tools::on_path("runc").context("runc is not on the search path")?;
         let plugins = tools::cni_plugins().context("there are no CNI plugins")?;
@@ -75,12 +75,26 @@ impl Podman {
              tmp_dir = \"{at}/tmp\"\nstatic_dir = \"{at}/static\"\nvolume_path = \"{at}/volumes\"\n\
              [engine.runtimes]\nrunc = [\"{}\"]\n\
              [network]\ncni_plugin_dirs = [\"{}\"]\nnetwork_config_dir = \"{at}/net\"\n",
-            conmon.display(),
+            self.monitor().display(),
             init.display(),
             init.parent().unwrap_or(&init).display(),
             runc.display(),
             plugins.display(),
         ))
+    }
+
+    /// Writes what Podman executes as conmon. When a container ends, conmon runs Podman, which restarts it: without this
+    /// environment that Podman would find neither its libraries nor its storage.
+    fn write_monitor(&self) -> Result<()> {
+        let conmon = self.file("usr/bin/conmon")?;
+        let variables = self.environment().map(|(name, path)| format!("{name}='{}' ", path.display())).concat();
+        let script = format!("#!/bin/sh\n{variables}exec '{}' \"$@\"\n", conmon.display());
+        fs::write(self.monitor(), script).context("conmon")?;
+        fs::set_permissions(self.monitor(), Permissions::from_mode(0o755)).context("conmon")
+    }
+
+    fn monitor(&self) -> PathBuf {
+        self.dir.join("conmon")
     }
 
     /// Links the libraries of the packages into a directory of its own: the names of theirs may have a colon, which
@@ -104,10 +118,17 @@ impl Podman {
 
     fn command(&self) -> Command {
         let mut command = Command::new(self.packages[0].join("usr/bin/podman"));
-        command.env("LD_LIBRARY_PATH", self.dir.join("lib"));
-        command.env("CONTAINERS_CONF", self.dir.join("containers.conf"));
-        command.env("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf")).env("HOME", self.dir.join("home"));
+        command.envs(self.environment());
         command
+    }
+
+    fn environment(&self) -> [(&'static str, PathBuf); 4] {
+        [
+            ("LD_LIBRARY_PATH", self.dir.join("lib")),
+            ("CONTAINERS_CONF", self.dir.join("containers.conf")),
+            ("CONTAINERS_STORAGE_CONF", self.dir.join("storage.conf")),
+            ("HOME", self.dir.join("home")),
+        ]
     }
 
     /// Begins a command, whose failure the next one reports.
