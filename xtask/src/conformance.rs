@@ -336,4 +336,26 @@ mod tests {
         assert!(page.contains("| fails | passes | 1 |") && page.contains("| spec | not known |"), "{page}");
         assert!(!compared("", &results(Outcome::Skipped), &results(Outcome::Skipped)).contains("skips | skips"));
     }
+
+    /// The page of the specs of controllers is written by hand.
+    #[test]
+    fn each_counterpart_of_a_spec_of_controllers_exists() {
+        let root = agent::workspace_dir();
+        let page = fs::read_to_string(root.join("docs/conformance-apps.md")).unwrap();
+        let names: Vec<(&str, &str)> = page.split('`').filter_map(|code| code.split_once("::")).collect();
+        let names: Vec<_> = names.into_iter().filter(|(_, name)| *name != "…").collect();
+        assert!(names.len() > 30, "{names:?}");
+        for (file, name) in names {
+            let sources = match file {
+                "kinds" => vec![root.join("tests/tests/kinds.rs")],
+                table => {
+                    ["tests.rs", "properties.rs"].map(|end| root.join("agent/kinds/src").join(table).join(end)).into()
+                }
+            };
+            let is_there = |source: &std::path::PathBuf| {
+                fs::read_to_string(source).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+            };
+            assert!(sources.iter().any(is_there), "{file}::{name}");
+        }
+    }
 }

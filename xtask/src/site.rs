@@ -48,6 +48,7 @@ const PARTS: [(&str, &[&str]); 4] = [
             "docs/conformance.md",
             "docs/conformance-cluster.md",
             "docs/conformance-cpus.md",
+            "docs/conformance-apps.md",
             "docs/release.md",
         ],
     ),
