@@ -19,6 +19,9 @@ pub(crate) struct Arguments {
     /// The node's pods are those of workloads.
     #[arg(long, conflicts_with = "link")]
     kinds: bool,
+    /// Each version of the node's source is on trial, and some do not work.
+    #[arg(long, conflicts_with_all = ["link", "kinds"])]
+    generations: bool,
     /// Print every step of that run.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -33,6 +36,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.kinds {
         command.arg("--kinds");
+    }
+    if arguments.generations {
+        command.arg("--generations");
     }
     if let Some(seeds) = &arguments.seeds {
         command.args(["--seeds", seeds]);

@@ -1,6 +1,7 @@
 //! One life of the agent on a simulated node: merge, supervisor and workers over the fake executor.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use limpet_core::probe::ProbeGrid;
 use limpet_core::source::view::View;
 use limpet_core::source::{Decoder, Health, cluster_update};
 use limpet_core::status::observed::Observed;
+use limpet_generations::{Generations, RollbackOrder};
 use limpet_host::network::NetworkStatus;
 use limpet_kinds::Controllers;
 use limpet_model::lifecycle::LifecycleEvent;
@@ -33,6 +35,10 @@ use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_services::fake::FakeBackend;
+use limpet_services::feed::Feed;
+use limpet_services::links::ServiceLinks;
+use limpet_services::settings::{ServiceSettings, Settings};
 use limpet_sources::api::ApiSource;
 use limpet_store::Store;
 use limpet_telemetry::event::Events;
@@ -42,11 +48,13 @@ use limpet_telemetry::reporter::Reporter;
 use limpet_worker::WorkerContext;
 use limpet_worker::allocator::Allocator;
 use limpet_worker::claimed_volumes::{ClaimDisk, ClaimedVolumes, Removed};
+use limpet_worker::executor::Executor;
 use limpet_worker::fake::world::{World, live};
 use limpet_worker::fake::{FakeExecutor, FakeLedger};
 use limpet_worker::inbox::EvictionOrder;
-use limpet_worker::merge_loop::{self, Stages};
+use limpet_worker::merge_loop::{self, SnapshotObserver, Stages};
 use limpet_worker::supervisor::{Intake, Supervisor};
+use limpet_worker::trials::{TrialKeeper, TrialParts, Trials};
 use limpet_worker::workloads::Workloads;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -77,10 +85,22 @@ pub(crate) struct Agent {
     pub(crate) orders_of_users: mpsc::Sender<PodOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
+    /// What its parts know of the node.
+    #[allow(dead_code, reason = "each suite has its own kind of agent")]
+    pub(crate) node: watch::Receiver<NodeState>,
     /// What has happened to its pods.
     #[allow(dead_code, reason = "the simulator judges the world, not what is reported")]
     pub(crate) events: Events,
     member: Option<Member>,
+    rollbacks: Option<mpsc::Sender<RollbackOrder>>,
+}
+
+/// What an agent needs whose source has generations.
+pub(crate) struct OnTrial {
+    pub(crate) generations: Generations,
+    pub(crate) keeper: Arc<dyn TrialKeeper>,
+    /// Sees what takes effect.
+    pub(crate) observer: SnapshotObserver,
 }
 
 /// What an agent needs to be part of a simulated cluster.
@@ -112,7 +132,30 @@ impl Agent {
     /// Starts an agent on `world` with that network, and with one source that publishes `view`.
     #[allow(dead_code, reason = "each suite has its own kind of agent")]
     pub(crate) fn start(world: &Arc<Mutex<World>>, view: &mut View, node_network: NodeNetwork) -> Self {
-        Self::begin(world, view, node_network, None)
+        Self::begin(world, view, node_network, Additions::default())
+    }
+
+    /// The same for an agent whose source has generations.
+    #[allow(dead_code, reason = "the suite of workers has no generations")]
+    pub(crate) fn on_trial(
+        world: &Arc<Mutex<World>>,
+        view: &mut View,
+        node_network: NodeNetwork,
+        on_trial: OnTrial,
+    ) -> Self {
+        Self::begin(world, view, node_network, Additions { on_trial: Some(on_trial), ..Additions::default() })
+    }
+
+    /// The same for an agent that serves Services by that kernel.
+    #[allow(dead_code, reason = "the suite of workers has no Services")]
+    pub(crate) fn serve(
+        world: &Arc<Mutex<World>>,
+        view: &mut View,
+        node_network: NodeNetwork,
+        kernel: &FakeBackend,
+    ) -> Self {
+        let additions = Additions { kernel: Some(kernel.clone()), ..Additions::default() };
+        Self::begin(world, view, node_network, additions)
     }
 
     /// The same for an agent that is part of a cluster.
@@ -123,14 +166,15 @@ impl Agent {
         node_network: NodeNetwork,
         membership: Membership,
     ) -> Self {
-        Self::begin(world, view, node_network, Some(membership))
+        let additions = Additions { membership: Some(membership), ..Additions::default() };
+        Self::begin(world, view, node_network, additions)
     }
 
     fn begin(
         world: &Arc<Mutex<World>>,
         view: &mut View,
         node_network: NodeNetwork,
-        membership: Option<Membership>,
+        Additions { membership, on_trial, kernel }: Additions,
     ) -> Self {
         let (slots, desired, stop) = (Arc::<Slots>::default(), Desired::default(), CancellationToken::new());
         let (merging, merged) = mpsc::channel(1);
@@ -159,6 +203,7 @@ impl Agent {
             };
             parts.take_part(&mut tasks, membership)
         });
+        let metrics_of_trials = metrics.clone();
         let reporter = Reporter {
             runtime_endpoint: "/simulated".into(),
             node_name: NODE.to_owned(),
@@ -169,8 +214,9 @@ impl Agent {
             health,
             devices: Arc::<DevicePlugins>::default(),
         };
+        let executor: Arc<dyn Executor> = Arc::new(FakeExecutor::new(Arc::clone(world)));
         let context = WorkerContext {
-            executor: Arc::new(FakeExecutor::new(Arc::clone(world))),
+            executor: Arc::clone(&executor),
             reporter: Arc::new(reporter),
             probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
@@ -183,7 +229,32 @@ impl Agent {
         let volumes = ClaimedVolumes::new(Claims::new("/simulated".into(), []), Arc::new(NoFiles));
         let (observer, reports) = (observed.clone(), occurrences.clone());
         let workloads = Workloads::new(controllers, Arc::new(ledger), observer, reports, supervisor.adopted(), volumes);
-        let stages = Stages { workloads: Some(workloads), ..Stages::default() };
+        let node = supervisor.node_state();
+        let serving = kernel.map(|kernel| Serving {
+            kernel,
+            observed: observed.clone(),
+            desired: desired.clone(),
+            node: node.clone(),
+            events: occurrences.clone(),
+            stop: stop.clone(),
+        });
+        let observer = serving.map(|serving| serving.begin(&mut tasks));
+        let mut stages = Stages { workloads: Some(workloads), observer, ..Stages::default() };
+        let rollbacks = on_trial.map(|OnTrial { generations, keeper, observer }| {
+            let (order, orders) = mpsc::channel(1);
+            let parts = TrialParts {
+                keeper,
+                executor: Arc::clone(&executor),
+                observed: observed.clone(),
+                events: occurrences.clone(),
+                metrics: metrics_of_trials,
+                orders,
+                pod_orders: orders_of_users.clone(),
+                views: watch::channel(Vec::new()).0,
+            };
+            (stages.trials, stages.observer) = (Some(Trials::new(generations, parts)), Some(observer));
+            order
+        });
         let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, stages, stop.clone());
         tasks.spawn(merge);
         tasks.spawn(async move {
@@ -220,8 +291,10 @@ impl Agent {
             evictions: orders,
             orders_of_users,
             observed,
+            node,
             events: occurrences,
             member,
+            rollbacks,
         };
         agent.slots.publish(SourceKind::File, view.snapshot());
         agent.publish(view);
@@ -242,6 +315,15 @@ impl Agent {
         let member = self.member.as_ref().unwrap();
         member.source.send(cluster_update::Update::Accepted(done)).await.unwrap();
         accepted.await.unwrap();
+    }
+
+    /// A user returns to the good generation before.
+    #[allow(dead_code, reason = "the suite of workers has no generations")]
+    pub(crate) async fn roll_back(&self) {
+        let order = limpet_generations::Order { source: None, number: None };
+        // The answer is not awaited.
+        let order = RollbackOrder { order, done: oneshot::channel().0 };
+        self.rollbacks.as_ref().unwrap().send(order).await.unwrap();
     }
 
     /// What was not reported to the apiserver yet.
@@ -268,6 +350,57 @@ impl Agent {
     /// It ends as by SIGKILL.
     pub(crate) async fn kill(mut self) {
         self.tasks.shutdown().await;
+    }
+}
+
+/// What only some agents have.
+#[derive(Default)]
+struct Additions {
+    membership: Option<Membership>,
+    on_trial: Option<OnTrial>,
+    kernel: Option<FakeBackend>,
+}
+
+/// What Services are served with.
+struct Serving {
+    kernel: FakeBackend,
+    observed: Observed,
+    desired: Desired,
+    node: watch::Receiver<NodeState>,
+    events: Events,
+    stop: CancellationToken,
+}
+
+impl Serving {
+    /// Starts what serves Services once there is one, and returns what it sees them by.
+    fn begin(self, tasks: &mut JoinSet<()>) -> SnapshotObserver {
+        // Others answer queries for names here.
+        let directories = ("/simulated".into(), "/simulated".into());
+        let name_server: [IpAddr; 1] = [[192, 0, 2, 53].into()];
+        let settings = Settings::new(ServiceSettings::default(), (&name_server, ""), None, directories);
+        let (has_leftovers, links) = (self.kernel.kernel().rules.is_some(), ServiceLinks::default());
+        let parts = limpet_services::task::Parts {
+            settings,
+            backend: Arc::new(self.kernel),
+            off: None,
+            observed: self.observed,
+            desired: self.desired,
+            node: self.node,
+            events: self.events,
+            views: watch::Sender::default(),
+            set_name_servers: Arc::new(|_| {}),
+            links: links.clone(),
+        };
+        let (begin, begun) = oneshot::channel();
+        let stop = self.stop;
+        tasks.spawn(async move {
+            if let Ok(definitions) = begun.await {
+                limpet_services::task::run(parts, definitions, stop).await;
+            }
+        });
+        let start = Box::new(move |definitions| drop(begin.send(definitions)));
+        let mut feed = Feed::new(vec![SourceKind::File], start, links, has_leftovers);
+        Box::new(move |snapshots| feed.read(snapshots))
     }
 }
 

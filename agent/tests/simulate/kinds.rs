@@ -3,6 +3,7 @@
 
 mod made;
 mod runs;
+mod served;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,6 +28,7 @@ use crate::agent::{Agent, NODE, pass};
 use crate::run::Report;
 use made::{Focus, Made};
 use runs::Runs;
+use served::Served;
 
 /// After the last fault: longer than the longest pauses of pods and of controllers together.
 const SETTLE_TIME: Duration = Duration::from_secs(3_600);
@@ -34,6 +36,10 @@ const SETTLE_TIME: Duration = Duration::from_secs(3_600);
 const TASK_TIME: Duration = Duration::from_secs(30);
 /// From the simulated clock's beginning, when limpet did not exist, to a time that is right.
 const CLOCK_IS_SET: SignedDuration = SignedDuration::from_secs(900_000_000);
+/// The first address of the pods.
+const PODS_NETWORK: [u8; 4] = [10, 1, 0, 0];
+/// The place of a Service's manifest, by the workload whose pods it selects.
+const SERVICE_FILE: &str = "service-of-";
 /// How often what must never be is looked for.
 const GLANCE: Duration = Duration::from_millis(700);
 
@@ -43,6 +49,7 @@ pub(crate) fn run(seed: u64, trace: bool) -> Report {
         let mut node = Node::new(seed, trace);
         node.live().await;
         node.settle().await;
+        node.remove_services().await;
         let mut world = node.world.lock().unwrap();
         Report {
             violations: std::mem::take(&mut world.violations),
@@ -65,6 +72,7 @@ struct Node {
     lenient_until: Instant,
     incarnations: u32,
     runs: Runs,
+    served: Served,
     /// By how much the clock was set back.
     set_back: Duration,
     clock_is_set: bool,
@@ -79,6 +87,7 @@ impl Node {
         let mut rng = fastrand::Rng::with_seed(seed);
         let focus = Focus::draw(&mut rng);
         let mut world = World::new(rng.u64(..), trace);
+        world.give_addresses(PODS_NETWORK.into());
         world.fault_rate = if rng.bool() { rng.u32(0..150) } else { 0 };
         let world = Arc::new(Mutex::new(world));
         let (files, view) = (BTreeMap::new(), View::default());
@@ -94,6 +103,7 @@ impl Node {
             lenient_until: now,
             incarnations: 0,
             runs: Runs::default(),
+            served: Served::default(),
             set_back: Duration::ZERO,
             clock_is_set: false,
             forgot: false,
@@ -128,7 +138,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..20) {
+        match self.rng.u32(0..24) {
             // Without a workload the node has nothing to do.
             _ if self.files.is_empty() => self.create(),
             0..=2 => self.create(),
@@ -141,6 +151,8 @@ impl Node {
             17 => self.restart(true).await,
             18 => self.lose_memory().await,
             19 if self.focus == Focus::CronJobs => self.set_clock(),
+            20..=22 => self.serve(),
+            23 => self.refuse_rules(),
             _ => self.reboot().await,
         }
     }
@@ -185,6 +197,35 @@ impl Node {
         self.files.remove(&name);
         self.view.remove(&Arc::from(name.as_str()));
         self.publish();
+    }
+
+    /// Adds a Service for the pods of a workload that there is or may be, or removes it.
+    fn serve(&mut self) {
+        let name = format!("web-{}", self.rng.u32(0..3));
+        if self.served.names.contains(&name) {
+            self.remove_service(&name);
+            return;
+        }
+        self.note(format!("a Service for {name}"));
+        let file: Arc<str> = format!("{SERVICE_FILE}{name}").into();
+        let read = manifest::read(&Served::text(&name), &file, SourceKind::File, NODE);
+        assert!(read.faults.is_empty(), "{:?}", read.faults);
+        self.view.accept(&file, read, Contents::default);
+        self.served.names.insert(name);
+        self.publish();
+    }
+
+    fn remove_service(&mut self, name: &str) {
+        self.note(format!("no Service for {name}"));
+        self.view.remove(&format!("{SERVICE_FILE}{name}").into());
+        self.served.names.remove(name);
+        self.publish();
+    }
+
+    fn refuse_rules(&mut self) {
+        let changes = self.rng.u32(1..4);
+        self.note(format!("the kernel refuses {changes} changes of rules"));
+        self.served.refuse(changes);
     }
 
     fn read(&mut self, name: &str) {
@@ -251,6 +292,7 @@ impl Node {
             }
         }
         self.world().events = None;
+        self.served.agent_ended();
         let away = Duration::from_millis(self.rng.u64(0..20_000));
         self.pass(away).await;
         self.start_agent();
@@ -289,12 +331,18 @@ impl Node {
             agent.kill().await;
         }
         self.world().events = None;
+        self.served.agent_ended();
     }
 
     fn start_agent(&mut self) {
         self.note("the agent starts".to_owned());
         let addresses = NodeAddresses::single([10, 0, 0, 1].into());
-        self.agent = Some(Agent::start(&self.world, &mut self.view, NodeNetwork { addresses, changes: 0 }));
+        self.agent = Some(Agent::serve(
+            &self.world,
+            &mut self.view,
+            NodeNetwork { addresses, changes: 0 },
+            &self.served.backend,
+        ));
     }
 
     /// Lets time pass, and looks for what must never be.
@@ -303,7 +351,22 @@ impl Node {
         while Instant::now() < end {
             pass(&self.world, GLANCE.min(end - Instant::now())).await;
             self.glance();
+            self.look_at_services();
         }
+    }
+
+    /// The rules of Services are those of the ready pods, whenever the agent has done what it can.
+    fn look_at_services(&mut self) {
+        let wrong = match &self.agent {
+            None => Vec::from_iter(self.served.look_alone()),
+            Some(agent) => {
+                let observed = agent.observed.load();
+                let knows = agent.desired.load().pods.keys().all(|key| observed.pods.contains_key(key));
+                let knows = knows && agent.node.borrow().runtime_ready;
+                self.served.look(&observed, knows)
+            }
+        };
+        wrong.into_iter().for_each(|what| self.violate(what));
     }
 
     /// No workload has more pods than it may, and none of a template that it replaces by ending it first.
@@ -342,6 +405,7 @@ impl Node {
 
     async fn settle(&mut self) {
         self.note("no more faults".to_owned());
+        self.served.refuse(0);
         self.world().calm_down();
         self.send(LifecycleEvent::Disconnected);
         self.send(LifecycleEvent::Connected);
@@ -353,6 +417,8 @@ impl Node {
         } else {
             pass(&self.world, SETTLE_TIME).await;
         }
+        self.look_at_services();
+        self.judge_services();
         let desired = self.agent.as_ref().unwrap().desired.load();
         let known: usize =
             self.files.keys().map(|name| desired.pods.values().filter(|pod| is_of(pod, name)).count()).sum();
@@ -379,6 +445,28 @@ impl Node {
                 self.violate(format!("{name} has {all} pods, {up} run, {updated} are of the template, not {replicas}"));
             }
         }
+    }
+
+    /// Each Service leads to all replicas of its workload.
+    fn judge_services(&self) {
+        let endpoints = self.served.endpoints();
+        for (name, made) in
+            self.files.iter().filter(|(name, made)| self.served.names.contains(*name) && !made.runs_to_end())
+        {
+            let (count, replicas) = (endpoints.get(name).map_or(0, BTreeSet::len), made.pods().0);
+            if count != replicas {
+                self.violate(format!("connections to {name} lead to {count} of its {replicas} pods"));
+            }
+        }
+    }
+
+    /// Nothing is left of Services that are removed.
+    async fn remove_services(&mut self) {
+        for name in self.served.names.clone() {
+            self.remove_service(&name);
+        }
+        pass(&self.world, GLANCE).await;
+        self.look_at_services();
     }
 
     /// Lets every process of a Job succeed, for as long as a life needs to settle.

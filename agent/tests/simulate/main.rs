@@ -1,13 +1,16 @@
 //! The simulator: supervisor, workers, merge and a source's view over the fake executor, on one thread with a virtual
 //! clock. A seed decides manifests, edits, exits, faults and crashes, and reproduces a run exactly.
 //!
-//! With `--kinds` its sources define workloads, whose controllers work under the same faults. With `--link` the node is part of a simulated cluster, and what befalls it is the line to its apiserver.
+//! With `--kinds` its sources define workloads, whose controllers work under the same faults. With `--generations` each
+//! version of its source is on trial, and some do not work. With `--link` the node is part of a simulated cluster, and what
+//! befalls it is the line to its apiserver.
 //!
 //! `cargo xtask simulate --seeds A..B` runs many; `--seed N --trace` prints the steps of one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agent;
 mod expected;
+mod generations;
 mod kinds;
 mod link;
 mod manifests;
@@ -23,12 +26,25 @@ use std::time::{Duration, Instant};
 
 use run::Report;
 
-/// What an ordinary test run tries.
-const EVERYDAY: Range<u64> = 0..10_000;
-/// What it tries of lines.
-const EVERYDAY_LINKS: Range<u64> = 0..500;
-/// What it tries of workloads.
-const EVERYDAY_KINDS: Range<u64> = 0..500;
+/// The lives of one kind.
+struct Lives {
+    /// The argument that chooses them; `None`: they are chosen by none.
+    argument: Option<&'static str>,
+    run: Run,
+    /// What an ordinary test run tries.
+    everyday: Range<u64>,
+    /// Whether a seed always gives the same steps.
+    repeats: bool,
+}
+
+static LIVES: [Lives; 4] = [
+    Lives { argument: None, run: run::run, everyday: 0..10_000, repeats: true },
+    // Whom of those that wait for one change tokio wakes first is not the seed's.
+    Lives { argument: Some("--link"), run: link::run, everyday: 0..500, repeats: false },
+    Lives { argument: Some("--kinds"), run: kinds::run, everyday: 0..500, repeats: true },
+    Lives { argument: Some("--generations"), run: generations::run, everyday: 0..200, repeats: true },
+];
+
 /// One seed in so many runs twice more: its steps have to be the same.
 const REPEAT_EVERY: u64 = 64;
 /// Failures after which no further seed is tried.
@@ -45,31 +61,21 @@ fn main() -> ExitCode {
     if arguments.iter().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
-    let is_link = arguments.iter().any(|argument| argument == "--link");
-    let node: (Run, bool) = (run::run, true);
-    // Whom of those that wait for one change tokio wakes first is not the seed's.
-    let link: (Run, bool) = (link::run, false);
-    let kinds: (Run, bool) = (kinds::run, true);
-    let is_kinds = arguments.iter().any(|argument| argument == "--kinds");
-    let chosen = if is_link {
-        link
-    } else if is_kinds {
-        kinds
-    } else {
-        node
-    };
+    let has = |argument: &str| arguments.iter().any(|given| given == argument);
+    let chosen = LIVES.iter().find(|lives| lives.argument.is_some_and(has));
+    let [pods, ..] = &LIVES;
     if let Some(seed) = value("--seed") {
         let Ok(seed) = seed.parse() else { return usage() };
-        return run_seed(chosen.0, seed, arguments.iter().any(|argument| argument == "--trace"));
+        return run_seed(chosen.unwrap_or(pods).run, seed, has("--trace"));
     }
     match value("--seeds").map(range) {
-        Some(Some(seeds)) => many(chosen, seeds),
+        Some(Some(seeds)) => many(chosen.unwrap_or(pods), seeds),
         Some(None) => usage(),
-        None if is_link => many(link, EVERYDAY_LINKS),
-        None if is_kinds => many(kinds, EVERYDAY_KINDS),
         None => {
-            let all = [many(node, EVERYDAY), many(link, EVERYDAY_LINKS), many(kinds, EVERYDAY_KINDS)];
-            if all == [ExitCode::SUCCESS; 3] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let all = LIVES.iter().filter(|lives| chosen.is_none_or(|chosen| chosen.argument == lives.argument));
+            let results: Vec<ExitCode> = all.map(|lives| many(lives, lives.everyday.clone())).collect();
+            let has_failed = results.contains(&ExitCode::FAILURE);
+            if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
     }
 }
@@ -78,7 +84,7 @@ fn main() -> ExitCode {
 type Run = fn(u64, bool) -> Report;
 
 fn usage() -> ExitCode {
-    eprintln!("usage: simulate [--link | --kinds] [--seeds A..B | --seed N [--trace]]");
+    eprintln!("usage: simulate [--link | --kinds | --generations] [--seeds A..B | --seed N [--trace]]");
     ExitCode::from(2)
 }
 
@@ -120,7 +126,7 @@ fn bounded(run: Run, seed: u64, trace: bool) -> Report {
 }
 
 /// Runs all seeds on as many threads as there are cores, each run on one of them.
-fn many((run, repeats): (Run, bool), seeds: Range<u64>) -> ExitCode {
+fn many(&Lives { run, repeats, .. }: &Lives, seeds: Range<u64>) -> ExitCode {
     let (next, failed, begun) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Instant::now());
     let (starts, seconds) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {

@@ -140,7 +140,11 @@ impl FakeExecutor {
             Action::TearDown => Outcome::TornDown(self.done("TearDown", |world| world.tear_down(&pod)).await),
             Action::EnsureImage(index) => {
                 let slot = &pod.containers[index];
-                let result = self.done("EnsureImage", |_| image(&pod, slot)).await;
+                let can_be_pulled = self.world().script(&pod, slot).is_none_or(|script| script.can_be_pulled);
+                let result = match self.done("EnsureImage", |_| image(&pod, slot)).await {
+                    Ok(_) if !can_be_pulled => Err(missing_image()),
+                    result => result,
+                };
                 if let (Some(reporter), Ok(image)) = (&self.reporter, &result) {
                     reporter.report_image_present(&pod, slot, &image.name);
                 }
@@ -410,6 +414,11 @@ fn instance(
         start_values: start_values(pod, slot),
         ..Instance::new(id, slot.next_attempt(), slot.fingerprint.clone())
     }
+}
+
+/// The failure of a container whose image no registry has.
+fn missing_image() -> Failure {
+    Failure { reason: "ErrImagePull", message: "there is no such image".to_owned(), transient: false }
 }
 
 /// The failure of a container whose variables come from an unknown ConfigMap.

@@ -9,6 +9,7 @@ mod places;
 mod pods;
 mod probes;
 mod processes;
+mod script;
 mod shims;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,6 +41,7 @@ use order::PodEnd;
 use probes::Probed;
 pub use processes::live;
 pub(super) use processes::{UnderWay, WorldProcesses};
+pub use script::{Script, ScriptOf};
 
 /// The result of a start: the container, its task, its start time and its sandbox.
 pub(super) type Started = (ContainerId, Task, Timestamp, Option<String>);
@@ -62,6 +64,8 @@ struct Container {
     stop: Option<Stop>,
     /// How long after SIGTERM its process exits; `None` if it ignores SIGTERM.
     obeys: Option<Duration>,
+    /// What it was started with; `None`: chance decides.
+    script: Option<Script>,
     probed: Probed,
 }
 
@@ -137,6 +141,8 @@ pub struct World {
     agents: u32,
     /// The behaviour of processes, if it is not left to the seed.
     pub behaviour: Option<Behaviour>,
+    /// The behaviour of each container, if it is not left to the seed either.
+    pub script_of: Option<ScriptOf>,
     /// How many processes of each container the OOM killer has killed, except first processes.
     pub oom_kills: u64,
     /// The faults of the next calls by name, before chance decides.
@@ -202,6 +208,7 @@ impl World {
             restarts_asked: BTreeSet::new(),
             agents: 0,
             behaviour: None,
+            script_of: None,
             oom_kills: 0,
             faults: VecDeque::new(),
             memories: BTreeMap::new(),
@@ -312,7 +319,11 @@ impl World {
         self.hooks_of_started(&id, slot);
         self.check_id(&id);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
-        self.draw_life(pid, slot.role == Role::Init);
+        let script = self.containers.get(&id).and_then(|container| container.script);
+        match script {
+            Some(script) => self.follow_script(pid, script),
+            None => self.draw_life(pid, slot.role == Role::Init),
+        }
         (id, Task::Running { pid }, now.wall, self.sandbox(&pod.record.uid))
     }
 
@@ -363,6 +374,7 @@ impl World {
             restarts_all: rules.is_some(),
             stop: None,
             obeys: self.draw_obedience(),
+            script: self.script(pod, slot),
             probed: Probed::default(),
         };
         self.containers.insert(id.clone(), container);

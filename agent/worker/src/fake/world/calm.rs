@@ -1,4 +1,4 @@
-//! A node without faults in real time, for hollow nodes.
+//! A node without faults in real time, for hollow nodes; and the addresses of pods.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -20,6 +20,11 @@ impl World {
         world.behaviour = Some(Behaviour { exits: None, obeys: Some(Duration::ZERO) });
         (world.wall_begun, world.network, world.judged) = (Timestamp::now(), Some(network), false);
         world
+    }
+
+    /// Gives pods addresses, which begin at `network`.
+    pub fn give_addresses(&mut self, network: Ipv4Addr) {
+        self.network = Some(network);
     }
 
     /// The addresses of a pod with that sandbox.

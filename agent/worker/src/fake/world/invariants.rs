@@ -11,6 +11,7 @@ use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
 use limpet_model::stop_signal::MIN_GRACE_PERIOD;
+use limpet_model::verdict::PodVerdict;
 use tokio::time::Instant;
 
 use super::hooks::hook_allowance;
@@ -185,6 +186,7 @@ impl World {
         let Some(instance) = &slot.instance else { return };
         let id = &instance.id;
         self.check_stop_for_probe(id, cause);
+        self.check_asked_restart(id, cause);
         let own_grace = Duration::from_secs(pod.record.grace_seconds());
         let Some(container) = self.containers.get(id).filter(|container| is_running(container)) else { return };
         if cause == KillCause::AllRestart {
@@ -208,9 +210,16 @@ impl World {
             _ => may_kill_at.min(Instant::now() + MIN_GRACE_PERIOD),
         };
         let allowance = hook_allowance(slot);
+        let is_shortened = pod.verdict.as_ref().and_then(PodVerdict::grace).is_some();
         let Some(container) = self.containers.get_mut(id) else { return };
         match &mut container.stop {
-            Some(stop) => (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet),
+            Some(stop) => {
+                // An agent that has started meanwhile may not know that the pod was being ended when it is evicted.
+                if is_shortened {
+                    stop.may_kill_at = stop.may_kill_at.min(may_kill_at);
+                }
+                (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet);
+            }
             None => {
                 let must_kill_at = must_kill_at + allowance;
                 let began = Instant::now();

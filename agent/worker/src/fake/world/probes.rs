@@ -60,11 +60,13 @@ impl World {
         let (timeout, period) =
             spec.map_or((1, 1), |spec| (seconds(spec.timeout_seconds), seconds(spec.period_seconds)));
         let quick = Duration::from_millis(self.rng.u64(0..40));
-        let (takes, passed) = match self.rng.u32(0..20) {
+        let script = self.containers.get(id).and_then(|container| container.script);
+        let (takes, passed) = match (script, self.rng.u32(0..20)) {
+            (Some(script), _) => (quick, Some(kind != ProbeKind::Readiness || script.is_ready)),
             _ if self.calm => (quick, Some(kind != ProbeKind::Readiness || is_healthy(id))),
-            0 => (Duration::from_secs(timeout), Some(false)),
-            1 => (quick, None),
-            2..=6 => (quick, Some(false)),
+            (_, 0) => (Duration::from_secs(timeout), Some(false)),
+            (_, 1) => (quick, None),
+            (_, 2..=6) => (quick, Some(false)),
             _ => (quick, Some(true)),
         };
         self.probe_runs += 1;

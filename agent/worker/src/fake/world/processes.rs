@@ -12,7 +12,7 @@ use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{World, short};
+use super::{Script, World, short};
 use limpet_host::clock::sleep_until_or_forever;
 
 impl World {
@@ -36,6 +36,12 @@ impl World {
             self.due.push((Instant::now() + after, pid, code));
             self.due_changed.notify_one();
         }
+    }
+
+    /// A process whose container has a script exits as that says.
+    pub(super) fn follow_script(&mut self, pid: u32, script: Script) {
+        self.due.extend(script.exits.map(|(after, code)| (Instant::now() + after, pid, code)));
+        self.due_changed.notify_one();
     }
 
     pub(in crate::fake) fn terminate(&mut self, id: &ContainerId) {
