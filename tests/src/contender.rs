@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
@@ -13,6 +13,7 @@ use crate::claim::Port;
 use crate::cluster::Cluster;
 use crate::cluster::kubelet_api::NodeAddress;
 use crate::containerd::Containerd;
+use crate::footprint::pids;
 use crate::kubelet::Kubelet;
 use crate::node::{NodeOptions, TestNode, containers, sweep};
 use crate::podman::{PODMAN_VARIABLE, Podman};
@@ -229,6 +230,27 @@ pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> 
     wait::until_true(wait::SOON * 3, &what, || containerd.tasks().is_ok_and(|tasks| tasks.is_empty()))
 }
 
+/// The processes that a contender and its pods need on a node with its files in `dir`, by kind.
+pub fn processes(
+    contender: &dyn Contender,
+    containerd: &Containerd,
+    dir: &Path,
+) -> Result<Vec<(&'static str, Vec<u32>)>> {
+    if let Some(keepers) = contender.keepers() {
+        return Ok(keepers);
+    }
+    let agent = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
+    let mut loggers = pids(dir, "limpet");
+    loggers.retain(|pid| *pid != agent);
+    Ok(vec![
+        ("agent", vec![agent]),
+        ("loggers", loggers),
+        ("shims", pids(dir, "containerd-shim")),
+        ("pause", containerd.pauses()?),
+        ("containerd", containerd.pid().into_iter().collect()),
+    ])
+}
+
 /// A node on which nothing runs yet, and the agents that will run pods on it.
 #[derive(Debug)]
 pub struct Stage {
@@ -281,6 +303,11 @@ impl Stage {
         }
         self.address = Some(address);
         Ok(())
+    }
+
+    /// Podman, if it is measured, too.
+    pub fn podman(&self) -> Option<&Podman> {
+        self.podman.as_ref()
     }
 
     /// The contenders, limpet first, and the containerd that they share.

@@ -184,6 +184,7 @@ pub struct ImageBuilder {
     name: String,
     files: Vec<(String, Vec<u8>, u32)>,
     links: Vec<(String, String)>,
+    layers: Vec<(String, Vec<u8>)>,
     config: serde_json::Map<String, Value>,
     compression: Option<LayerCompression>,
     bare: bool,
@@ -216,6 +217,12 @@ impl ImageBuilder {
     /// Adds a symbolic link to `target`; `path` is relative to the root.
     pub fn symlink(mut self, path: &str, target: &str) -> Self {
         self.links.push((path.to_owned(), target.to_owned()));
+        self
+    }
+
+    /// Adds a layer above all others that consists of a file; `path` is relative to the root.
+    pub fn layer(mut self, path: &str, content: impl Into<Vec<u8>>) -> Self {
+        self.layers.push((path.to_owned(), content.into()));
         self
     }
 
@@ -253,6 +260,11 @@ impl ImageBuilder {
             for (path, target) in &self.links {
                 layer.symlink(path, target)?;
             }
+            layers.push(layer.finish()?);
+        }
+        for (path, content) in &self.layers {
+            let mut layer = Layer::default();
+            layer.file(path, content, 0o644)?;
             layers.push(layer.finish()?);
         }
         let mut config = self.config;

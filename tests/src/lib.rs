@@ -14,6 +14,7 @@ pub mod containerd;
 pub mod contender;
 pub mod corpus;
 pub mod footprint;
+pub mod file_server;
 pub mod forwarded;
 pub mod grpc_health;
 pub mod hollow;

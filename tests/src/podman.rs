@@ -194,15 +194,36 @@ impl Podman {
         Ok(pods.iter().map(pod).collect())
     }
 
+    /// The file of a pod's manifest.
+    fn manifest(&self, pod: &Value) -> Result<PathBuf> {
+        let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
+        Ok(self.manifests().join(format!("{name}.yaml")))
+    }
+
+    fn write_manifest(&self, pod: &Value) -> Result<PathBuf> {
+        let file = self.manifest(pod)?;
+        fs::write(&file, pod.to_string()).with_context(|| format!("{}", file.display()))?;
+        Ok(file)
+    }
+
     /// Begins to start a pod, or to replace it.
     pub fn apply(&self, pod: &Value) -> Result<()> {
-        let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
-        let file = self.manifests().join(format!("{name}.yaml"));
-        let replaces = file.exists();
-        fs::write(&file, pod.to_string()).with_context(|| format!("{}", file.display()))?;
+        let replaces = self.manifest(pod)?.exists();
+        let file = self.write_manifest(pod)?;
         let mut command = self.command();
         command.args(["play", "kube"]).args(replaces.then_some("--replace")).arg(&file);
         self.begin(&mut command)
+    }
+
+    /// Pulls an image from a registry without TLS.
+    pub fn pull(&self, image: &str) -> Result<()> {
+        process::checked(self.command().args(["pull", "--tls-verify=false", image])).map(drop)
+    }
+
+    /// Starts a pod in place of the one of its name, and waits for the command.
+    pub fn replace(&self, pod: &Value) -> Result<()> {
+        let file = self.write_manifest(pod)?;
+        process::checked(self.command().args(["play", "kube", "--replace"]).arg(&file)).map(drop)
     }
 
     /// Begins to remove a pod.

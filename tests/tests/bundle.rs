@@ -5,17 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Result, ensure};
+use limpet_tests::file_server::FileServer;
 use limpet_tests::image::{self, Blob, Image, ImageBuilder, noise};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container_id;
 use limpet_tests::registry::{self, Registry};
 use limpet_tests::{TestNode, case, process, suite, wait};
 use serde_json::{Value, json};
-
-#[path = "bundle/server.rs"]
-mod server;
-
-use server::FileServer;
 
 fn main() -> ExitCode {
     suite::run([

@@ -23,11 +23,11 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` and `delays` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure Debian's Podman, too, in `idle` and `start`: `podman play kube` for each pod, on the host's network.
+    /// Measure Debian's Podman, too, in `idle`, `start` and `update`: `podman play kube` for each pod, on the host's network.
     #[arg(long)]
     podman: bool,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle,
-    /// probes, adopt, scrape, hollow, sync, delays.
+    /// probes, adopt, scrape, hollow, sync, delays, update.
     #[arg(long)]
     dist: bool,
     /// The shim of limpet's pods; without it the agent's default.
@@ -37,15 +37,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum)]
     runtime: Option<Runtime>,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of
-    /// `delays` no more than 10 runs are made, and three of kubelet.
+    /// `delays` and `update` no more than 10 runs are made, and of `delays` three of kubelet.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long `idle`, `probes`, `hollow` and `sync` look on.
+    /// How long `idle`, `probes`, `hollow` and `sync` look on; twice the interval at which the nodes of `fleet` ask.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// How many nodes `hollow` has.
-    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
-    nodes: u32,
+    /// How many nodes `hollow` has, which is 1,000 without this, and `fleet`, which is 500.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: Option<u32>,
     /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not. `pressure` is
     /// measured nowhere else: it fills disks, and takes memory and process ids.
     #[arg(long)]
@@ -80,6 +80,10 @@ enum What {
     /// How long it takes until things are right again: mirrors, ConfigMaps, a Node that was deleted, a link that
     /// carries nothing.
     Delays,
+    /// An update of one layer in ten: bytes over the network, bytes written, and the time in which nothing runs.
+    Update,
+    /// Nodes that ask one server for bundles: requests and bytes, and a roll-out by stages.
+    Fleet,
     /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left.
     /// Needs --emulated.
     Pressure,
@@ -105,6 +109,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         cargo::run(&mut command)?;
     }
+    if wanted(What::Fleet) {
+        let mut command = cargo::command(&["bench", "--package", "limpet-sources", "--bench", "fleet"]);
+        command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
+        command.envs(arguments.nodes.map(|nodes| (hollow::NODES_VARIABLE, nodes.to_string())));
+        cargo::run(&mut command)?;
+    }
     let on_a_node = [
         (What::Start, "start"),
         (What::Idle, "idle"),
@@ -115,6 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (What::Hollow, "hollow"),
         (What::Sync, "sync"),
         (What::Delays, "delays"),
+        (What::Update, "update"),
     ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
@@ -142,8 +153,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         command.env(measure::DIST_VARIABLE, u8::from(arguments.dist).to_string());
-        command.env(hollow::NODES_VARIABLE, arguments.nodes.to_string());
-        if arguments.podman && ["idle", "start"].contains(&name) {
+        command.envs(arguments.nodes.map(|nodes| (hollow::NODES_VARIABLE, nodes.to_string())));
+        if arguments.podman && ["idle", "start", "update"].contains(&name) {
             command.env(podman::PODMAN_VARIABLE, "1");
         }
         if let Some(kubelet) = &kubelet {

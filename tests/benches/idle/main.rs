@@ -5,9 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::containerd::Containerd;
-use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
-use limpet_tests::footprint::{Footprint, pids};
+use limpet_tests::contender::{Stage, apply, processes, remove, settle, wait_ready};
+use limpet_tests::footprint::Footprint;
 use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::{measure, wait};
 use serde_json::{Value, json};
@@ -118,26 +117,6 @@ fn pass(time: Duration) -> Result<()> {
         thread::sleep(Duration::from_millis(500).min(time));
     }
     Ok(())
-}
-
-fn processes(
-    contender: &dyn Contender,
-    containerd: &Containerd,
-    dir: &std::path::Path,
-) -> Result<Vec<(&'static str, Vec<u32>)>> {
-    if let Some(keepers) = contender.keepers() {
-        return Ok(keepers);
-    }
-    let agent = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
-    let mut loggers = pids(dir, "limpet");
-    loggers.retain(|pid| *pid != agent);
-    Ok(vec![
-        ("agent", vec![agent]),
-        ("loggers", loggers),
-        ("shims", pids(dir, "containerd-shim")),
-        ("pause", containerd.pauses()?),
-        ("containerd", containerd.pid().into_iter().collect()),
-    ])
 }
 
 fn row(

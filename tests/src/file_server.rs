@@ -22,14 +22,14 @@ struct Shared {
 
 /// The server; it ends with the test's process.
 #[derive(Debug)]
-pub(crate) struct FileServer {
+pub struct FileServer {
     address: SocketAddr,
     shared: Arc<Mutex<Shared>>,
 }
 
 impl FileServer {
     /// Starts the server on a free port of loopback, without a file.
-    pub(crate) fn start() -> Result<Self> {
+    pub fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let (address, shared) = (listener.local_addr()?, Arc::<Mutex<Shared>>::default());
         let served = Arc::clone(&shared);
@@ -43,29 +43,34 @@ impl FileServer {
     }
 
     /// The URL of the file.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}/plant.limpet", self.address)
     }
 
+    /// The port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
     /// Changes the contents. The next answer ends after `cut` bytes.
-    pub(crate) fn serve(&self, content: Vec<u8>, cut: Option<usize>) {
+    pub fn serve(&self, content: Vec<u8>, cut: Option<usize>) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         (shared.content, shared.cut) = (content, cut);
         shared.version += 1;
     }
 
     /// How many bytes of contents clients, and the buffers on the way to them, have taken.
-    pub(crate) fn sent(&self) -> usize {
+    pub fn sent(&self) -> usize {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).sent
     }
 
     /// `RANGE STATUS` of every request.
-    pub(crate) fn requests(&self) -> Vec<String> {
+    pub fn requests(&self) -> Vec<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).requests.clone()
     }
 }
 
-fn answer(mut stream: TcpStream, of_all: &Mutex<Shared>) -> Result<()> {
+fn answer(mut stream: TcpStream, state: &Mutex<Shared>) -> Result<()> {
     let mut head = Vec::new();
     for line in BufReader::new(stream.try_clone()?).lines() {
         let line = line?;
@@ -75,7 +80,7 @@ fn answer(mut stream: TcpStream, of_all: &Mutex<Shared>) -> Result<()> {
         head.push(line.to_ascii_lowercase());
     }
     let header = |name: &str| head.iter().find_map(|line| line.strip_prefix(name).map(str::trim));
-    let mut shared = of_all.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut shared = state.lock().unwrap_or_else(PoisonError::into_inner);
     let etag = format!("\"v{}\"", shared.version);
     let range = header("range:").filter(|_| header("if-range:") == Some(&etag));
     let from = range.and_then(|range| range.strip_prefix("bytes=")?.trim_end_matches('-').parse().ok()).unwrap_or(0);
@@ -100,7 +105,7 @@ fn answer(mut stream: TcpStream, of_all: &Mutex<Shared>) -> Result<()> {
     )?;
     for piece in body[..sent].chunks(16 << 10) {
         stream.write_all(piece)?;
-        of_all.lock().unwrap_or_else(PoisonError::into_inner).sent += piece.len();
+        state.lock().unwrap_or_else(PoisonError::into_inner).sent += piece.len();
     }
     Ok(())
 }
