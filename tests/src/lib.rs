@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod broken_version;
 pub mod cgroup;
 pub mod claim;
 pub mod cluster;
@@ -13,8 +14,8 @@ pub mod cni;
 pub mod containerd;
 pub mod contender;
 pub mod corpus;
-pub mod footprint;
 pub mod file_server;
+pub mod footprint;
 pub mod forwarded;
 pub mod grpc_health;
 pub mod hollow;
@@ -38,6 +39,7 @@ pub mod podman;
 pub mod process;
 pub mod recorded_state;
 pub mod registry;
+pub mod release_file;
 pub mod release_key;
 pub mod signature;
 pub mod specs;

@@ -1,7 +1,6 @@
 //! Upgrades and downgrades: an agent reads the state of every release, and refuses what it does not know. A new version
 //! takes over, and one that does not work is undone, whenever the power is cut.
 
-mod broken;
 mod state;
 mod supervisor;
 
@@ -10,23 +9,22 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use limpet_tests::agent::{self, Reply};
 use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::node::container_id;
+use limpet_tests::release_file::{tarball, version};
 use limpet_tests::release_key::ReleaseKey;
-use limpet_tests::{TestNode, case, process, suite};
+use limpet_tests::{TestNode, broken_version, case, release_file, suite};
 use serde_json::json;
 use state::{state_of_an_unknown_version_is_refused_and_not_changed, the_state_of_every_release_is_read};
 use supervisor::Supervisor;
 
 fn main() -> ExitCode {
-    if let Some(code) = broken::main() {
+    if let Some(code) = broken_version::main() {
         return code;
     }
     let code = suite::run([
@@ -51,8 +49,7 @@ fn program() -> Result<PathBuf> {
     static STRIPPED: Mutex<bool> = Mutex::new(false);
     let mut is_there = STRIPPED.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_there {
-        let program = agent::program()?;
-        process::checked(Command::new("strip").arg("-o").arg(stripped()).arg(&program))?;
+        release_file::strip(&agent::program()?, &stripped())?;
         *is_there = true;
     }
     Ok(stripped())
@@ -79,24 +76,6 @@ fn containers(node: &TestNode) -> Result<Vec<String>> {
     PODS.iter().map(id).collect()
 }
 
-/// A copy of `from` with `more` bytes at the end, which no loader reads: another version, by its size.
-fn version(from: &Path, to: &Path, more: usize) -> Result<PathBuf> {
-    let mut bytes = fs::read(from)?;
-    bytes.extend(std::iter::repeat_n(b'x', more));
-    fs::write(to, bytes)?;
-    fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
-    Ok(to.to_owned())
-}
-
-/// The tarball of a release with this executable.
-fn tarball(program: &Path, to: &Path) -> Result<PathBuf> {
-    let mut builder = tar::Builder::new(GzEncoder::new(fs::File::create(to)?, Compression::fast()));
-    builder.append_path_with_name(program, "limpet-9-test/usr/bin/limpet")?;
-    builder.append_path_with_name(program, "limpet-9-test/usr/bin/containerd-shim-limpet-v1")?;
-    builder.into_inner()?.finish()?;
-    Ok(to.to_owned())
-}
-
 fn upgrade(node: &TestNode, arguments: &[&str]) -> Result<Reply> {
     node.agent.cli(&[&["upgrade"], arguments].concat())
 }
@@ -111,7 +90,7 @@ fn a_new_version_takes_over_and_the_previous_one_comes_back(node: &mut TestNode)
     let key = ReleaseKey::new(node.dir(), "release")?;
     let old = fs::metadata(supervisor.installed())?.len();
     let new = version(supervisor.installed(), &node.dir().join("limpet-new"), 1)?;
-    let archive = tarball(&new, &node.dir().join("limpet.tar.gz"))?;
+    let archive = tarball(&new, &new, &node.dir().join("limpet.tar.gz"))?;
     key.sign(&archive, "limpet 9 file:limpet.tar.gz")?;
 
     let arguments = [text(&archive), "--key", text(key.public())];
@@ -145,15 +124,15 @@ fn a_new_version_takes_over_and_the_previous_one_comes_back(node: &mut TestNode)
 }
 
 fn a_version_that_ends_is_undone(node: &mut TestNode) -> Result<()> {
-    undone(node, broken::EXIT, "it ended 3 times")
+    undone(node, broken_version::EXIT, "it ended 3 times")
 }
 
 fn a_version_that_hangs_is_undone(node: &mut TestNode) -> Result<()> {
-    undone(node, broken::HANG, "the agent does not answer after 5 s")
+    undone(node, broken_version::HANG, "the agent does not answer after 5 s")
 }
 
 fn a_version_that_does_not_answer_is_undone(node: &mut TestNode) -> Result<()> {
-    undone(node, broken::DEAF, "the agent does not answer after 5 s")
+    undone(node, broken_version::DEAF, "the agent does not answer after 5 s")
 }
 
 /// Upgrades to a version that is broken in that way.
@@ -164,11 +143,14 @@ fn undone(node: &mut TestNode, mode: &str, reason: &str) -> Result<()> {
     let old = fs::metadata(supervisor.installed())?.len();
     let new = version(&std::env::current_exe()?, &node.dir().join("limpet-broken"), 0)?;
     key.sign(&new, "limpet 9.9.9")?;
-    fs::write(supervisor.file("mode"), mode)?;
+    fs::write(supervisor.file(broken_version::MODE), mode)?;
 
     let reply = upgrade(node, &[text(&new), "--key", text(key.public()), "--deadline", "5"])?;
-    let said =
-        format!("limpet {} was undone, limpet {} runs again: {reason}", broken::VERSION, env!("CARGO_PKG_VERSION"));
+    let said = format!(
+        "limpet {} was undone, limpet {} runs again: {reason}",
+        broken_version::VERSION,
+        env!("CARGO_PKG_VERSION")
+    );
     ensure!(reply.code == Some(1) && reply.stderr.contains(&said), "{reply:?}");
     ensure!(supervisor.running_size()? == old, "another version runs");
     ensure!(containers(node)? == ids, "containers were replaced");
@@ -262,7 +244,7 @@ fn what_is_not_to_be_trusted_is_refused_and_nothing_changes(node: &mut TestNode)
     // This test's executable is used, because it is smaller than an agent.
     let executable = std::env::current_exe()?;
     let program = fs::read(&executable)?;
-    let archive = tarball(&executable, &dir.join("whole.tar.gz"))?;
+    let archive = tarball(&executable, &executable, &dir.join("whole.tar.gz"))?;
     let archive = fs::read(archive)?;
     let mut foreign = program.clone();
     // This byte is part of ELF's e_machine, and means MIPS.

@@ -10,6 +10,7 @@ use limpet_tests::vm::{self, Boot, Disk, Guest};
 use limpet_tests::{agent, image, registry, tools};
 
 use crate::pod::{self, SOON};
+use crate::upgrades;
 
 /// The README's commands, with the package's files at `/payload`, and images from an
 /// archive as a box without a registry gets them.
@@ -106,12 +107,13 @@ impl Machine {
     }
 }
 
-/// Writes everything that a test needs: the package, images, a registry with an image, the suites.
+/// Writes everything that a test needs: the package, images, a registry with an image, versions to upgrade to, the suites.
 fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     fs::create_dir_all(files.join("deploy"))?;
     let program = agent::static_program()?;
     fs::copy(&program, files.join("limpet"))?;
     fs::copy(program.with_file_name(agent::SHIM.0), files.join(agent::SHIM.0))?;
+    upgrades::write_files(files)?;
     for entry in fs::read_dir(agent::workspace_dir().join("deploy"))? {
         let entry = entry?;
         // The directories hold what packages are made of.

@@ -20,13 +20,14 @@ mod storage;
 mod suites;
 mod swap;
 mod tpm;
+mod upgrades;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
-use limpet_tests::{suite, sweep, tools, vm};
+use limpet_tests::{broken_version, suite, sweep, tools, vm};
 
 use self::machine::Machine;
 
@@ -42,7 +43,8 @@ const FIRST: [Case; 3] = [
 ];
 
 /// The cases of a long run.
-const FURTHER: [Case; 22] = [
+const FURTHER: [Case; 23] = [
+    ("upgrades_and_broken_versions_restart_none_of_twenty_pods", upgrades::twenty_pods_run_on),
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
     ("selinux_keeps_pods_apart", selinux::pods_are_apart),
@@ -76,6 +78,9 @@ const CUTS: [Cut; 4] = [
 ];
 
 fn main() -> ExitCode {
+    if let Some(code) = broken_version::main() {
+        return code;
+    }
     let mut arguments = Arguments::from_args();
     // There is only one machine at a time, because it needs both cores.
     arguments.test_threads = Some(1);
@@ -109,6 +114,11 @@ fn trials(lacking: Option<&str>) -> Vec<Trial> {
             )
         };
         trials.extend(CUTS.into_iter().map(again));
+    }
+    for first in upgrades::cuts::cases() {
+        let last = first + upgrades::cuts::CUTS_OF_A_CASE - 1;
+        let name = format!("power_cuts_{first}_to_{last}_in_upgrades_leave_one_of_both_versions");
+        trials.push(trial(name, move |machine| upgrades::cuts::from(machine, first), lacking));
     }
     for suite in vm::suites() {
         let name = format!("suite_{}", suites::name(&suite));

@@ -113,13 +113,18 @@ pub(crate) fn is_finished(pod: &Value) -> bool {
 
 /// After a boot: the pods of the base run again, or are finished still, and each container has run as often as it should.
 pub(crate) fn base_is_back(guest: &mut Guest) -> Result<()> {
-    wait(guest, "stays", "running in its second run", |pod| {
+    base_is_back_after(guest, 1)
+}
+
+/// The same after that many boots.
+pub(crate) fn base_is_back_after(guest: &mut Guest, boots: usize) -> Result<()> {
+    wait(guest, "stays", &format!("running after {boots} boots"), |pod| {
         let main = &pod["status"]["containerStatuses"][0];
-        main["state"]["running"].is_object() && main["restartCount"] == 1
+        main["state"]["running"].is_object() && main["restartCount"] == boots
     })?;
     wait(guest, "once", "still finished", is_finished)?;
-    let runs = runs(guest)?;
-    for expected in ["init2", "once1", "stays2"] {
+    let (runs, again) = (runs(guest)?, boots + 1);
+    for expected in [&format!("init{again}"), "once1", &format!("stays{again}")] {
         ensure!(runs.split(' ').any(|run| run == expected), "no {expected} in {runs}");
     }
     Ok(())

@@ -1,22 +1,24 @@
-//! Versions that do not work: this test's own executable, installed as limpet. It reports a version, and as an agent
-//! does what the file `mode` beside it says.
+//! Versions that do not work: a suite's own executable, installed as limpet. It reports a version, and as an agent
+//! does what the file [`MODE`] beside it says.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// The name of the file with the mode.
+pub const MODE: &str = "mode";
 /// The version that it reports.
-pub(crate) const VERSION: &str = "9.9.9";
+pub const VERSION: &str = "9.9.9";
 /// The mode in which it ends at once.
-pub(crate) const EXIT: &str = "exit";
+pub const EXIT: &str = "exit";
 /// The mode in which it does nothing.
-pub(crate) const HANG: &str = "hang";
+pub const HANG: &str = "hang";
 /// The mode in which it serves the agent's socket and answers nothing.
-pub(crate) const DEAF: &str = "deaf";
+pub const DEAF: &str = "deaf";
 
-/// Acts as a broken version if this process has the name of a staged version.
-pub(crate) fn main() -> Option<ExitCode> {
+/// Acts as a broken version if this process has the name of a staged version. Call it first in a suite's `main`.
+pub fn main() -> Option<ExitCode> {
     let executable = std::env::current_exe().ok()?;
     if executable.file_name()? != "limpet.new" {
         return None;
@@ -26,7 +28,7 @@ pub(crate) fn main() -> Option<ExitCode> {
         println!("limpet {VERSION}");
         return Some(ExitCode::SUCCESS);
     }
-    let mode = fs::read_to_string(executable.with_file_name("mode")).unwrap_or_default();
+    let mode = fs::read_to_string(executable.with_file_name(MODE)).unwrap_or_default();
     let config = arguments.iter().skip_while(|word| *word != "--config").nth(1);
     match (mode.as_str(), config) {
         (DEAF, Some(config)) => {
