@@ -37,6 +37,8 @@ const KEPT: &str = "kept";
 const GREETING: &str = "ready";
 /// How long an emulated machine may take to boot, and for each command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
+/// The time between two runs of a command that observes: each takes an emulated processor much longer than a gateway's.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The directory of the image, if there is one.
 pub fn image() -> Option<PathBuf> {
@@ -261,7 +263,7 @@ impl Guest {
         accept: impl Fn(&str) -> Option<T>,
     ) -> Result<T> {
         let mut last = String::new();
-        let answered = wait::until(limit, what, || {
+        let answered = wait::until_every(POLL_INTERVAL, limit, what, || {
             let line = match self.answer(script) {
                 Ok(line) => line,
                 Err(error) => return Some(Err(error)),
@@ -283,7 +285,7 @@ impl Guest {
 
     /// Waits until the guest has shut itself down.
     pub fn wait_off(mut self) -> Result<Disk> {
-        let ended = self.qemu.wait(COMMAND_TIMEOUT).with_context(|| self.console())?;
+        let ended = self.qemu.wait(wait::patient(COMMAND_TIMEOUT)).with_context(|| self.console())?;
         ensure!(ended.success(), "{EMULATOR}: {ended}: {}", self.qemu.log());
         Ok(self.disk)
     }

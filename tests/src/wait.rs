@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 pub const SOON: Duration = Duration::from_secs(60);
 
 /// Multiplies every wait on a machine that is slow because it is emulated.
-const PATIENCE_VARIABLE: &str = "LIMPET_TEST_PATIENCE";
+pub const PATIENCE_VARIABLE: &str = "LIMPET_TEST_PATIENCE";
 
 /// How often the observation is made.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -39,15 +39,26 @@ pub fn interrupted() -> bool {
 /// # Errors
 /// After `limit`, naming `what`; or when the run is interrupted.
 pub fn until<T>(limit: Duration, what: &str, observe: impl FnMut() -> Option<T>) -> Result<T> {
-    watch(limit, what, interrupted, observe)
+    watch(POLL_INTERVAL, limit, what, interrupted, observe)
+}
+
+/// [`until`] with another time between two observations, for those that cost what they observe much of its time.
+pub fn until_every<T>(
+    interval: Duration,
+    limit: Duration,
+    what: &str,
+    observe: impl FnMut() -> Option<T>,
+) -> Result<T> {
+    watch(interval, limit, what, interrupted, observe)
 }
 
 /// Waits until `fact` holds, even if the run is interrupted. For code that cleans up.
 pub fn until_clean(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -> Result<()> {
-    watch(limit, what, || false, || fact().then_some(()))
+    watch(POLL_INTERVAL, limit, what, || false, || fact().then_some(()))
 }
 
 fn watch<T>(
+    interval: Duration,
     limit: Duration,
     what: &str,
     interrupted: impl Fn() -> bool,
@@ -64,7 +75,7 @@ fn watch<T>(
         if start.elapsed() > limit {
             bail!("waited {limit:?} in vain for {what}");
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(interval);
     }
 }
 

@@ -6,6 +6,7 @@ mod failures;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::iter;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -13,15 +14,18 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::agent::workspace_dir;
+use limpet_tests::wait;
 
 use crate::cargo::{self, Executable};
 use crate::test_kernels;
 
-/// The number of suites at a time. Each chooses its own number of concurrent cases.
-const PARALLEL_SUITES: usize = 2;
-/// The suites that take longest. They start after the kernels, so that none is left for the end: one that emulates
-/// machines beside one that waits.
-const LONG_SUITES: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
+/// The suites that take longest. They start first, so that none is left for the end.
+const LONG_SUITES: [&str; 4] = ["csi", "faults", "api_pods", "leaks"];
+
+/// The suite that emulates machines.
+const EMULATED_SUITE: &str = "vm";
+/// Multiplies the limits of its waits: an emulated machine beside a suite may take many times as long as alone.
+const EMULATED_PATIENCE: (&str, &str) = (wait::PATIENCE_VARIABLE, "3");
 
 /// The suite that measures an idle agent, which runs alone: each mount on the machine wakes an agent to check whether
 /// its manifests were mounted over.
@@ -36,24 +40,27 @@ enum Job {
 
 /// Runs the suites of package limpet-tests, with the variables that `environment` has. Fails with the names of those
 /// that failed and the errors of their cases.
+///
+/// Two run at a time. One lane begins with the emulated machines, one after the other: two at once, or one beside two
+/// suites, are so slow on two cores that what they wait for times out.
 pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
     let place = |name: &str| LONG_SUITES.iter().position(|first| *first == name).unwrap_or(LONG_SUITES.len());
     suites.sort_by_key(|suite| place(&suite.name));
-    // Jobs are popped from the end.
-    let jobs: Vec<Job> = suites.into_iter().map(Job::Suite).rev().chain([Job::Kernels]).collect();
-    let (jobs, failed) = (Mutex::new(jobs), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..PARALLEL_SUITES {
-            scope.spawn(|| {
-                while let Some(job) = pop(&jobs) {
-                    if let Err(error) = job.run(environment) {
-                        eprintln!("error: {}: {error:#}", job.name());
-                        let failure = (job.name().to_owned(), format!("{}: {error:#}", job.name()));
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
-                    }
-                }
-            });
+    let (emulated, suites): (Vec<_>, Vec<_>) = suites.into_iter().partition(|suite| suite.name == EMULATED_SUITE);
+    let emulated = [Job::Kernels].into_iter().chain(emulated.into_iter().map(Job::Suite));
+    let suites = Mutex::new(suites.into_iter().map(Job::Suite));
+    let next = || suites.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let failed = Mutex::new(Vec::new());
+    let run = |job: Job| {
+        if let Err(error) = job.run(environment) {
+            eprintln!("error: {}: {error:#}", job.name());
+            let failure = (job.name().to_owned(), format!("{}: {error:#}", job.name()));
+            failed.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
         }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| emulated.chain(iter::from_fn(next)).for_each(run));
+        scope.spawn(|| iter::from_fn(next).for_each(run));
     });
     let (failed, errors): (Vec<_>, Vec<_>) = failed.into_inner().unwrap_or_default().into_iter().unzip();
     ensure!(failed.is_empty(), "failed: {}\n{}", failed.join(", "), errors.join("\n"));
@@ -74,10 +81,6 @@ pub(crate) fn all() -> Result<(Vec<Executable>, Vec<String>)> {
         arguments.extend([format!("--{}", executable.kind), executable.name.clone()]);
     }
     Ok((suites, arguments))
-}
-
-fn pop(jobs: &Mutex<Vec<Job>>) -> Option<Job> {
-    jobs.lock().unwrap_or_else(PoisonError::into_inner).pop()
 }
 
 impl Job {
@@ -104,6 +107,9 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let mut command = Command::new(&suite.path);
     cargo::set_environment_of(environment, &mut command);
     command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
+    if suite.name == EMULATED_SUITE && std::env::var_os(EMULATED_PATIENCE.0).is_none() {
+        command.env(EMULATED_PATIENCE.0, EMULATED_PATIENCE.1);
+    }
     if suite.name == IDLE_AGENT_SUITE {
         command = cargo::in_own_mount_namespace(&command);
     }

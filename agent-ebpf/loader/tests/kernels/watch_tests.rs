@@ -37,7 +37,9 @@ pub(crate) fn test(name: &str) -> CaseResult {
 
 fn run(arguments: &[&str]) -> Result<Output, String> {
     let mut tests = Command::new(PROGRAM);
-    tests.args(arguments).env("PATH", "/bin").env("TMPDIR", machine::directory()).output().map_err(to_text)
+    tests.args(arguments).env("PATH", "/bin").env("TMPDIR", machine::directory());
+    // Its limits are for machines that are not emulated.
+    tests.env("LIMPET_TEST_PATIENCE", "4").output().map_err(to_text)
 }
 
 fn output_of(output: &Output) -> String {
