@@ -68,24 +68,26 @@ impl Profile {
 pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
     let profile = if arguments.for_tests { Profile::DistTest } else { Profile::Dist };
     match arguments.arch {
-        None => built_with(profile),
+        None if profile == Profile::DistTest => for_tests(),
+        None => build(),
         Some(architecture) => build_for(architecture, profile),
     }
 }
 
-/// The executable for tests.
+/// The executable for tests. It has the names of this machine's directories: by other names each directory of the
+/// sources would have all dependencies built anew.
 pub(crate) fn for_tests() -> Result<PathBuf> {
-    built_with(Profile::DistTest)
+    built_with(Profile::DistTest, &[])
 }
 
 /// The executable for nodes.
 pub(crate) fn build() -> Result<PathBuf> {
-    built_with(Profile::Dist)
+    built_with(Profile::Dist, &renamed_directories()?)
 }
 
 /// The executable for nodes with the names of its functions. Has the linker write what comes from where to `map`.
 pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
-    let mut command = command_for(Profile::Dist, &host()?, AGENT)?;
+    let mut command = command_for(Profile::Dist, &host()?, AGENT, &renamed_directories()?)?;
     command.env("CARGO_PROFILE_DIST_STRIP", "none");
     let map = format!("-Wl,-Map={}", map.display());
     linked(&mut command, AGENT.0, &SCRIPTS, &[map])
@@ -96,13 +98,14 @@ pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
 pub(crate) fn build_for(architecture: Architecture, profile: Profile) -> Result<PathBuf> {
     let target = architecture.target();
     if target == host()? {
-        return built_with(profile);
+        return built_with(profile, &renamed_directories()?);
     }
     architecture::install_toolchains(&[architecture])?;
     let (gcc, key) = (architecture.program("gcc"), target.replace('-', "_"));
     let scripts = if architecture == Architecture::Armv7 { &SCRIPTS[..1] } else { &SCRIPTS };
+    let renamed = renamed_directories()?;
     let build = |executable: (&str, &str), scripts: &[&str]| {
-        let mut command = command_for(profile, target, executable)?;
+        let mut command = command_for(profile, target, executable, &renamed)?;
         command.env(format!("CC_{key}"), &gcc).env(format!("AR_{key}"), architecture.program("ar"));
         command.args(["--config", &format!("target.{target}.linker={gcc:?}")]);
         linked(&mut command, executable.0, scripts, &lld_flags()?)
@@ -110,10 +113,10 @@ pub(crate) fn build_for(architecture: Architecture, profile: Profile) -> Result<
     beside_each_other(build(AGENT, scripts)?, &build(agent::SHIM, &SCRIPTS[..1])?)
 }
 
-/// Builds the executables for this machine.
-fn built_with(profile: Profile) -> Result<PathBuf> {
+/// Builds the executables for this machine, with these names of its directories.
+fn built_with(profile: Profile, renamed: &[RenamedDirectory]) -> Result<PathBuf> {
     let build = |executable: (&str, &str), scripts: &[&str]| {
-        linked(&mut command_for(profile, &host()?, executable)?, executable.0, scripts, &[])
+        linked(&mut command_for(profile, &host()?, executable, renamed)?, executable.0, scripts, &[])
     };
     beside_each_other(build(AGENT, &SCRIPTS)?, &build(agent::SHIM, &SCRIPTS[..1])?)
 }
@@ -123,7 +126,12 @@ fn beside_each_other(agent: PathBuf, shim: &Path) -> Result<PathBuf> {
     Ok(agent)
 }
 
-fn command_for(profile: Profile, target: &str, (name, package): (&str, &str)) -> Result<Command> {
+fn command_for(
+    profile: Profile,
+    target: &str,
+    (name, package): (&str, &str),
+    renamed: &[RenamedDirectory],
+) -> Result<Command> {
     let (major, minor) = glibc()?;
     let least = MIN_GLIBC;
     ensure!(
@@ -133,7 +141,6 @@ fn command_for(profile: Profile, target: &str, (name, package): (&str, &str)) ->
         least.1
     );
     setup::for_building()?;
-    let renamed = renamed_directories()?;
     let remaps = renamed.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
     let flags = format!(
         "target.{target}.rustflags={:?}",
@@ -148,8 +155,11 @@ fn command_for(profile: Profile, target: &str, (name, package): (&str, &str)) ->
     Ok(command)
 }
 
+/// A directory of this machine, and its name in the executable.
+type RenamedDirectory = (PathBuf, &'static str);
+
 /// The directories of this machine, and their names in the executable, so that builds in different ones are equal.
-fn renamed_directories() -> Result<[(PathBuf, &'static str); 3]> {
+fn renamed_directories() -> Result<[RenamedDirectory; 3]> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     // If several apply, the compiler uses the last.
