@@ -41,6 +41,7 @@ pub mod recorded_state;
 pub mod registry;
 pub mod release_file;
 pub mod release_key;
+pub mod sets;
 pub mod signature;
 pub mod specs;
 pub mod suite;

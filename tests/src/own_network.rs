@@ -82,14 +82,19 @@ impl OwnNetwork {
         process::checked(Command::new("nsenter").args(["--target", &target]).args(namespaces).arg("--").args(command))
     }
 
+    /// Does something on a thread in the node's network.
+    pub fn within<T: Send>(&self, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let network = fs::File::open(format!("/proc/{}/ns/net", self.0.pid()))?;
+        let moved = || -> Result<T> {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+            act()
+        };
+        thread::scope(|scope| scope.spawn(moved).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
     /// Answers all queries at the node's name server with one address, until the test ends.
     pub fn answer_names(&self) -> Result<()> {
-        let network = fs::File::open(format!("/proc/{}/ns/net", self.0.pid()))?;
-        let bound = thread::spawn(move || -> Result<UdpSocket> {
-            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok(UdpSocket::bind((NODES_SERVER, 53))?)
-        });
-        let socket = bound.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let socket = self.within(|| Ok(UdpSocket::bind((NODES_SERVER, 53))?))?;
         thread::spawn(move || {
             let mut query = [0; 512];
             while let Ok((length, client)) = socket.recv_from(&mut query) {

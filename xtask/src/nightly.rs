@@ -84,6 +84,9 @@ enum Part {
     Streams,
     /// A real kubelet runs the pods of tests/views: their findings and reports are recorded again.
     Views,
+    /// etcd, apiserver, controllers, scheduler, kubelet and CoreDNS run the manifests of tests/sets: what they make of them is
+    /// recorded again.
+    ControlPlane,
     /// The same of tests/views/cluster: the statuses of pods that an apiserver binds to its node.
     States,
     /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
@@ -126,6 +129,7 @@ impl Part {
             }
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
             Self::States => &["test", "-p", "limpet-tests", "--test", "states"],
+            Self::ControlPlane => &["test", "-p", "limpet-tests", "--test", "control_plane"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             Self::Release => &["release", "--check", "--reproduce"],
@@ -155,6 +159,9 @@ impl Part {
                 .and_then(|_| kubernetes::kubelet())
                 .map(drop),
             Self::Views => setup::with_containerd_2().and_then(|_| kubernetes::kubelet()).map(drop),
+            Self::ControlPlane => {
+                kubernetes::control_plane().and_then(|()| kubernetes::kubelet()).and_then(|_| COREDNS.ready()).map(drop)
+            }
             _ => Ok(()),
         }
     }
@@ -178,6 +185,7 @@ impl Part {
                 | Self::Csi
                 | Self::Views
                 | Self::States
+                | Self::ControlPlane
         );
         if has_long_form {
             command.env(suite::LONG_VARIABLE, "1");

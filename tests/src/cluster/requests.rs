@@ -10,6 +10,7 @@ use crate::process;
 
 /// How a patch of the tests is applied.
 const MERGE_PATCH: &str = "application/merge-patch+json";
+const APPLY_PATCH: &str = "application/apply-patch+yaml";
 const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
 
 impl Cluster {
@@ -61,6 +62,19 @@ impl Cluster {
         let (code, answer) = self.request("POST", path, Some(("application/json", object)))?;
         ensure!((200..300).contains(&code), "POST {path}: {code} {answer}");
         Ok(serde_json::from_str(&answer)?)
+    }
+
+    /// Creates or changes the object at `path` like `kubectl apply --server-side`.
+    pub fn apply(&self, path: &str, object: &Value) -> Result<()> {
+        self.done("PATCH", &format!("{path}?fieldManager=limpet-tests&force=true"), Some((APPLY_PATCH, object)))
+    }
+
+    /// curl that writes what is at `path` as it comes, without an end.
+    pub fn stream(&self, path: &str) -> Command {
+        let mut curl = self.curl(path);
+        // Of two values of one option the later one counts.
+        curl.args(["--no-buffer", "--max-time", "0"]);
+        curl
     }
 
     /// Changes fields like `kubectl patch --type=merge`.
