@@ -1,4 +1,5 @@
-//! OCI images built from the machine's static busybox: small, without a network, and different where a test needs it.
+//! OCI images built from a static busybox, this machine's or another one's: small, without a network, and different where
+//! a test needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -178,10 +179,20 @@ enum LayerCompression {
     DockerZstd,
 }
 
+/// A machine with another processor, for which an image is built.
+#[derive(Debug, Clone)]
+pub struct OtherMachine {
+    /// Go's name for its architecture.
+    pub architecture: &'static str,
+    /// Its statically linked busybox, with at least the applets of this machine's.
+    pub busybox: PathBuf,
+}
+
 /// What an image contains besides busybox.
 #[derive(Debug, Default)]
 pub struct ImageBuilder {
     name: String,
+    machine: Option<OtherMachine>,
     files: Vec<(String, Vec<u8>, u32)>,
     links: Vec<(String, String)>,
     layers: Vec<(String, Vec<u8>)>,
@@ -194,6 +205,12 @@ impl ImageBuilder {
     /// An image called `name` (registry, repository and tag).
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// Builds it for that machine; for `None`, for this one.
+    pub fn machine(mut self, machine: Option<&OtherMachine>) -> Self {
+        self.machine = machine.cloned();
+        self
     }
 
     /// Adds a file; `path` is relative to the root.
@@ -251,7 +268,11 @@ impl ImageBuilder {
     }
 
     pub fn build(self) -> Result<Image> {
-        let mut layers = if self.bare { Vec::new() } else { vec![busybox_layer()?] };
+        let mut layers = match &self.machine {
+            _ if self.bare => Vec::new(),
+            None => vec![busybox_layer()?],
+            Some(machine) => vec![layer_with(&machine.busybox)?],
+        };
         if !self.files.is_empty() || !self.links.is_empty() {
             let mut layer = Layer::default();
             for (path, content, mode) in &self.files {
@@ -272,7 +293,7 @@ impl ImageBuilder {
         config.entry("Env").or_insert_with(|| json!(["PATH=/usr/bin:/bin"]));
         let diff_ids: Vec<_> = layers.iter().map(Blob::digest).collect();
         let config = json!({
-            "architecture": architecture(),
+            "architecture": self.machine.map_or_else(architecture, |machine| machine.architecture),
             "os": "linux",
             "config": config,
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
@@ -306,8 +327,14 @@ pub(crate) fn linked(files: &[PathBuf]) -> Result<Vec<PathBuf>> {
 
 /// The two versions of the demo image.
 pub fn demo_images() -> Result<[Image; 2]> {
+    demo_images_for(None)
+}
+
+/// The same for another machine, if one is given.
+pub fn demo_images_for(machine: Option<&OtherMachine>) -> Result<[Image; 2]> {
     let version = |name, number: &str| {
         ImageBuilder::new(name)
+            .machine(machine)
             .file("version", format!("{number}\n"), 0o644)
             .config("Env", json!(["PATH=/usr/bin:/bin", format!("VERSION={number}")]))
             .build()
@@ -416,24 +443,34 @@ fn architecture() -> &'static str {
     }
 }
 
-/// busybox, a link for each of its applets, and the few files that programs expect; the bytes are always the same.
+/// The layer with this machine's busybox; its bytes are always the same.
 fn busybox_layer() -> Result<Blob> {
     static LAYER: OnceLock<Blob> = OnceLock::new();
     if let Some(layer) = LAYER.get() {
         return Ok(layer.clone());
     }
-    let busybox = tools::busybox().context("no statically linked busybox here; run: cargo xtask setup")?;
+    let layer = layer_with(&machine_busybox()?)?;
+    Ok(LAYER.get_or_init(|| layer).clone())
+}
+
+fn machine_busybox() -> Result<PathBuf> {
+    tools::busybox().context("no statically linked busybox here; run: cargo xtask setup")
+}
+
+/// `busybox`, a link for each applet of this machine's one, and the few files that programs expect.
+fn layer_with(busybox: &Path) -> Result<Blob> {
     let mut layer = Layer::default();
     for dir in ["bin", "dev", "etc", "proc", "root", "run", "sys", "tmp", "usr/bin", "var"] {
         layer.directory(dir, if dir == "tmp" { 0o1777 } else { 0o755 })?;
     }
-    layer.file("bin/busybox", &fs::read(&busybox)?, 0o755)?;
-    for applet in process::checked(Command::new(&busybox).arg("--list"))?.lines().filter(|name| *name != "busybox") {
+    layer.file("bin/busybox", &fs::read(busybox).with_context(|| format!("{}", busybox.display()))?, 0o755)?;
+    let applets = process::checked(Command::new(machine_busybox()?).arg("--list"))?;
+    for applet in applets.lines().filter(|name| *name != "busybox") {
         layer.symlink(&format!("bin/{applet}"), "busybox")?;
     }
     layer.file("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/tmp:/bin/sh\n", 0o644)?;
     layer.file("etc/group", b"root:x:0:\napp:x:1000:\nserial:x:2000:app\nvideo:x:2001:app,other\n", 0o644)?;
-    Ok(LAYER.get_or_init(|| Blob::new(layer.into_bytes().unwrap_or_default())).clone())
+    layer.finish()
 }
 
 /// A tar stream that is being built, and does not depend on the time.

@@ -120,8 +120,14 @@ impl Registry {
 
 /// Writes a self-signed certificate for 127.0.0.1, and its key.
 pub fn self_signed(key: &Path, certificate: &Path) -> Result<()> {
+    self_signed_for(2, key, certificate)
+}
+
+/// The same with a certificate that expires in `days`.
+pub fn self_signed_for(days: u32, key: &Path, certificate: &Path) -> Result<()> {
     let mut command = Command::new("openssl");
-    command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]);
+    command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]);
+    command.args(["-days", &days.to_string()]);
     command.args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]);
     process::checked(command.arg("-keyout").arg(key).arg("-out").arg(certificate)).map(drop)
 }
