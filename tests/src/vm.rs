@@ -2,7 +2,10 @@
 //!
 //! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a separate layer
 //! over that image; a [`Guest`] is one boot of it, or continues from a memory that was saved there. Commands reach the
-//! guest through its second serial port, where a shell answers each base64 line with an exit code and base64 output.
+//! guest through its second serial port, or what its [`Board`] has in place of that, where a shell answers each base64
+//! line with an exit code and base64 output.
+
+mod board;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -15,6 +18,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
+pub use self::board::{ARM_32, ARM_64, Board, PC};
 use crate::process::{self, Daemon, tail};
 use crate::wait;
 
@@ -24,6 +28,10 @@ pub const IMAGE_VARIABLE: &str = "LIMPET_TEST_VM";
 pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 /// The end-to-end suites to run inside the machine, separated by colons.
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
+/// Names the architecture of a gateway that takes the place of the usual machine.
+pub const GATEWAY_VARIABLE: &str = "LIMPET_TEST_VM_GATEWAY";
+/// The deb that is installed on the gateway.
+pub const DEB_VARIABLE: &str = "LIMPET_TEST_VM_DEB";
 pub const EMULATOR: &str = "qemu-system-x86_64";
 /// The emulator of a TPM.
 pub const TPM_EMULATOR: &str = "swtpm";
@@ -98,6 +106,10 @@ pub struct Boot<'a> {
     pub dir: &'a Path,
     /// The time of the hardware clock, as in `2026-01-01T00:00:00`; `None` for the host's time.
     pub clock: Option<&'a str>,
+    /// The kind of machine.
+    pub board: &'static Board,
+    /// The number of its processors.
+    pub processors: u32,
     /// Its memory, in MiB.
     pub memory: u32,
     /// Further words of the kernel's command line; may be empty.
@@ -112,7 +124,18 @@ pub struct Boot<'a> {
 impl<'a> Boot<'a> {
     /// A machine with nothing special.
     pub fn new(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Self {
-        Self { image, payload, dir, clock: None, memory: DEFAULT_MEMORY_MIB, kernel: "", network: false, tpm: None }
+        Self {
+            image,
+            payload,
+            dir,
+            clock: None,
+            board: &PC,
+            processors: 2,
+            memory: DEFAULT_MEMORY_MIB,
+            kernel: "",
+            network: false,
+            tpm: None,
+        }
     }
 }
 
@@ -146,7 +169,7 @@ impl Monitor {
     fn command(&mut self, command: &str) -> Result<()> {
         self.stream.write_all(format!("{command}\n").as_bytes())?;
         let answer = self.answer()?;
-        ensure!(!answer.contains("Error"), "{EMULATOR}: {command}: {answer}");
+        ensure!(!answer.contains("Error"), "the emulator's monitor: {command}: {answer}");
         Ok(())
     }
 
@@ -155,8 +178,8 @@ impl Monitor {
         let mut said = Vec::new();
         while !said.ends_with(Self::PROMPT) {
             let mut piece = [0; 4096];
-            let read = self.stream.read(&mut piece).with_context(|| format!("{EMULATOR}'s monitor"))?;
-            ensure!(read > 0, "{EMULATOR} closed its monitor");
+            let read = self.stream.read(&mut piece).context("the emulator's monitor")?;
+            ensure!(read > 0, "the emulator closed its monitor");
             said.extend_from_slice(&piece[..read]);
         }
         Ok(String::from_utf8_lossy(&said).into_owned())
@@ -199,21 +222,22 @@ impl Guest {
         let monitor = boot.dir.join("monitor.sock");
         let (console, socket) = (boot.dir.join("console.log"), boot.dir.join("control.sock"));
         fs::remove_file(&socket).ok();
-        let mut command = Command::new(EMULATOR);
-        // cx16 is off, because QEMU 7.2 sometimes emulates cmpxchg16b wrongly.
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2"]);
-        command.args(["-m", &boot.memory.to_string(), "-display", "none", "-no-reboot"]);
+        let board = boot.board;
+        let mut command = board.command();
+        command.args(["-smp", &boot.processors.to_string(), "-m", &boot.memory.to_string()]);
         match boot.network {
             true => command.args(["-netdev", "user,id=host", "-device", "virtio-net-pci,netdev=host"]),
             false => command.args(["-net", "none"]),
         };
         command.arg("-kernel").arg(boot.image.join("vmlinuz")).arg("-initrd").arg(boot.image.join("initrd.img"));
-        let words = format!("console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0 {}", boot.kernel);
+        let words =
+            format!("console={} root=/dev/vda rw panic=1 quiet systemd.show_status=0 {}", board.console, boot.kernel);
         command.args(["-append", words.trim_end()]);
         command.arg("-drive").arg(format!("file={},format=qcow2,if=virtio", disk.layer.display()));
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,readonly=on", boot.payload.display()));
         command.arg("-serial").arg(format!("file:{}", console.display()));
-        command.arg("-serial").arg(format!("unix:{},server=on,wait=on", socket.display()));
+        command.arg("-chardev").arg(format!("socket,id=control,path={},server=on,wait=on", socket.display()));
+        command.args(board.control);
         command.arg("-monitor").arg(format!("unix:{},server=on,wait=off", monitor.display())).args(further);
         if let Some(clock) = boot.clock {
             command.arg("-rtc").arg(format!("base={clock}"));
@@ -223,7 +247,7 @@ impl Guest {
         let stream = wait::until(wait::SOON, "the emulator's control socket", || {
             UnixStream::connect(&socket).ok().map(Ok).or_else(|| {
                 let ended = qemu.ended().ok().flatten()?;
-                Some(Err(anyhow!("{EMULATOR} ended, {ended}: {}", qemu.log())))
+                Some(Err(anyhow!("{} ended, {ended}: {}", board.emulator, qemu.log())))
             })
         })??;
         stream.set_read_timeout(Some(wait::patient(COMMAND_TIMEOUT)))?;
@@ -286,7 +310,7 @@ impl Guest {
     /// Waits until the guest has shut itself down.
     pub fn wait_off(mut self) -> Result<Disk> {
         let ended = self.qemu.wait(wait::patient(COMMAND_TIMEOUT)).with_context(|| self.console())?;
-        ensure!(ended.success(), "{EMULATOR}: {ended}: {}", self.qemu.log());
+        ensure!(ended.success(), "the emulator: {ended}: {}", self.qemu.log());
         Ok(self.disk)
     }
 
