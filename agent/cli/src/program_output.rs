@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// The deadline of a program.
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// The deadline of a program. A slow node may need several seconds to read it from its disk.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A program's output if it succeeds in time; `None` otherwise.
 pub async fn output_of(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {

@@ -22,7 +22,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 
 /// The oldest containerd that limpet is tested with.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
-/// The timeout of containerd and of programs that print their version.
+/// The timeout of containerd.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// Where a host with cgroups of both versions has version 2.
 const SECOND_HIERARCHY: &str = "/sys/fs/cgroup/unified";
