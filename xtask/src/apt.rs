@@ -163,8 +163,21 @@ pub(crate) fn unpack_dependencies(
     prefixes: &[&str],
     target: &Path,
 ) -> Result<()> {
+    unpack_dependencies_for(None, machine, suite, package, prefixes, target)
+}
+
+/// The same for the architecture with this name in Debian; for `None`, for the machine's own.
+pub(crate) fn unpack_dependencies_for(
+    architecture: Option<&str>,
+    machine: &Machine,
+    suite: &str,
+    package: &str,
+    prefixes: &[&str],
+    target: &Path,
+) -> Result<()> {
     say(&format!("fetching {package} of {suite} into {}", target.display()), || {
         let work = tools::cache_dir().join(format!(".apt-{}", std::process::id()));
+        prepare(&work, architecture)?;
         let result = fetch_dependencies(machine, suite, package, prefixes, &work);
         if result.is_ok() {
             fs::rename(work.join("unpacked"), target).with_context(|| format!("{}", target.display()))?;
@@ -205,21 +218,14 @@ pub(crate) fn unpack_foreign(machine: &Machine, foreign: &Foreign<'_>, target: &
 
 fn fetch_foreign(machine: &Machine, foreign: &Foreign<'_>, work: &Path, target: &Path) -> Result<Vec<Fetched>> {
     let Foreign { suite, architecture, packages, .. } = foreign;
-    prepare(work)?;
+    prepare(work, Some(architecture))?;
     let mut sources = machine.source_lines(&[(*suite).to_owned()]);
     if let Some(security) = machine.security().filter(|_| foreign.with_security_updates) {
         sources.push_str(&security.source_lines(&[format!("{suite}-security")]));
     }
     fs::write(work.join("sources.list"), sources)?;
-    let apt = |args: &[&str]| {
-        let mut command = private(work, "apt-get");
-        for option in ["APT::Architecture", "APT::Architectures"] {
-            command.arg("-o").arg(format!("{option}={architecture}"));
-        }
-        process::checked(command.args(["-q", "-y"]).args(args).current_dir(work.join("debs"))).map(drop)
-    };
-    apt(&["update"])?;
-    apt(&[&["download"], *packages].concat())?;
+    private_apt(work, &["update"])?;
+    private_apt(work, &[&["download"], *packages].concat())?;
     let mut fetched = Vec::new();
     for entry in fs::read_dir(work.join("debs"))? {
         let deb = entry?.path();
@@ -257,6 +263,7 @@ fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &
 }
 
 fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], work: &Path) -> Result<()> {
+    prepare(work, None)?;
     update(machine, suites, work)?;
     private_apt(work, &[&["download"], packages].concat())?;
     for entry in fs::read_dir(work.join("debs"))? {
@@ -272,20 +279,21 @@ fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], wor
     Ok(())
 }
 
-/// Fetches the lists of `suites` into `work`.
+/// Fetches the lists of `suites` into `work`, which is prepared.
 fn update(machine: &Machine, suites: &[String], work: &Path) -> Result<()> {
-    prepare(work)?;
     fs::write(work.join("sources.list"), machine.source_lines(suites))?;
     private_apt(work, &["update"]).with_context(|| {
         format!("the package lists of {} (a key that is not known: update the archive keyring package)", suites[0])
     })
 }
 
-/// Makes the directories of an apt in `work` that has nothing installed.
-fn prepare(work: &Path) -> Result<()> {
+/// Makes the directories of an apt in `work` that has nothing installed, for this architecture or the machine's own.
+fn prepare(work: &Path, architecture: Option<&str>) -> Result<()> {
     for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
         fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
     }
+    let settings = architecture.map(|name| format!("APT::Architecture \"{name}\";\nAPT::Architectures \"{name}\";\n"));
+    fs::write(work.join("apt.conf"), settings.unwrap_or_default())?;
     fs::write(work.join("status"), "").with_context(|| format!("{}", work.display()))
 }
 
@@ -299,6 +307,7 @@ fn private_apt(work: &Path, args: &[&str]) -> Result<()> {
 /// A program of apt with the same directories, not started.
 fn private(work: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
+    command.env("APT_CONFIG", work.join("apt.conf"));
     for (key, place) in [
         ("Dir::Etc::sourcelist", "sources.list"),
         ("Dir::State", "state"),

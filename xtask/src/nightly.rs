@@ -52,6 +52,15 @@ enum Part {
     Kernels,
     /// The emulated machine with the executable for nodes: every power cut three times, suites inside.
     Machine,
+    /// A gateway with one core and 256 MiB of memory: the deb, a pull, a reboot, power cuts, the year 2040.
+    #[value(name = "gateway-x86-64")]
+    GatewayX86,
+    /// The same with 64-bit ARM processors.
+    #[value(name = "gateway-aarch64")]
+    GatewayAarch64,
+    /// The same with 32-bit ARM processors.
+    #[value(name = "gateway-armv7")]
+    GatewayArmv7,
     /// Every test but those above with containerd 2.
     #[value(name = "containerd-2")]
     ContainerdTwo,
@@ -112,6 +121,9 @@ impl Part {
         match self {
             Self::Kernels => &["test-kernels"],
             Self::Machine => &["test-vm", "--all"],
+            Self::GatewayX86 => &["test-vm", "--gateway", "x86_64", "--dist"],
+            Self::GatewayAarch64 => &["test-vm", "--gateway", "aarch64", "--dist"],
+            Self::GatewayArmv7 => &["test-vm", "--gateway", "armv7", "--dist"],
             Self::ContainerdTwo => &["test", "--containerd", "2", "--workspace", "--tests", "--no-fail-fast"],
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
             Self::ContainerdsShim => &["test", "--shim", "runc-v2", "--workspace", "--tests", "--no-fail-fast"],
@@ -224,5 +236,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn line(name: &str, took: Duration, passed: bool) -> String {
     let minutes = took.as_secs().div_ceil(60);
-    format!("{name:<14} {minutes:>4} min  {}", if passed { "passed" } else { "FAILED" })
+    format!("{name:<15} {minutes:>4} min  {}", if passed { "passed" } else { "FAILED" })
 }

@@ -84,11 +84,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         arguments.executable.is_none() || arguments.arch.len() == 1,
         "--executable is for one architecture: name it with --arch"
     );
-    let release = Release::begin(arguments)?;
-    let documents = release.work.join("documents");
-    cargo::run(
-        cargo::command(&["run", "--quiet", "--package", "limpet", "--example", "package_files", "--"]).arg(&documents),
-    )?;
+    let out = arguments.out.clone().unwrap_or_else(|| cargo::target_dir().join("packages"));
+    let release = Release::begin(&out, !arguments.no_security_updates)?;
+    let documents = release.documents()?;
     let profile = if arguments.for_tests { Profile::DistTest } else { Profile::Dist };
     let mut made = Vec::new();
     for &architecture in &architectures {
@@ -116,24 +114,48 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Makes the deb for one architecture and nothing else, in a directory beside the releases', and returns it.
+pub(crate) fn deb(architecture: Architecture, profile: Profile) -> Result<PathBuf> {
+    let release = Release::begin(&cargo::target_dir().join("packages-for-tests"), false)?;
+    let program = dist::build_for(architecture, profile)?;
+    let (tree, _) = release.stage(architecture, &program, &release.documents()?)?;
+    deb::make(&release, architecture, &tree)
+}
+
 impl Release {
-    fn begin(arguments: &Arguments) -> Result<Self> {
-        let out = arguments.out.clone().unwrap_or_else(|| cargo::target_dir().join("packages"));
+    fn begin(out: &Path, with_security_updates: bool) -> Result<Self> {
         let work = cargo::target_dir().join("release-work");
         fs::remove_dir_all(&work).ok();
-        for directory in [&out, &work] {
+        for directory in [out, &work] {
             fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
         }
-        Ok(Self {
-            out: fs::canonicalize(out)?,
-            work,
-            time: time()?,
-            with_security_updates: !arguments.no_security_updates,
-        })
+        Ok(Self { out: fs::canonicalize(out)?, work, time: time()?, with_security_updates })
+    }
+
+    /// Writes completions, manual pages and schemas into a directory, which is returned.
+    fn documents(&self) -> Result<PathBuf> {
+        let documents = self.work.join("documents");
+        let run = ["run", "--quiet", "--package", "limpet", "--example", "package_files", "--"];
+        cargo::run(cargo::command(&run).arg(&documents))?;
+        Ok(documents)
     }
 
     /// Makes all files for one architecture, and returns them.
     fn package(&self, architecture: Architecture, program: &Path, documents: &Path) -> Result<Vec<PathBuf>> {
+        let (tree, sbom) = self.stage(architecture, program, documents)?;
+        let bill = self.out.join(format!("{}.cdx.json", base_name(architecture)));
+        fs::write(&bill, &sbom).with_context(|| format!("{}", bill.display()))?;
+        Ok(vec![
+            tarball::make(self, architecture, &tree)?,
+            bundle::make(self, architecture, &tree)?,
+            deb::make(self, architecture, &tree)?,
+            rpm::make(self, architecture, &tree)?,
+            bill,
+        ])
+    }
+
+    /// Makes the tree that the packages install. Returns it, and the list of what is linked.
+    fn stage(&self, architecture: Architecture, program: &Path, documents: &Path) -> Result<(PathBuf, String)> {
         let linked = crates::linked(architecture, &crates::ROOTS)?;
         let sbom = sbom::document(&linked, architecture, self.time);
         let licences = licences::text(&linked)?;
@@ -145,15 +167,7 @@ impl Release {
             auditable::add_list(from, package, &crates::linked(architecture, &[package])?, &to)?;
         }
         stage.add_all(&sbom, &licences)?;
-        let bill = self.out.join(format!("{}.cdx.json", base_name(architecture)));
-        fs::write(&bill, &sbom).with_context(|| format!("{}", bill.display()))?;
-        Ok(vec![
-            tarball::make(self, architecture, &tree)?,
-            bundle::make(self, architecture, &tree)?,
-            deb::make(self, architecture, &tree)?,
-            rpm::make(self, architecture, &tree)?,
-            bill,
-        ])
+        Ok((tree, sbom))
     }
 
     /// The time of every file, in seconds since 1970.

@@ -1,4 +1,7 @@
-//! The image of `cargo xtask test-vm`: Debian 13 with systemd, containerd and a shell on the second serial port.
+//! The images of `cargo xtask test-vm`: Debian 13 with systemd, containerd and a shell on the second serial port. This
+//! one is a PC's, with everything that the cases need; [`other`] makes those of ARM boards.
+
+pub(crate) mod other;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -6,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use limpet_tests::{process, tools, vm};
+use limpet_tests::vm::{self, Board};
+use limpet_tests::{process, tools};
 
 use crate::apt::{self, Machine};
 
@@ -54,10 +58,9 @@ const INSTALLED: [(&str, &str); 5] = [
     ("e2fsprogs", "mkfs.ext4"),
 ];
 
-/// A root shell on the second serial port: one base64 line in, exit code and base64 output out.
-const SHELL: &str = r#"#!/bin/bash
-stty -F /dev/ttyS1 raw -echo
-exec < /dev/ttyS1 > /dev/ttyS1
+/// A root shell on the second serial port, after the lines that open it: one base64 line in, exit code and base64 output
+/// out.
+const SHELL: &str = r#"
 mkdir -p /payload && mount -o ro /dev/vdb /payload
 echo ready
 while IFS= read -r line; do
@@ -89,11 +92,20 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     if let Some(obstacle) = obstacle()? {
         bail!("{obstacle}");
     }
-    let image = tools::cache_dir().join(format!("vm-{SUITE}-{VERSION}"));
-    let missing: Vec<_> = INSTALLED.iter().filter(|(_, program)| tools::on_path(program).is_none()).collect();
-    if !missing.is_empty() {
-        apt::install(&missing.iter().map(|(package, _)| *package).collect::<Vec<_>>())?;
-    }
+    install(&INSTALLED)?;
+    cached(&format!("vm-{SUITE}-{VERSION}"), make)
+}
+
+/// Installs the packages whose programs are missing.
+fn install(needed: &[(&str, &str)]) -> Result<()> {
+    let missing = needed.iter().filter(|(_, program)| tools::on_path(program).is_none());
+    let missing: Vec<_> = missing.map(|(package, _)| *package).collect();
+    if missing.is_empty() { Ok(()) } else { apt::install(&missing) }
+}
+
+/// The directory of that name in the cache. If it is not there yet, `make` makes it: `image` in a directory for its work.
+fn cached(name: &str, make: impl FnOnce(&Machine, &Path) -> Result<()>) -> Result<PathBuf> {
+    let image = tools::cache_dir().join(name);
     if image.is_dir() {
         return Ok(image);
     }
@@ -110,14 +122,11 @@ pub(crate) fn ensure() -> Result<PathBuf> {
 fn make(machine: &Machine, work: &Path) -> Result<()> {
     let (root, image) = (work.join("root"), work.join("image"));
     fs::create_dir_all(&image).with_context(|| format!("{}", image.display()))?;
-    let mut bootstrap = Command::new("debootstrap");
-    bootstrap.arg("--variant=minbase").arg(format!("--include={}", PACKAGES.join(",")));
-    if let Some(keyring) = machine.keyring() {
-        bootstrap.arg(format!("--keyring={keyring}"));
-    }
-    bootstrap.arg(SUITE).arg(&root).arg(machine.mirror());
-    process::checked(&mut bootstrap)?;
-    furnish(&root)?;
+    process::checked(&mut bootstrap(machine, &PACKAGES, &[], &root))?;
+    furnish(&root, &vm::PC)?;
+    // Its test starts it.
+    let server = root.join("etc/systemd/system/multi-user.target.wants/nfs-server.service");
+    fs::remove_file(&server).with_context(|| format!("{}", server.display()))?;
     // Only what boots with SELinux looks at labels; emulated, it would take minutes to set them.
     process::checked(Command::new("chroot").arg(&root).args(["setfiles", "-F", FILE_CONTEXTS, "/"]))?;
     for (link, name) in [("vmlinuz", "vmlinuz"), ("initrd.img", "initrd.img")] {
@@ -126,21 +135,33 @@ fn make(machine: &Machine, work: &Path) -> Result<()> {
         let target = root.join(target.strip_prefix("/").unwrap_or(&target));
         fs::copy(&target, image.join(name)).with_context(|| format!("{}", target.display()))?;
     }
+    write_disk(&root, &image)
+}
+
+/// The command that makes a Debian of these packages in `root`.
+fn bootstrap(machine: &Machine, packages: &[&str], options: &[&str], root: &Path) -> Command {
+    let mut command = Command::new("debootstrap");
+    command.arg("--variant=minbase").arg(format!("--include={}", packages.join(","))).args(options);
+    if let Some(keyring) = machine.keyring() {
+        command.arg(format!("--keyring={keyring}"));
+    }
+    command.arg(SUITE).arg(root).arg(machine.mirror());
+    command
+}
+
+/// Writes the disk of the image: a file system with what is in `root`.
+fn write_disk(root: &Path, image: &Path) -> Result<()> {
     let mut command = Command::new("mkfs.ext4");
-    command.args(["-q", "-F", "-O", "^metadata_csum", "-d"]).arg(&root).arg(image.join("disk.img")).arg(SIZE);
+    command.args(["-q", "-F", "-O", "^metadata_csum", "-d"]).arg(root).arg(image.join("disk.img")).arg(SIZE);
     process::checked(&mut command).map(drop)
 }
 
 /// The shell, a name, and no periodic services.
-fn furnish(root: &Path) -> Result<()> {
-    let write = |path: &str, text: &str, mode: u32| -> Result<()> {
-        let path = root.join(path);
-        fs::write(&path, text).with_context(|| format!("{}", path.display()))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).with_context(|| format!("{}", path.display()))
-    };
+fn furnish(root: &Path, board: &Board) -> Result<()> {
+    let write = |path: &str, text: &str, mode: u32| put(&root.join(path), text, mode);
     write("etc/hostname", "gateway\n", 0o644)?;
     write("etc/hosts", "127.0.0.1 localhost gateway\n", 0o644)?;
-    write("usr/local/sbin/serial-shell", SHELL, 0o755)?;
+    write("usr/local/sbin/serial-shell", &format!("#!/bin/bash\n{}{SHELL}", board.shell), 0o755)?;
     write("etc/systemd/system/serial-shell.service", SHELL_UNIT, 0o644)?;
     fs::create_dir_all(root.join("etc/systemd/system/multi-user.target.wants"))?;
     let link = |target: &str, name: &str| {
@@ -148,9 +169,6 @@ fn furnish(root: &Path) -> Result<()> {
         symlink(target, &name).with_context(|| format!("{}", name.display()))
     };
     link("/etc/systemd/system/serial-shell.service", "multi-user.target.wants/serial-shell.service")?;
-    // Its test starts it.
-    let server = root.join("etc/systemd/system/multi-user.target.wants/nfs-server.service");
-    fs::remove_file(&server).with_context(|| format!("{}", server.display()))?;
     for unit in [
         "apt-daily.timer",
         "apt-daily-upgrade.timer",
@@ -163,4 +181,12 @@ fn furnish(root: &Path) -> Result<()> {
         link("/dev/null", unit)?;
     }
     Ok(())
+}
+
+/// Writes a file and the directories above it.
+fn put(path: &Path, text: &str, mode: u32) -> Result<()> {
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).with_context(|| format!("{}", parent.display()))?;
+    fs::write(path, text).with_context(|| format!("{}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).with_context(|| format!("{}", path.display()))
 }

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 use limpet_tests::sweep::Machines;
-use limpet_tests::vm::{self, Boot, Disk, Guest};
+use limpet_tests::vm::{self, Board, Boot, Disk, Guest};
 use limpet_tests::{agent, image, registry, tools};
 
+use crate::gateway::Gateway;
 use crate::pod::{self, SOON};
 use crate::upgrades;
 
@@ -28,8 +29,21 @@ pub(crate) const REGISTRY: &str = "127.0.0.1:5000";
 /// The size of the image that takes a while to pull.
 const LARGE_IMAGE_BYTES: usize = 48 << 20;
 
+/// What is emulated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Model {
+    pub(crate) board: &'static Board,
+    pub(crate) processors: u32,
+    /// In MiB.
+    pub(crate) memory: u32,
+}
+
+/// The model of all cases that are not about a gateway.
+const USUAL: Model = Model { board: &vm::PC, processors: 2, memory: vm::DEFAULT_MEMORY_MIB };
+
 /// A running machine whose memory is kept on its disk.
 pub(crate) struct Machine {
+    model: Model,
     image: PathBuf,
     dir: PathBuf,
     payload: PathBuf,
@@ -46,17 +60,25 @@ impl Machine {
     pub(crate) fn install() -> Result<Self> {
         let image = vm::image().context("no image")?;
         let dir = Machines::Vm.dir();
-        let payload = dir.join("payload.img");
-        write_payload(&dir.join("payload"), &payload)?;
+        let (payload, files) = (dir.join("payload.img"), dir.join("payload"));
+        fs::create_dir_all(&files)?;
+        let gateway = Gateway::chosen()?;
+        match &gateway {
+            None => write_files(&files)?,
+            Some(gateway) => gateway.write_files(&image, &files)?,
+        }
+        vm::write_payload(&files, &payload)?;
+        fs::remove_dir_all(&files).context("remove what is in the payload now")?;
+        let model = gateway.as_ref().map_or(USUAL, |gateway| gateway.model);
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;
-        let mut guest = Guest::boot(disk, &Boot::new(&image, &payload, &dir))?;
-        guest.run(INSTALL)?;
+        let mut guest = Guest::boot(disk, &how(model, &image, &payload, &dir))?;
+        guest.run(if gateway.is_some() { Gateway::INSTALL } else { INSTALL })?;
         guest.run("systemctl is-active limpet")?;
         guest.until(SOON, "the agent", "limpet pods", |_| Some(()))?;
         pod::start_one_that_stays_and_one_that_finishes(&mut guest)?;
         guest.run("sync")?;
         let running = guest.keep()?;
-        Ok(Self { image, dir, payload, running, forks: AtomicU32::new(0) })
+        Ok(Self { model, image, dir, payload, running, forks: AtomicU32::new(0) })
     }
 
     /// Resumes the base as it ran.
@@ -103,12 +125,17 @@ impl Machine {
     }
 
     fn how<'a>(&'a self, clock: Option<&'a str>) -> Boot<'a> {
-        Boot { clock, ..Boot::new(&self.image, &self.payload, &self.dir) }
+        Boot { clock, ..how(self.model, &self.image, &self.payload, &self.dir) }
     }
 }
 
+fn how<'a>(model: Model, image: &'a Path, payload: &'a Path, dir: &'a Path) -> Boot<'a> {
+    let Model { board, processors, memory } = model;
+    Boot { board, processors, memory, ..Boot::new(image, payload, dir) }
+}
+
 /// Writes everything that a test needs: the package, images, a registry with an image, versions to upgrade to, the suites.
-fn write_payload(files: &Path, payload: &Path) -> Result<()> {
+fn write_files(files: &Path) -> Result<()> {
     fs::create_dir_all(files.join("deploy"))?;
     let program = agent::static_program()?;
     fs::copy(&program, files.join("limpet"))?;
@@ -132,6 +159,5 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     for suite in vm::suites() {
         fs::copy(&suite.path, files.join(suite.path.file_name().context("a suite without a name")?))?;
     }
-    vm::write_payload(files, payload)?;
-    fs::remove_dir_all(files).context("remove what is in the payload now")
+    Ok(())
 }

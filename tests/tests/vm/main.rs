@@ -8,6 +8,7 @@ mod apparmor;
 mod boots;
 mod cluster;
 mod cuts;
+mod gateway;
 mod guard;
 mod leftovers;
 mod machine;
@@ -40,6 +41,13 @@ const FIRST: [Case; 3] = [
     ("installed_as_the_readme_says_it_runs_pods", boots::installed_as_the_readme_says_it_runs_pods),
     ("a_reboot_brings_back_what_ran_and_nothing_that_had_finished", boots::a_reboot),
     ("a_power_cut_in_the_middle_of_a_start_then_1970_and_no_network", boots::a_power_cut_and_a_clock_in_1970),
+];
+
+/// The cases of a gateway.
+const OF_A_GATEWAY: [Case; 3] = [
+    ("a_power_cut_in_the_middle_of_a_pull", |machine| cuts::in_a_pull(machine, 0)),
+    ("what_the_node_has_and_lacks_is_said", gateway::what_the_node_has_is_said),
+    ("pods_run_and_are_pulled_in_2040", gateway::in_2040),
 ];
 
 /// The cases of a long run.
@@ -101,6 +109,9 @@ fn lacking() -> Option<&'static str> {
 
 fn trials(lacking: Option<&str>) -> Vec<Trial> {
     let mut trials: Vec<Trial> = FIRST.into_iter().map(|(name, test)| trial(name.to_owned(), test, lacking)).collect();
+    if std::env::var_os(vm::GATEWAY_VARIABLE).is_some() {
+        trials.extend(OF_A_GATEWAY.into_iter().map(|(name, test)| trial(name.to_owned(), test, lacking)));
+    }
     if std::env::var_os(vm::ALL_VARIABLE).is_none() {
         return trials;
     }
