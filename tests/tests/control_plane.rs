@@ -64,7 +64,7 @@ fn sets_give_on_limpet_alone_what_they_give_beside_a_control_plane(node: &mut Te
     let mut run = Run::begin(&sets, &stage, &changes)?;
     let (mut findings, mut views) = (Vec::new(), Views::new());
     loop {
-        let seen = run.wait(wait::SOON, |views| differing(&recorded, views, ON_PURPOSE).is_empty())?;
+        let seen = run.wait(wait::SOON * 2, |views| differing(&recorded, views, ON_PURPOSE).is_empty())?;
         findings.extend(differing(&recorded, &seen, ON_PURPOSE));
         views.extend(seen);
         if run.proceed()? == 0 {

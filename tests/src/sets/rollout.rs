@@ -49,7 +49,7 @@ impl Rollouts {
             let known = Known { workload: workload.clone(), ready, ending: is_ending(pod) };
             self.pods.insert(key, known);
         }
-        let of_workload = self.pods.iter().filter(|((of, _), known)| *of == namespace && known.workload == workload);
+        let of_workload = self.pods.iter().filter(|((its, _), known)| *its == namespace && known.workload == workload);
         let count = of_workload.filter(|(_, known)| known.ready && !known.ending).count();
         let passed = self.passed.entry((namespace, workload)).or_default();
         if passed.ready.last() != Some(&count) {
@@ -62,8 +62,8 @@ impl Rollouts {
 
     /// Forgets what was passed through, and keeps where the workloads are.
     pub fn begin(&mut self, namespace: &str) {
-        for ((of, _), passed) in &mut self.passed {
-            if of == namespace {
+        for ((its, _), passed) in &mut self.passed {
+            if its == namespace {
                 passed.ready = passed.ready.last().copied().into_iter().collect();
                 passed.order.clear();
             }

@@ -130,8 +130,8 @@ fn pod_line(pod: &Value) -> String {
 
 fn labels(pod: &Value) -> Vec<String> {
     let metadata = &pod["metadata"];
-    let pairs = |of: &str, prefix: &'static str| {
-        let all = metadata[of].as_object().into_iter().flatten();
+    let pairs = |list: &str, prefix: &'static str| {
+        let all = metadata[list].as_object().into_iter().flatten();
         all.filter(move |(key, _)| key.starts_with(prefix)).map(|(key, value)| format!("{key}={}", text(value)))
     };
     let all = pairs("labels", "").chain(pairs("annotations", OF_JOBS).map(|it| format!("annotation {it}")));
@@ -206,13 +206,13 @@ fn files(pod: &Value, snapshot: &Snapshot) -> Vec<String> {
             let path = text(&mount["mountPath"]);
             let is_of_host = items(&pod["spec"], "volumes")
                 .any(|volume| volume["name"] == mount["name"] && volume["hostPath"].is_object());
-            let mut found = Vec::new();
+            let mut seen = Vec::new();
             if path == TOKEN || is_of_host {
-                found.push("is there".to_owned());
+                seen.push("is there".to_owned());
             } else {
-                contents(Path::new(&format!("{root}{path}")), "", &mut found);
+                contents(Path::new(&format!("{root}{path}")), "", &mut seen);
             }
-            lines.extend(found.into_iter().map(|file| format!("{who}: {path}: {file}")));
+            lines.extend(seen.into_iter().map(|file| format!("{who}: {path}: {file}")));
         }
     }
     lines
