@@ -6,6 +6,7 @@ mod backup;
 pub mod bootstrap;
 mod certificates;
 mod controllers;
+pub mod kube_proxy;
 mod kubectl;
 pub mod kubelet_api;
 pub mod metrics_server;

@@ -119,6 +119,11 @@ disabled_plugins = [{disabled}]
         self.dir.join("root")
     }
 
+    /// The directory of what it has in memory.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// The directory of `hosts.toml` files that both containerd and the agent read.
     pub fn certs_d(&self) -> PathBuf {
         self.dir.join("certs.d")

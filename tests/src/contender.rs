@@ -266,17 +266,26 @@ pub struct Stage {
 impl Stage {
     /// Boots the node with a release build of the agent, and with the kubelet that the environment names.
     pub fn set() -> Result<Self> {
+        let kubelet = std::env::var_os(KUBELET_VARIABLE).map(PathBuf::from);
+        Self::boot(kubelet.is_some(), kubelet)
+    }
+
+    /// The same for a kubelet that the bench runs itself.
+    pub fn set_with_cri() -> Result<Self> {
+        Self::boot(true, None)
+    }
+
+    fn boot(cri: bool, kubelet: Option<PathBuf>) -> Result<Self> {
         wait::end_on_signal();
         sweep();
         let program = std::env::var_os(agent::PROGRAM_VARIABLE).map(PathBuf::from);
         let program = program.map_or_else(|| agent::build(&["--release"]), Ok)?;
-        let kubelet = std::env::var_os(KUBELET_VARIABLE).map(PathBuf::from);
         let ports = [Port::claim()?, Port::claim()?, Port::claim()?];
         let node = TestNode::boot(&NodeOptions {
             program: Some(program),
             agent: false,
             cni: true,
-            cri: kubelet.is_some(),
+            cri,
             verbosity: 2,
             kubelet: every_listener(&ports),
             ..NodeOptions::default()

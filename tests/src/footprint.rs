@@ -48,7 +48,12 @@ impl Footprint {
 
     /// The footprint of all of them together.
     pub fn measure_all(pids: &[u32]) -> Self {
-        pids.iter().map(|pid| Self::measure(*pid)).fold(Self::default(), |sum, process| Self {
+        Self::sum(&pids.iter().map(|pid| Self::measure(*pid)).collect::<Vec<_>>())
+    }
+
+    /// Several together.
+    pub fn sum(all: &[Self]) -> Self {
+        all.iter().fold(Self::default(), |sum, process| Self {
             processes: sum.processes + process.processes,
             pss: sum.pss + process.pss,
             private: sum.private + process.private,

@@ -66,9 +66,7 @@ impl Kubelet {
         for name in ["manifests", "root", "logs", "plugins", "var-lib", "var-log"] {
             fs::create_dir_all(dir.join(name)).with_context(|| format!("{}", dir.display()))?;
         }
-        let root = dir.join("root");
-        rustix::mount::mount_bind(&root, &root).context("bind the root directory")?;
-        rustix::mount::mount_change(&root, MountPropagationFlags::SHARED).context("share the root directory")?;
+        share(&dir.join("root"))?;
         for (setting, value) in KERNEL_SETTINGS {
             let path = dir.join("kernel").join(setting);
             fs::create_dir_all(path.parent().unwrap_or(&path))?;
@@ -83,6 +81,13 @@ impl Kubelet {
         let configuration = configuration(&dir, node, &ports, &cgroup);
         fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&configuration)?)?;
         Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), ports, flags: Vec::new(), daemon: None })
+    }
+
+    /// Makes it ready to start again after [`TestNode::lose_power`].
+    pub fn recover(&mut self, node: &TestNode) -> Result<()> {
+        self.daemon = None;
+        share(&self.root())?;
+        node.make_cgroup("kubelet")
     }
 
     /// Makes it join the cluster at its next start, like kubeadm's nodes.
@@ -188,6 +193,12 @@ impl Kubelet {
         let bytes = fs::read(self.dir.join("kubelet.log")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
+}
+
+/// Makes containerd see what is mounted below the root directory.
+fn share(root: &Path) -> Result<()> {
+    rustix::mount::mount_bind(root, root).context("bind the root directory")?;
+    rustix::mount::mount_change(root, MountPropagationFlags::SHARED).context("share the root directory")
 }
 
 /// The defaults, except for directories and ports and for what this machine does not have or must not lose.

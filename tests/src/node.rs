@@ -10,12 +10,12 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 pub use self::mark::Mark;
 pub use self::take_down::cgroups_below;
-use self::take_down::{cgroup_dirs, take_down};
+use self::take_down::{cgroup_dirs, lose_power, take_down};
 pub(crate) use self::take_down::{cgroup_roots, mounts_below, sweep};
 use crate::agent::{Agent, Settings};
 use crate::cni::{self, Cni};
@@ -380,6 +380,20 @@ impl TestNode {
             tail(&self.agent.log(), 60),
             tail(&self.containerd.log(), 8),
         )
+    }
+
+    /// Ends every process of the node at once and removes what a machine has in memory, as a power cut does. What is on
+    /// disk stays. containerd and the agent can be started again then.
+    pub fn lose_power(&mut self) -> Result<()> {
+        self.agent.kill();
+        self.containerd.kill();
+        let left = lose_power(&self.place);
+        ensure!(left.is_empty(), "left on the machine: {}", left.join(", "));
+        for dir in [self.containerd.state(), self.agent.settings().run()] {
+            fs::remove_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
+            fs::create_dir_all(&dir)?;
+        }
+        make_cgroup(&self.place.name)
     }
 
     /// Removes the node and checks that nothing of it is left on the machine.

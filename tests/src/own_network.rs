@@ -17,6 +17,33 @@ pub const NODE: &str = "198.51.100.7";
 /// The node's name server, of the file that a test's node has.
 const NODES_SERVER: &str = "192.0.2.53";
 
+/// Set in a program that runs in a network of its own.
+const ENTERED_VARIABLE: &str = "LIMPET_TEST_OWN_NETWORK";
+/// What a network of a program's own has: loopback with the node's address, and a way out that leads nowhere, as a node without
+/// a cable has it. Without a way out the kernel passes nothing on.
+const OWN: &str = "\
+set -e
+ip link set lo up
+ip address add $NODE/32 dev lo
+ip link add out type veth peer name nowhere
+ip link set nowhere up
+ip link set out up
+ip address add 203.0.113.2/24 dev out
+ip route add default via 203.0.113.1
+echo 1 > /proc/sys/net/ipv4/ip_forward";
+
+/// Runs this program again in a network of its own, and ends with it; returns in the one that was run. Everything that is started
+/// from then on is in that network, so that rules and addresses of the machine are not touched. Call it first of all.
+pub fn enter() -> Result<()> {
+    if std::env::var_os(ENTERED_VARIABLE).is_some() {
+        return process::checked(Command::new("sh").args(["-c", OWN]).env("NODE", NODE)).map(drop);
+    }
+    let mut command = Command::new("unshare");
+    command.arg("--net").arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(ENTERED_VARIABLE, "1");
+    let status = command.status().context("unshare")?;
+    std::process::exit(status.code().unwrap_or(1))
+}
+
 /// A network of the node's own; the agent runs in it.
 #[derive(Debug)]
 pub struct OwnNetwork(Daemon);

@@ -234,6 +234,23 @@ impl Podman {
         self.begin(self.command().args(["pod", "rm", "--force", "--time", "2", name]))
     }
 
+    /// The first processes of its containers, which are in cgroups that all of Podman's have.
+    pub fn contained(&self) -> Vec<u32> {
+        process::children(&footprint::pids(&self.dir, "conmon"))
+    }
+
+    /// Removes what a machine has in memory, after its power was lost, and forgets the commands that it has ended.
+    pub fn forget_boot(&self) -> Result<()> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.drain(..).for_each(|mut command| drop(command.wait()));
+        for name in ["run", "tmp"] {
+            let dir = self.dir.join(name);
+            fs::remove_dir_all(&dir).or_else(|error| if dir.exists() { Err(error) } else { Ok(()) })?;
+            fs::create_dir_all(&dir)?;
+        }
+        Ok(())
+    }
+
     /// The processes that keep its pods: each conmon, and each pause process.
     pub fn keepers(&self) -> Vec<(&'static str, Vec<u32>)> {
         let monitors = footprint::pids(&self.dir, "conmon");

@@ -23,11 +23,12 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` and `delays` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure Debian's Podman, too, in `idle`, `start` and `update`: `podman play kube` for each pod, on the host's network.
+    /// Measure Debian's Podman, too, in `idle`, `start`, `update` and `single-node`: `podman play kube` for each pod, on the
+    /// host's network.
     #[arg(long)]
     podman: bool,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle,
-    /// probes, adopt, scrape, hollow, sync, delays, update.
+    /// probes, adopt, scrape, hollow, sync, delays, update, services, single-node.
     #[arg(long)]
     dist: bool,
     /// The shim of limpet's pods; without it the agent's default.
@@ -37,10 +38,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum)]
     runtime: Option<Runtime>,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of
-    /// `delays` and `update` no more than 10 runs are made, and of `delays` three of kubelet.
+    /// `delays`, `update` and `single-node` no more than 10 runs are made, of `delays` three of kubelet, and of `services` 20.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long `idle`, `probes`, `hollow` and `sync` look on; twice the interval at which the nodes of `fleet` ask.
+    /// How long `idle`, `probes`, `hollow`, `sync` and `single-node` look on; twice the interval at which the nodes of `fleet` ask.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// How many nodes `hollow` has, which is 1,000 without this, and `fleet`, which is 500.
@@ -82,6 +83,12 @@ enum What {
     Delays,
     /// An update of one layer in ten: bytes over the network, bytes written, and the time in which nothing runs.
     Update,
+    /// Connections through a Service with 1 to 1,000 endpoints beside kube-proxy's; the agent's memory with 100 Services; the
+    /// time from a pod's readiness to a connection.
+    Services,
+    /// Ten Deployments with Services beside a whole control plane on the node: memory, wake-ups, bytes written, and the time
+    /// from power on until all of them answer.
+    SingleNode,
     /// Nodes that ask one server for bundles: requests and bytes, and a roll-out by stages.
     Fleet,
     /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left.
@@ -115,6 +122,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.envs(arguments.nodes.map(|nodes| (hollow::NODES_VARIABLE, nodes.to_string())));
         cargo::run(&mut command)?;
     }
+    if wanted(What::Services) || wanted(What::SingleNode) {
+        setup::for_kube_proxy()?;
+        kubernetes::single_node()?;
+    }
+    if wanted(What::Services) {
+        let mut command = cargo::command(&["bench", "--package", "limpet-services", "--bench", "rules"]);
+        command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
+        cargo::run(&mut command)?;
+    }
     let on_a_node = [
         (What::Start, "start"),
         (What::Idle, "idle"),
@@ -126,6 +142,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (What::Sync, "sync"),
         (What::Delays, "delays"),
         (What::Update, "update"),
+        (What::Services, "services"),
+        (What::SingleNode, "single-node"),
     ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
@@ -154,7 +172,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         command.env(measure::DIST_VARIABLE, u8::from(arguments.dist).to_string());
         command.envs(arguments.nodes.map(|nodes| (hollow::NODES_VARIABLE, nodes.to_string())));
-        if arguments.podman && ["idle", "start", "update"].contains(&name) {
+        if arguments.podman && ["idle", "start", "update", "single-node"].contains(&name) {
             command.env(podman::PODMAN_VARIABLE, "1");
         }
         if let Some(kubelet) = &kubelet {

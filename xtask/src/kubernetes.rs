@@ -29,6 +29,12 @@ pub(crate) fn control_plane() -> Result<()> {
     ready("kube-scheduler", VERSION).map(drop)
 }
 
+/// Builds what a node with a whole control plane runs.
+pub(crate) fn single_node() -> Result<()> {
+    control_plane()?;
+    ["kubelet", "kube-proxy"].iter().try_for_each(|name| ready(name, VERSION).map(drop))
+}
+
 /// Builds the kubelet that benches run beside limpet.
 pub(crate) fn kubelet() -> Result<PathBuf> {
     ready("kubelet", VERSION)

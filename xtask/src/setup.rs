@@ -130,6 +130,12 @@ pub(crate) fn for_podman() -> Result<()> {
     fetch_all(&[], &tools::PODMAN_PACKAGES.map(Beside::Podman), false)
 }
 
+/// Sets up what kube-proxy needs: it has nft change its rules.
+pub(crate) fn for_kube_proxy() -> Result<()> {
+    let install: &[&str] = if tools::on_path("nft").is_none() { &["nftables"] } else { &[] };
+    fetch_all(install, &[], false)
+}
+
 /// Sets up what shows a node another time of day in tests.
 pub(crate) fn for_clocks() -> Result<()> {
     fetch_all(&[], &[Beside::Faketime], false)

@@ -19,6 +19,8 @@ pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(40);
 #[derive(Debug)]
 pub(super) struct Controller {
     name: &'static str,
+    command: Command,
+    log: PathBuf,
     daemon: Daemon,
     port: Port,
 }
@@ -56,6 +58,32 @@ impl Cluster {
         })
     }
 
+    /// Its processes, by kind.
+    pub fn processes(&mut self) -> Vec<(&'static str, u32)> {
+        let apiserver = self.apiserver.iter().map(|daemon| ("kube-apiserver", daemon.pid()));
+        let controllers = self.controllers.iter().map(|controller| (controller.name, controller.daemon.pid()));
+        let mut all: Vec<_> = apiserver.chain(controllers).collect();
+        all.push(("etcd", self.etcd.daemon().pid()));
+        all
+    }
+
+    /// Ends all of it at once, as a power cut does. What it has stored stays.
+    pub fn lose_power(&mut self) {
+        self.controllers.iter_mut().for_each(|controller| controller.daemon.kill());
+        self.kill();
+        self.etcd.daemon().kill();
+    }
+
+    /// Starts all of it again, and waits until it works.
+    pub fn boot_again(&mut self) -> Result<()> {
+        self.etcd.start()?;
+        self.start()?;
+        for controller in &mut self.controllers {
+            controller.daemon = Daemon::start(&mut controller.command, &controller.log)?;
+        }
+        self.controllers.iter_mut().try_for_each(Controller::wait_healthy)
+    }
+
     /// Fails once a process of the cluster has ended by itself.
     pub fn check(&mut self) -> Result<()> {
         let apiserver = self.apiserver.as_mut().map(|daemon| ("kube-apiserver", daemon));
@@ -86,8 +114,9 @@ impl Cluster {
         }
         // There is only one of each, so it need not wait for its election.
         command.args(["--bind-address=127.0.0.1", "--leader-elect=false", &format!("--secure-port={}", port.number)]);
-        let daemon = Daemon::start(command.args(flags), &self.dir.join(format!("{name}.log")))?;
-        Ok(Controller { name, daemon, port })
+        let log = self.dir.join(format!("{name}.log"));
+        let daemon = Daemon::start(command.args(flags), &log)?;
+        Ok(Controller { name, command, log, daemon, port })
     }
 }
 

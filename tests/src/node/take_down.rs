@@ -18,15 +18,21 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Ends and removes everything of the node. Returns what could not be removed.
 pub(super) fn take_down(place: &NodeLocation) -> Vec<String> {
+    let mut left = lose_power(place);
+    if let Err(error) = fs::remove_dir_all(&place.dir) {
+        left.push(format!("{}: {error}", place.dir.display()));
+    }
+    left
+}
+
+/// Ends everything of the node at once and removes what a machine has in its kernel. Returns what could not be removed.
+pub(super) fn lose_power(place: &NodeLocation) -> Vec<String> {
     let mut left = Vec::new();
     left.extend(end_processes(place));
     remove_shared_state(&place.dir);
     left.extend(unmount_below(&place.dir));
     left.extend(remove_network(place));
     left.extend(remove_cgroups(&place.name));
-    if let Err(error) = fs::remove_dir_all(&place.dir) {
-        left.push(format!("{}: {error}", place.dir.display()));
-    }
     left
 }
 
@@ -43,8 +49,8 @@ pub(crate) fn sweep() {
 
 /// The programs that a node runs outside its cgroups: daemons, shims, loggers and what they call. A user's pager is
 /// not one of them.
-const PROGRAMS: [&str; 9] =
-    ["conmon", "containerd", "crun", "ctr", "docker-registry", "limpet", "peer-kubelet", "podman", "runc"];
+const PROGRAMS: [&str; 10] =
+    ["conmon", "containerd", "coredns", "crun", "ctr", "docker-registry", "limpet", "peer-kubelet", "podman", "runc"];
 
 /// Ends the node's processes: those in its cgroups, and those of its programs that name its directory.
 fn end_processes(place: &NodeLocation) -> Option<String> {
