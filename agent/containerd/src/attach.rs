@@ -129,8 +129,9 @@ impl AttachPoint {
     ///
     /// The input has no reader: the process has exited, or has closed it.
     pub fn open_input(&self) -> io::Result<Option<Sender>> {
-        // This open never blocks: the process, or the shim with a terminal, is the reader.
-        match OpenOptions::new().open_sender(self.stdin()) {
+        // This open never blocks: the process, or the shim with a terminal, is the reader. As for commands, there is no
+        // check that it is a FIFO: on armv7 it fails after 2038.
+        match OpenOptions::new().unchecked(true).open_sender(self.stdin()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }

@@ -24,6 +24,14 @@ pub(super) struct FifoEnds {
     pub(super) stderr: Option<Receiver>,
 }
 
+/// Opens without a check that the file is a FIFO, which only root could replace: tokio makes it by a call whose times
+/// have 32 bits on armv7, so that it fails for every file of 2038 and later.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.unchecked(true);
+    options
+}
+
 impl Fifos {
     /// Creates the directory of session `id` of a container below `base`, private to root, and the FIFOs in it.
     pub(super) fn make(
@@ -50,8 +58,8 @@ impl Fifos {
             }
         }
         // Opening for writing only fails without a reader, so the sender is also a reader until it is dropped.
-        let sender = || OpenOptions::new().read_write(true).open_sender(self.directory.join("stdin"));
-        let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name));
+        let sender = || options().read_write(true).open_sender(self.directory.join("stdin"));
+        let receiver = |name| options().open_receiver(self.directory.join(name));
         Ok(FifoEnds {
             stdin: stdin.then(sender).transpose()?,
             stdout: receiver("stdout")?,
@@ -62,7 +70,7 @@ impl Fifos {
     /// Reopens the agent's ends of an orphaned session: a shim in the middle of a start blocks until there is a
     /// reader.
     pub(super) fn reopen(&self) -> Vec<Receiver> {
-        let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name)).ok();
+        let receiver = |name| options().open_receiver(self.directory.join(name)).ok();
         ["stdout", "stderr"].into_iter().filter_map(receiver).collect()
     }
 
