@@ -166,7 +166,10 @@ impl SourceGenerations {
     }
 
     fn decided(&mut self, mut step: Step) -> Save {
-        step.state.trim(self.history_limit);
+        // Until the source has been read nobody knows which refused version it has.
+        if self.raw.ready {
+            step.state.trim(self.history_limit, &self.content);
+        }
         let save = self.archive.save(self.source, &step.state);
         self.next = Some(step);
         save

@@ -124,8 +124,9 @@ impl State {
     }
 
     /// Forgets what nobody returns to: good and refused generations beyond `limit` of each, and those that were on trial
-    /// when another one took their place. The one in effect and the one it returns to stay.
-    pub(crate) fn trim(&mut self, limit: usize) {
+    /// when another one took their place. The one in effect and the one it returns to stay, and a refused one with the
+    /// content that the source has: forgotten, it would be tried again.
+    pub(crate) fn trim(&mut self, limit: usize, content: &Content) {
         let base = self.trial.as_ref().and_then(|trial| trial.base);
         let (mut good, mut refused) = (0, 0);
         let mut kept = Vec::with_capacity(self.generations.len());
@@ -139,7 +140,7 @@ impl State {
                 }
                 Outcome::Refused(_) => {
                     refused += 1;
-                    is_needed || refused <= limit.max(1)
+                    is_needed || refused <= limit.max(1) || generation.content.same(content)
                 }
             };
             if is_kept {

@@ -612,6 +612,25 @@ fn what_nobody_returns_to_is_forgotten_on_disk_too() {
     assert_eq!(node.outcomes(), outcomes);
 }
 
+#[test]
+fn a_refused_version_that_the_source_still_has_is_not_forgotten() {
+    let mut node = Node::new(Policy::All);
+    node.publish(&[pod("a", "good"), pod("b", "good")]);
+    node.wait(11);
+    let first = [pod("a", "fail:1"), pod("b", "good")];
+    node.publish(&first);
+    for number in 2..=3 {
+        node.publish(&[pod("a", &format!("fail:{number}")), pod("b", "good")]);
+    }
+    // During a trial the source returns to what was refused first. The end of the trial makes one refused version too many.
+    node.publish(&[pod("a", "never"), pod("b", "good")]);
+    node.publish(&first);
+    let switched = node.switches.borrow().len();
+    node.wait(1_000);
+    assert_eq!(node.images(), "a=good b=good");
+    assert_eq!(node.switches.borrow().len(), switched + 1, "{:?}", node.outcomes());
+}
+
 /// What may happen to a node.
 #[derive(Debug, Clone)]
 enum Event {
