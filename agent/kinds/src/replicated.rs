@@ -150,8 +150,12 @@ impl ReplicaStep<'_> {
             open -= change;
             targets.push(((*hash).to_owned(), *size, if grows { size + change } else { size - change }));
         }
-        if let Some((_, _, target)) = targets.first_mut() {
-            *target = if grows { *target + open } else { target.saturating_sub(open) };
+        // What rounding leaves concerns the largest, and the next one if that has too few pods: Kubernetes keeps those of a
+        // paused Deployment, more than its surge allows.
+        for (_, _, target) in &mut targets {
+            let change = if grows { open } else { open.min(*target) };
+            *target = if grows { *target + change } else { *target - change };
+            open -= change;
         }
         targets.into_iter().fold(false, |changed, (hash, size, target)| self.resize(&hash, size, target) || changed)
     }

@@ -162,6 +162,20 @@ fn scaling_during_an_update_keeps_the_proportion() {
 }
 
 #[test]
+fn many_small_revisions_share_fewer_replicas_within_the_bounds() {
+    let mut scene = Scene::new(3, Update::Rolling { surge: 1, unavailable: 0 });
+    scene.step();
+    for hash in ["second", "third", "fourth"] {
+        scene.rollout(hash);
+        scene.step();
+    }
+    scene.spec.paused = true;
+    scene.spec.replicas = 1;
+    scene.step();
+    assert!(scene.memory.pods.len() <= 2, "{:?}", scene.sizes());
+}
+
+#[test]
 fn a_number_of_replicas_ends_the_pods_that_serve_least() {
     let mut scene = Scene::new(3, ROLLING);
     scene.step();
