@@ -41,13 +41,7 @@ pub(crate) fn run(seed: u64, trace: bool) -> Report {
         let mut node = Node::new(seed, trace);
         node.live().await;
         node.settle().await;
-        let mut world = node.world.lock().unwrap();
-        Report {
-            violations: std::mem::take(&mut world.violations),
-            trace: world.trace.take().unwrap_or_default(),
-            starts: world.starts(),
-            virtual_seconds: node.begun.elapsed().as_secs(),
-        }
+        Report::new(&node.world, node.begun)
     })
 }
 
@@ -150,7 +144,7 @@ impl Node {
 
     fn publish(&mut self, version: Version) {
         self.note(format!("update to {version:?}"));
-        self.disk().allow_switches();
+        self.disk().allow_switches(0);
         let origin: Arc<str> = Arc::from("all.yaml");
         let read = manifest::read(&version.text(), &origin, SOURCE, NODE);
         assert!(read.faults.is_empty(), "{:?}", read.faults);
@@ -243,7 +237,7 @@ impl Node {
     async fn roll_back(&mut self) {
         let Some(agent) = &self.agent else { return };
         self.note("a user returns to the generation before".to_owned());
-        self.disk().allow_switches();
+        self.disk().allow_switches(1);
         self.disk().is_ordered = true;
         agent.roll_back().await;
     }

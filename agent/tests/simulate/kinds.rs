@@ -50,13 +50,7 @@ pub(crate) fn run(seed: u64, trace: bool) -> Report {
         node.live().await;
         node.settle().await;
         node.remove_services().await;
-        let mut world = node.world.lock().unwrap();
-        Report {
-            violations: std::mem::take(&mut world.violations),
-            trace: world.trace.take().unwrap_or_default(),
-            starts: world.starts(),
-            virtual_seconds: node.begun.elapsed().as_secs(),
-        }
+        Report::new(&node.world, node.begun)
     })
 }
 

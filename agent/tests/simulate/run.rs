@@ -38,13 +38,26 @@ pub(crate) struct Report {
     pub(crate) virtual_seconds: u64,
 }
 
+impl Report {
+    /// What the world has noted of a run that began then.
+    pub(crate) fn new(world: &Mutex<World>, begun: Instant) -> Self {
+        let mut world = world.lock().unwrap();
+        Self {
+            violations: std::mem::take(&mut world.violations),
+            trace: world.trace.take().unwrap_or_default(),
+            starts: world.starts(),
+            virtual_seconds: begun.elapsed().as_secs(),
+        }
+    }
+}
+
 pub(crate) fn run(seed: u64, trace: bool) -> Report {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let mut node = Node::new(seed, trace);
         node.live().await;
         node.settle().await;
-        node.report()
+        Report::new(&node.world, node.begun)
     })
 }
 
@@ -374,15 +387,5 @@ impl Node {
         self.pass(SETTLE_TIME / 2).await;
         self.check_effort(before);
         self.check();
-    }
-
-    fn report(self) -> Report {
-        let mut world = self.world.lock().unwrap();
-        Report {
-            violations: std::mem::take(&mut world.violations),
-            trace: world.trace.take().unwrap_or_default(),
-            starts: world.starts(),
-            virtual_seconds: self.begun.elapsed().as_secs(),
-        }
     }
 }

@@ -81,10 +81,11 @@ impl Disk {
         loaded.unwrap_or_default()
     }
 
-    /// The source has another version, or a user has given an order: there may be switches again.
-    pub(super) fn allow_switches(&mut self) {
+    /// The source has another version, or a user has given an order: there may be switches again. `ordered`: how many the order
+    /// itself makes; a version that was being prepared is tried after it.
+    pub(super) fn allow_switches(&mut self, ordered: u32) {
         let before = u32::from(self.is_writing) + u32::from(self.state.trial.is_some());
-        self.switches = (0, SWITCHES + before);
+        self.switches = (0, SWITCHES + before + ordered);
     }
 
     /// Everything of a save is written at once. Returns what is wrong with it.
