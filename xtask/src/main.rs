@@ -17,6 +17,7 @@ mod dist;
 mod ebpf;
 mod go_program;
 mod idle_text;
+mod initrd;
 mod kubernetes;
 mod lint;
 mod module_cycles;

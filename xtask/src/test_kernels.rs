@@ -17,7 +17,7 @@ use limpet_tests::sweep::{self, Machines};
 use limpet_tests::{tools, vm, wait};
 
 use crate::apt::{self, Machine};
-use crate::{cargo, setup, vm_image};
+use crate::{cargo, initrd, setup, vm_image};
 use verdict::Skip;
 
 /// Which kernels to boot.
@@ -246,12 +246,7 @@ fn write_initrd(programs: &Programs, modules: &[PathBuf], root: &Path, initrd: &
         put(module, &Path::new("modules").join(module.file_name().unwrap_or_default()))?;
     }
     fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
-    let listed = process::checked(Command::new("find").args([".", "-mindepth", "1"]).current_dir(root))?;
-    let mut command = Command::new(busybox);
-    command.args(["cpio", "-o", "-H", "newc"]).current_dir(root);
-    let output = process::run(&mut command, listed.as_bytes())?;
-    ensure!(output.status.success(), "cpio: {}", String::from_utf8_lossy(&output.stderr));
-    fs::write(initrd, output.stdout).with_context(|| format!("{}", initrd.display()))
+    initrd::write(root, initrd)
 }
 
 /// What a program is linked with: the absolute paths in each line of `ldd`.

@@ -12,11 +12,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::process::{self, Daemon, tail};
 use limpet_tests::vm::{self, Board};
-use limpet_tests::{tools, wait};
+use limpet_tests::wait;
 
 use super::{SUITE, bootstrap, cached, furnish, install, obstacle, put, write_disk};
 use crate::apt::{self, Foreign, Machine};
 use crate::architecture::Architecture;
+use crate::initrd;
 
 /// Counts changes of this file that make other images.
 const VERSION: u32 = 1;
@@ -177,12 +178,7 @@ fn write_initrd(busybox: &Path, modules: &Path, names: &[&str], tree: &Path, ima
         // They are loaded in the order of their names.
         fs::write(tree.join(format!("modules/{number}.ko")), output.stdout)?;
     }
-    let listed = process::checked(Command::new("find").args([".", "-mindepth", "1"]).current_dir(tree))?;
-    let program = tools::busybox().context("no busybox; run: cargo xtask setup")?;
-    let output =
-        process::run(Command::new(program).args(["cpio", "-o", "-H", "newc"]).current_dir(tree), listed.as_bytes())?;
-    ensure!(output.status.success(), "cpio: {}", String::from_utf8_lossy(&output.stderr));
-    fs::write(image.join("initrd.img"), output.stdout).context("the initrd")
+    initrd::write(tree, &image.join("initrd.img"))
 }
 
 /// Boots the machine for the first time, and waits until it has configured its packages.
