@@ -51,7 +51,7 @@ impl Footprint {
         Self::sum(&pids.iter().map(|pid| Self::measure(*pid)).collect::<Vec<_>>())
     }
 
-    /// Several together.
+    /// What several processes use together.
     pub fn sum(all: &[Self]) -> Self {
         all.iter().fold(Self::default(), |sum, process| Self {
             processes: sum.processes + process.processes,

@@ -10,7 +10,7 @@ use crate::claim::Port;
 use crate::process::{self, Daemon, tail};
 use crate::{tools, wait};
 
-/// Its process.
+/// A kube-proxy that runs until this is dropped.
 #[derive(Debug)]
 pub struct KubeProxy {
     command: Command,

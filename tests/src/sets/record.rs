@@ -13,7 +13,7 @@ fn path() -> PathBuf {
     dir().join("recorded.json")
 }
 
-/// The record.
+/// The views that the control plane gave when they were recorded last.
 pub fn read() -> Result<Views> {
     let path = path();
     let text = fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;

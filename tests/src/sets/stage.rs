@@ -15,7 +15,7 @@ use crate::process::{Daemon, tail};
 pub trait Stage {
     /// Gives it a version of a set in place of the one before.
     fn apply(&self, set: &Set, version: usize) -> Result<()>;
-    /// All pods.
+    /// All pods, of every namespace.
     fn pods(&self) -> Result<Vec<Value>>;
     /// All Services of sets.
     fn services(&self) -> Result<Vec<Service>>;
@@ -72,7 +72,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Looks.
+    /// Reads everything from the stage now, one list after the other.
     pub fn take(stage: &dyn Stage) -> Result<Self> {
         let running = stage.containerd().tasks()?.into_iter().filter(|task| task.state == "RUNNING");
         Ok(Self {

@@ -9,7 +9,7 @@ pub struct Board {
     pub architecture: &'static str,
     /// Go's name for it, by which images are chosen.
     pub image_architecture: &'static str,
-    /// QEMU's program.
+    /// The program of QEMU that emulates this architecture.
     pub emulator: &'static str,
     /// The machine and its processor, as arguments.
     pub(super) machine: &'static [&'static str],

@@ -29,12 +29,12 @@ pub(crate) const REGISTRY: &str = "127.0.0.1:5000";
 /// The size of the image that takes a while to pull.
 const LARGE_IMAGE_BYTES: usize = 48 << 20;
 
-/// What is emulated.
+/// The hardware of an emulated machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Model {
     pub(crate) board: &'static Board,
     pub(crate) processors: u32,
-    /// In MiB.
+    /// How much memory it has, in MiB.
     pub(crate) memory: u32,
 }
 
