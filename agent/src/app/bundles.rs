@@ -31,11 +31,12 @@ impl Bundles for ServedBundles {
     }
 
     fn node_key(&self) -> BoxFuture<'_, Result<NodeKeyDocument, BundleRefusal>> {
-        let key = public_node_key(self.node_key.clone());
-        key.map(|key| match key {
-            Ok(key) => Ok(NodeKeyDocument { id: key.id(), public_key: key.pem() }),
-            Err(error) => Err(BundleRefusal::Unavailable(error.to_string())),
-        })
+        async move {
+            self.intake.wait_restored().await;
+            let key = public_node_key(self.node_key.clone()).await;
+            let key = key.map_err(|error| BundleRefusal::Unavailable(error.to_string()))?;
+            Ok(NodeKeyDocument { id: key.id(), public_key: key.pem() })
+        }
         .boxed()
     }
 }

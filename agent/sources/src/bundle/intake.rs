@@ -111,6 +111,12 @@ pub fn intake(updates: UpdateGate, directory: PathBuf, max_size: u64) -> (Bundle
 }
 
 impl BundleIntake {
+    /// Waits until the source has read what the node has, and made the node's key if it was missing. Cancel safe.
+    pub async fn wait_restored(&self) {
+        // Without a source there is nobody to wait for.
+        drop(self.applied.clone().wait_for(Option::is_some).await);
+    }
+
     /// Whether the node has a bundle, once that is known. Cancel safe.
     pub(super) async fn has_bundle(&self) -> bool {
         let mut applied = self.applied.clone();
