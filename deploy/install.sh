@@ -14,6 +14,7 @@ prefix=/opt/limpet
 record=$prefix/installed
 configuration=/etc/limpet/config.yaml
 network=/etc/cni/net.d/10-limpet.conflist
+rotation=/etc/logrotate.d/limpet
 mark='# limpet'
 # How long pods may take to end before an uninstallation.
 seconds_to_end=120
@@ -128,18 +129,48 @@ install_configuration() {
     fi
 }
 
+# Lines of a starter that keep what its program prints in /var/log, because OpenRC and init throw it away. A file that has
+# grown is put aside at a start; logrotate, where it is installed, does so in between.
+keep_log() {
+    case $init in
+    openrc | inittab)
+        say "log=/var/log/$1.log"
+        say 'if [ -f "$log" ] && [ "$(wc -c < "$log")" -gt 1048576 ]; then mv -f "$log" "$log.1"; fi'
+        say 'exec >> "$log" 2>&1'
+        ;;
+    esac
+}
+
+install_log_rotation() {
+    case $init in openrc | inittab) ;; *) return ;; esac
+    mkdir -p /var/log
+    [ -d /etc/logrotate.d ] || return 0
+    put_text 0644 "$rotation" << TEXT
+/var/log/limpet.log /var/log/limpet-containerd.log {
+    size 1M
+    rotate 1
+    copytruncate
+    missingok
+    notifempty
+}
+TEXT
+}
+
 # Programs that start the agent and containerd, for init systems without a search path of their own.
 install_starters() {
+    install_log_rotation
     put_text 0755 "$prefix/bin/start-limpet" << TEXT
 #!/bin/sh
 export PATH=$prefix/runtime/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ulimit -n 65536 2> /dev/null
+$(keep_log limpet)
 exec $prefix/bin/limpet run --config $configuration
 TEXT
     if has_record runtime; then
         put_text 0755 "$prefix/bin/start-containerd" << TEXT
 #!/bin/sh
 export PATH=$prefix/runtime/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+$(keep_log limpet-containerd)
 # A system without a service manager may not have mounted it.
 [ -e /sys/fs/cgroup/cgroup.controllers ] || [ -d /sys/fs/cgroup/memory ] || mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec $prefix/runtime/bin/containerd --config $prefix/runtime/containerd.toml
@@ -371,6 +402,7 @@ uninstall() {
         ! has_record runtime || rm -rf /var/lib/containerd /run/containerd
     fi
     rm -rf /run/limpet "$prefix"
+    rm -f "$rotation" /var/log/limpet.log /var/log/limpet.log.1 /var/log/limpet-containerd.log /var/log/limpet-containerd.log.1
     # Sockets of ended listeners. Shared directories go only if nothing is left in them.
     rm -f /var/lib/kubelet/device-plugins/kubelet.sock
     for directory in /var/log/pods /var/log/containers /var/lib/kubelet/device-plugins \

@@ -11,6 +11,9 @@ use limpet_host::blocking::{self, DEADLINE};
 
 /// The number of the agent's newest lines that are included.
 const AGENT_LINES: &str = "5000";
+/// Where `install.sh` has OpenRC and init keep the agent's log, and the part of it that is included, in bytes.
+const AGENT_FILE: &str = "/var/log/limpet.log";
+const AGENT_BYTES: u64 = 1 << 20;
 /// journalctl's output for an unknown unit.
 const NO_ENTRIES: &str = "-- No entries --";
 /// The part of the kernel's messages that is included, in bytes.
@@ -22,12 +25,25 @@ const WITH_ARGUMENTS: [&str; 2] = ["audit: type=1309", "audit: type=1327"];
 /// The most instances of a container whose logs are included: the newest ones.
 const MAX_INSTANCES: usize = 2;
 
-/// Adds the agent's own log, from systemd's journal.
+/// Adds the agent's own log, from systemd's journal or else from its file.
 pub(super) async fn add_agents<W: Write>(archive: &mut Archive<W>) -> io::Result<()> {
     let arguments = ["--unit=limpet", "--no-pager", "--output=short-iso", "--lines", AGENT_LINES];
-    let log = output_of("journalctl", &arguments).await.filter(|log| !log.starts_with(NO_ENTRIES));
-    let why = "journalctl has no log of limpet.service; add what its supervisor keeps";
-    archive.text_or_why("logs/agent.txt", log.map(|log| without_hooks(&log)).ok_or(why))
+    let log = match output_of("journalctl", &arguments).await.filter(|log| !log.starts_with(NO_ENTRIES)) {
+        Some(log) => Ok(log),
+        None => agents_file(Path::new(AGENT_FILE)).await,
+    };
+    archive.text_or_why("logs/agent.txt", log.map(|log| without_hooks(&log)))
+}
+
+async fn agents_file(path: &Path) -> Result<String, String> {
+    let subject = path.to_owned();
+    let log = blocking::run(path.to_owned(), DEADLINE, move |_| tail(&subject, AGENT_BYTES)).await.flatten();
+    log.map_err(|error| {
+        format!(
+            "journalctl has no log of limpet.service, and {}: {error}; add what its supervisor keeps",
+            path.display()
+        )
+    })
 }
 
 /// Removes the output of hooks' commands, which may contain secrets.
@@ -155,6 +171,16 @@ mod tests {
     fn a_hooks_output_is_left_out_of_the_agents_log() {
         let log = "one\nPostStartHook failed: \"hunter2\" pod=web\nlast\n";
         assert_eq!(without_hooks(log), "one\nPostStartHook failed <redacted>\nlast\n");
+    }
+
+    #[tokio::test]
+    async fn without_a_journal_the_agents_log_is_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("limpet.log");
+        let error = agents_file(&path).await.unwrap_err();
+        assert!(error.contains("journalctl has no log") && error.contains("limpet.log"), "{error}");
+        std::fs::write(&path, "ready\n").unwrap();
+        assert_eq!(agents_file(&path).await.unwrap(), "ready\n");
     }
 
     #[test]
