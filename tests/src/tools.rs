@@ -136,6 +136,14 @@ pub fn faketime() -> Option<PathBuf> {
     files.into_iter().find(|path| path.is_file())
 }
 
+/// The packages of OpenRC, whose files make a system of its own.
+pub const OPENRC_PACKAGES: [&str; 3] = ["openrc", "librc1", "libeinfo1"];
+
+/// Where they are unpacked.
+pub fn openrc_packages() -> Option<Vec<PathBuf>> {
+    OPENRC_PACKAGES.iter().map(|package| unpacked(package).into_iter().next()).collect()
+}
+
 /// The packages with which Podman works beside the machine, Podman's first.
 pub const PODMAN_PACKAGES: [&str; 5] = ["podman", "conmon", "catatonit", "libsubid4", "libgpgme11"];
 

@@ -1,8 +1,8 @@
 //! `deploy/install.sh` on systems that have busybox's shell and nothing else: it installs, what it installs runs, and an
 //! uninstallation leaves nothing.
 //!
-//! Each system is a directory that is the root of its own mount, process and network namespaces. busybox's init is
-//! real; systemd and OpenRC are scripts that record their calls.
+//! Each system is a directory that is the root of its own mount, process and network namespaces. busybox's init and
+//! OpenRC are real; systemd is a script that records its calls.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -21,7 +21,9 @@ fn main() -> ExitCode {
     suite::run([
         case!(busyboxs_init_runs_what_is_installed_and_nothing_is_left)
             .on(|node| (node.agent, node.containerd) = (false, false)),
-        case!(systemd_gets_units_and_openrc_gets_services).on(|node| (node.agent, node.containerd) = (false, false)),
+        case!(openrc_supervises_what_is_installed_and_starts_it_at_boot)
+            .on(|node| (node.agent, node.containerd) = (false, false)),
+        case!(systemd_gets_units).on(|node| (node.agent, node.containerd) = (false, false)),
         case!(configuration_is_kept_and_other_packages_are_respected)
             .on(|node| (node.agent, node.containerd) = (false, false)),
     ])
@@ -31,6 +33,17 @@ fn main() -> ExitCode {
 const LIMIT: Duration = Duration::from_secs(120);
 /// Directories that the system itself mounts or writes.
 const NOT_COMPARED: [&str; 4] = ["dev", "package", "proc", "sys"];
+/// What init runs first.
+const MOUNTS: &str = "#!/bin/sh\nmount -t proc proc /proc\nmount -t tmpfs run /run\n";
+/// The table of an init that leaves everything to OpenRC, as Alpine has it.
+const OPENRC_TABLE: &str = "\
+::sysinit:/etc/rc
+::sysinit:/sbin/openrc sysinit
+::sysinit:/sbin/openrc boot
+::wait:/sbin/openrc default
+";
+/// A service that has nothing to do: the system has a root directory and cgroups already.
+const EMPTY_SERVICE: &str = "#!/sbin/openrc-run\nstart() { return 0; }\n";
 
 /// A system that has busybox and a package.
 struct System {
@@ -116,6 +129,23 @@ impl System {
         Ok(())
     }
 
+    /// Adds OpenRC, started by busybox's init.
+    fn add_openrc(&self) -> Result<()> {
+        let packages = tools::openrc_packages().context("no OpenRC: cargo xtask setup fetches it")?;
+        for package in &packages {
+            process::checked(Command::new("cp").arg("-a").arg(package.join(".")).arg(&self.root))?;
+        }
+        for program in ["sbin/openrc", "sbin/openrc-run", "sbin/supervise-daemon"] {
+            self.add_libraries(&self.root.join(program))?;
+        }
+        for service in ["localmount", "cgroups"] {
+            self.write(&format!("etc/init.d/{service}"), EMPTY_SERVICE, 0o755)?;
+        }
+        symlink("/run", self.root.join("var/run"))?;
+        self.write("etc/rc", MOUNTS, 0o755)?;
+        self.write("etc/inittab", OPENRC_TABLE, 0o644)
+    }
+
     fn write(&self, path: &str, text: &str, mode: u32) -> Result<()> {
         let path = self.root.join(path);
         fs::create_dir_all(path.parent().context("a file")?)?;
@@ -169,7 +199,20 @@ struct Booted<'a> {
     init: Daemon,
 }
 
-impl Booted<'_> {
+impl<'a> Booted<'a> {
+    /// Starts its init, and waits until that has mounted `/run`.
+    fn boot(node: &TestNode, system: &'a System) -> Result<Self> {
+        let mut unshare = Command::new("unshare");
+        // The system has the machine's cgroups, because another cgroup namespace would need one in each hierarchy.
+        let start = "mount --rbind /sys/fs/cgroup \"$0/sys/fs/cgroup\" && exec chroot \"$0\" /sbin/init";
+        fs::create_dir_all(system.root.join("sys/fs/cgroup"))?;
+        unshare.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", start]).arg(&system.root);
+        let booted = Self { system, init: Daemon::start(&mut unshare, &node.dir().join("init.log"))? };
+        let is_up = || booted.shell("grep -q ' /run ' /proc/mounts").is_ok_and(|output| output.status.success());
+        wait::until_true(LIMIT, "the system's init", is_up)?;
+        Ok(booted)
+    }
+
     fn shell(&self, script: &str) -> Result<Output> {
         // The init is the child of unshare.
         let parent = self.init.pid();
@@ -179,58 +222,99 @@ impl Booted<'_> {
         command.args(["--target", init, "--mount", "--net", "--pid", "chroot"]).arg(&self.system.root);
         process::run(command.args(["/bin/sh", "-c", script]).env_clear().env("PATH", "/usr/local/bin:/sbin:/bin"), b"")
     }
+
+    /// Runs a script that must succeed, and returns what it prints.
+    fn checked(&self, script: &str) -> Result<String> {
+        let output = self.shell(script)?;
+        ensure!(output.status.success(), "{script}: {output:?}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Installs the package and has `start` start it. Its cgroups are below the node's, which are removed with it.
+    fn install(&self, node: &TestNode, start: &str) -> Result<()> {
+        self.checked("sh /package/install.sh --no-start")?;
+        let root = format!("s|^cgroupDriver: cgroupfs$|&\\ncgroupRoot: /{}|", node.cgroup());
+        self.checked(&format!("sed -i '{root}' /etc/limpet/config.yaml && {start}"))?;
+        Ok(())
+    }
+
+    /// Waits until the agent and its containerd answer.
+    fn wait_serving(&self) -> Result<()> {
+        let answers = || self.checked("limpet version -o json").is_ok_and(|version| version.contains("\"agent\": \""));
+        wait::until_true(LIMIT, "the agent's answer", answers).with_context(|| {
+            format!("{:?}", self.shell("ps; cat /var/log/limpet.log /var/log/limpet-containerd.log"))
+        })?;
+        let has_containerd = || self.checked("[ -S /run/containerd/containerd.sock ]").is_ok();
+        wait::until_true(LIMIT, "containerd's socket", has_containerd)
+    }
+
+    /// Uninstalls the package, ends init, and checks that the system has the files of `before`.
+    fn uninstall(self, before: &BTreeSet<PathBuf>) -> Result<()> {
+        self.checked("sh /package/install.sh --uninstall")?;
+        let running = self.checked("ps")?;
+        ensure!(!running.contains("limpet"), "{running}");
+        let Self { system, init } = self;
+        drop(init);
+        let left: Vec<_> = system.files()?.difference(before).cloned().collect();
+        ensure!(left.is_empty(), "left behind: {left:?}");
+        Ok(())
+    }
 }
 
 fn busyboxs_init_runs_what_is_installed_and_nothing_is_left(node: &mut TestNode) -> Result<()> {
     let system = System::new(node.dir().join("busybox"), true)?;
-    system.write("etc/rc", "#!/bin/sh\nmount -t proc proc /proc\nmount -t tmpfs run /run\n", 0o755)?;
+    system.write("etc/rc", MOUNTS, 0o755)?;
     system.write("etc/inittab", "::sysinit:/etc/rc\n", 0o644)?;
     let before = system.files()?;
-    let mut unshare = Command::new("unshare");
-    // The system has the machine's cgroups, because another cgroup namespace would need one in each hierarchy.
-    let start = "mount --rbind /sys/fs/cgroup \"$0/sys/fs/cgroup\" && exec chroot \"$0\" /sbin/init";
-    fs::create_dir_all(system.root.join("sys/fs/cgroup"))?;
-    unshare.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", start]).arg(&system.root);
-    let booted = Booted { system: &system, init: Daemon::start(&mut unshare, &node.dir().join("init.log"))? };
-    let is_up = || booted.shell("grep -q ' /run ' /proc/mounts").is_ok_and(|output| output.status.success());
-    wait::until_true(LIMIT, "busybox's init", is_up)?;
-
-    let installed = booted.shell("sh /package/install.sh --no-start")?;
-    ensure!(installed.status.success(), "{installed:?}");
-    // Its cgroups are below the node's, which are removed with it.
-    let root = format!("s|^cgroupDriver: cgroupfs$|&\\ncgroupRoot: /{}|", node.cgroup());
-    let started = booted.shell(&format!("sed -i '{root}' /etc/limpet/config.yaml && kill -HUP 1"))?;
-    ensure!(started.status.success(), "{started:?}");
-    let answers = || {
-        booted
-            .shell("limpet version -o json")
-            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("\"agent\": \""))
-    };
-    wait::until_true(LIMIT, "the agent's answer", answers).with_context(|| {
-        format!("{:?}", booted.shell("ps; /opt/limpet/bin/limpet run --config /etc/limpet/config.yaml"))
-    })?;
-    let has_containerd =
-        || booted.shell("[ -S /run/containerd/containerd.sock ]").is_ok_and(|done| done.status.success());
-    wait::until_true(LIMIT, "containerd's socket", has_containerd)?;
+    let booted = Booted::boot(node, &system)?;
+    booted.install(node, "kill -HUP 1")?;
+    booted.wait_serving()?;
     let config = system.read("etc/limpet/config.yaml")?;
     ensure!(
         config.contains("\ncgroupDriver: cgroupfs\n") && config.contains("\n- /opt/limpet/runtime/cni\n"),
         "{config}"
     );
     ensure!(config.contains("\nruntimeBinary: /opt/limpet/runtime/bin/runc"), "{config}");
-
-    let removed = booted.shell("sh /package/install.sh --uninstall")?;
-    ensure!(removed.status.success(), "{removed:?}");
-    let running = String::from_utf8_lossy(&booted.shell("ps")?.stdout).into_owned();
-    ensure!(!running.contains("limpet"), "{running}");
-    drop(booted.init);
-    let left: Vec<_> = system.files()?.difference(&before).cloned().collect();
-    ensure!(left.is_empty(), "left behind: {left:?}");
+    let log = system.read("var/log/limpet.log")?;
+    ensure!(log.contains("limpet started"), "{log}");
+    booted.uninstall(&before)?;
     ensure!(system.read("etc/inittab")? == "::sysinit:/etc/rc\n");
     Ok(())
 }
 
-fn systemd_gets_units_and_openrc_gets_services(node: &mut TestNode) -> Result<()> {
+fn openrc_supervises_what_is_installed_and_starts_it_at_boot(node: &mut TestNode) -> Result<()> {
+    let system = System::new(node.dir().join("openrc"), true)?;
+    system.add_openrc()?;
+    system.write("etc/logrotate.d/other", "", 0o644)?;
+    let before = system.files()?;
+    let booted = Booted::boot(node, &system)?;
+    let runlevel = || booted.checked("rc-status --runlevel").is_ok_and(|level| level.trim() == "default");
+    wait::until_true(LIMIT, "the default runlevel", runlevel)?;
+    booted.install(node, "openrc default")?;
+    booted.wait_serving()?;
+    let states = booted.checked("rc-status default")?;
+    let is_started = |name: &str| states.lines().any(|line| line.contains(name) && line.contains("started"));
+    ensure!(is_started(" limpet ") && is_started(" limpet-containerd "), "{states}");
+    let rotation = system.read("etc/logrotate.d/limpet")?;
+    ensure!(rotation.starts_with("/var/log/limpet.log ") && rotation.contains("copytruncate"), "{rotation}");
+
+    // An agent that ends is started again, and its log goes on in the file.
+    let starts = || Ok::<_, anyhow::Error>(system.read("var/log/limpet.log")?.matches("limpet started").count());
+    let before_kill = starts()?;
+    booted.checked("kill -9 $(pidof limpet)")?;
+    wait::until_true(LIMIT, "another start of the agent", || starts().is_ok_and(|starts| starts > before_kill))?;
+    booted.wait_serving()?;
+
+    // A boot starts both by the runlevel. A log that has grown was put aside.
+    drop(booted);
+    system.write("var/log/limpet.log", &"a line\n".repeat(200_000), 0o644)?;
+    let booted = Booted::boot(node, &system)?;
+    booted.wait_serving()?;
+    ensure!(system.read("var/log/limpet.log.1")?.starts_with("a line\n") && starts()? == 1);
+    booted.uninstall(&before)
+}
+
+fn systemd_gets_units(node: &mut TestNode) -> Result<()> {
     let recorder = "#!/bin/sh\necho \"${0##*/} $*\" >> /tmp/calls\n";
     let system = System::new(node.dir().join("systemd"), false)?;
     fs::create_dir_all(system.root.join("run/systemd/system"))?;
@@ -241,6 +325,8 @@ fn systemd_gets_units_and_openrc_gets_services(node: &mut TestNode) -> Result<()
         unit.contains("\nExecStart=/opt/limpet/bin/start-limpet\n") && unit.contains("After=containerd.service"),
         "{unit}"
     );
+    // The journal has what it prints.
+    ensure!(!system.read("opt/limpet/bin/start-limpet")?.contains("/var/log"));
     let calls = system.read("tmp/calls")?;
     ensure!(
         calls == "systemctl daemon-reload\nsystemctl enable limpet.service\nsystemctl restart limpet.service\n",
@@ -249,21 +335,6 @@ fn systemd_gets_units_and_openrc_gets_services(node: &mut TestNode) -> Result<()
     ensure!(system.read("etc/limpet/config.yaml")?.contains("\ncgroupDriver: systemd\n"));
     system.installed(&["--uninstall"])?;
     ensure!(!system.root.join("etc/systemd/system/limpet.service").exists());
-
-    let system = System::new(node.dir().join("openrc"), true)?;
-    for name in ["openrc-run", "rc-update", "rc-service"] {
-        system.write(&format!("sbin/{name}"), recorder, 0o755)?;
-    }
-    system.installed(&["--no-start"])?;
-    let service = system.read("etc/init.d/limpet")?;
-    ensure!(
-        service.contains("\ncommand=/opt/limpet/bin/start-limpet\n") && service.contains("use limpet-containerd"),
-        "{service}"
-    );
-    let calls = system.read("tmp/calls")?;
-    ensure!(calls == "rc-update add limpet-containerd default\nrc-update add limpet default\n", "{calls}");
-    system.installed(&["--uninstall"])?;
-    ensure!(!system.root.join("etc/init.d/limpet").exists() && !system.root.join("opt/limpet").exists());
     Ok(())
 }
 

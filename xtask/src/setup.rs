@@ -31,6 +31,8 @@ enum Beside {
     Prometheus,
     Faketime,
     Runsc,
+    /// One of those that OpenRC consists of, in tests of the installation.
+    OpenRc(&'static str),
     /// One of those with which Podman works.
     Podman(&'static str),
 }
@@ -46,7 +48,7 @@ impl Beside {
             Self::Prometheus => "prometheus",
             Self::Faketime => "libfaketime",
             Self::Runsc => "runsc",
-            Self::Podman(package) => package,
+            Self::OpenRc(package) | Self::Podman(package) => package,
         }
     }
 
@@ -61,6 +63,7 @@ impl Beside {
             Self::Prometheus => tools::prometheus().is_none(),
             Self::Faketime => tools::faketime().is_none(),
             Self::Runsc => tools::runsc().is_none(),
+            Self::OpenRc(_) => tools::openrc_packages().is_none(),
             Self::Podman(_) => tools::podman_packages().is_none(),
         }
     }
@@ -84,7 +87,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         .filter(|(_, program)| tools::on_path(program).is_none())
         .map(|(package, _)| *package)
         .collect();
-    let mut wanted = vec![Beside::Busybox, Beside::Registry, Beside::CniPlugins, Beside::Containerd];
+    let mut wanted = vec![Beside::Busybox, Beside::Registry, Beside::CniPlugins];
+    wanted.extend(tools::OPENRC_PACKAGES.map(Beside::OpenRc));
+    wanted.push(Beside::Containerd);
     match arguments.containerd {
         Some(2) => wanted.push(Beside::ContainerdTwo),
         Some(_) if ContainerdPrograms::of_major(1).is_none() => return fetch_all(&install, &wanted, true),
