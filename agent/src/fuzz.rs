@@ -66,6 +66,26 @@ pub fn websocket(bytes: &[u8]) {
     stream_check::check(bytes);
 }
 
+/// Reads any bytes as the file of a bundle: its first bytes, its signature, and the rest as if that were valid. What no key
+/// has signed is refused, and what is read is bounded.
+///
+/// # Panics
+///
+/// That does not hold.
+pub fn bundle(bytes: &[u8]) {
+    limpet_bundle::check::check_file(bytes);
+}
+
+/// Reads any lines as the documents of a bundle that is signed: `@a` in one is the digest of the first, and the last is
+/// `index.json`. What is read is bounded, and a refusal has a reason.
+///
+/// # Panics
+///
+/// That does not hold.
+pub fn bundle_documents(bytes: &[u8]) {
+    limpet_bundle::check::check_documents(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -89,5 +109,7 @@ mod tests {
         replay("answer", super::answer);
         replay("spdy", super::spdy);
         replay("websocket", super::websocket);
+        replay("bundle", super::bundle);
+        replay("bundle-documents", super::bundle_documents);
     }
 }

@@ -5,14 +5,16 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use limpet_signature::PublicKeys;
-use oci_spec::image::{Descriptor, ImageManifest};
+use oci_spec::image::Descriptor;
 use zeroize::Zeroizing;
 
 use crate::decision::AppliedBundle;
-use crate::document::{ARTIFACT_TYPE, BundleConfig, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, SECRETS_TYPE};
+use crate::document::{
+    ARTIFACT_TYPE, BundleConfig, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, NAME_RULE, SECRETS_TYPE, is_name,
+};
 use crate::envelope;
 use crate::error::BundleError;
-use crate::layout::{ImageParts, Layout};
+use crate::layout::{Budget, ImageParts, Layout, Listing};
 use crate::node_key::{NodeKey, NodeKeyError};
 use crate::sealed::{self, SealedSecrets, Unopened};
 
@@ -81,14 +83,19 @@ impl Bundle {
         let digest = bundle_entry.digest().to_string();
         let document = |digest: &str, what: &str| layout.document(digest)?.ok_or_else(|| missing(what));
         let unreadable = |error: serde_json::Error| BundleError::content(path, error.to_string());
-        let manifest: ImageManifest =
-            serde_json::from_slice(&document(&digest, "manifest of its own")?).map_err(unreadable)?;
+        let listing = Listing::parse(&document(&digest, "manifest of its own")?);
+        let Listing::Manifest(manifest) = listing.map_err(|error| BundleError::content(path, error))? else {
+            return Err(missing("manifest of its own"));
+        };
         let config = manifest.config();
         if config.media_type().to_string() != CONFIG_TYPE {
             return Err(missing("configuration that this version of limpet reads: upgrade limpet"));
         }
         let config: BundleConfig =
             serde_json::from_slice(&document(config.digest().as_ref(), "configuration")?).map_err(unreadable)?;
+        if !is_name(&config.name) || !is_name(&config.version) {
+            return Err(BundleError::content(path, format!("its name or version has not {NAME_RULE}")));
+        }
         let listed = manifest.layers().iter().find(|layer| layer.media_type().to_string() == MANIFESTS_TYPE);
         let listed = listed.ok_or_else(|| missing("manifests"))?;
         let manifests = document(listed.digest().as_ref(), "manifests")?;
@@ -132,8 +139,9 @@ impl Bundle {
     /// # Errors
     /// A document of an image is missing or broken.
     pub fn images(&self) -> Result<Vec<ImageInBundle>, BundleError> {
+        let mut budget = Budget::default();
         let image = |(name, target): &(String, Descriptor)| {
-            let ImageParts { documents, layers } = self.layout.image(target)?;
+            let ImageParts { documents, layers } = self.layout.image(target, &mut budget)?;
             let layers = layers.into_iter().collect();
             Ok(ImageInBundle { name: name.clone(), digest: target.digest().to_string(), layers, documents })
         };

@@ -1,8 +1,8 @@
 //! Makes a bundle: documents first, then layers, then the signature over all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Seek as _, SeekFrom, Write};
+use std::fs::OpenOptions;
+use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use limpet_model::pod::Fault;
@@ -13,18 +13,16 @@ use crate::announcement;
 use crate::bundle::Bundle;
 use crate::content::Content;
 use crate::document::{
-    ARTIFACT_TYPE, BundleConfig, BundledImage, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, SECRETS_TYPE, descriptor,
-    digest,
+    ARTIFACT_TYPE, BundleConfig, BundledImage, CONFIG_TYPE, IMAGE_NAME, MANIFESTS_TYPE, NAME_RULE, SECRETS_TYPE,
+    descriptor, digest, is_name,
 };
 use crate::envelope::{self, SIGNED_FROM};
 use crate::error::BundleError;
 use crate::image_archive::ImageSet;
-use crate::layout::{INDEX, LAYOUT, MAX_DOCUMENT, blob_name};
+use crate::layout::{INDEX, LAYOUT, MAX_DOCUMENT, MAX_LISTING, blob_name};
 use crate::node_key::NodePublicKey;
 use crate::sealed;
-
-/// The longest name and version: they are part of the signature's comment.
-const MAX_NAME: usize = 128;
+use crate::tar_writer::TarWriter;
 
 /// What a bundle is made of.
 #[derive(Debug)]
@@ -105,9 +103,7 @@ pub fn create(recipe: &Recipe<'_>, out: &Path) -> Result<Created, BundleError> {
 }
 
 fn demand_text(flag: &str, text: &str, out: &Path) -> Result<(), BundleError> {
-    let is_text = !text.is_empty() && text.len() <= MAX_NAME && !text.chars().any(char::is_control);
-    let cause = || format!("{flag} must have 1 to {MAX_NAME} characters, and none of control");
-    if is_text { Ok(()) } else { Err(BundleError::content(out, cause())) }
+    if is_name(text) { Ok(()) } else { Err(BundleError::content(out, format!("{flag} must have {NAME_RULE}"))) }
 }
 
 /// Every layer that a bundle has, or that it takes for granted.
@@ -214,7 +210,11 @@ fn documents(
         .manifests(entries)
         .build()
         .map_err(oci)?;
-    Ok(Documents { index: serde_json::to_vec(&index).map_err(json)?, blobs })
+    let index = serde_json::to_vec(&index).map_err(json)?;
+    match index.len() as u64 > MAX_LISTING {
+        true => Err(broken(format!("its images are too many for an index of {} MiB", MAX_LISTING >> 20))),
+        false => Ok(Documents { index, blobs }),
+    }
 }
 
 fn named(target: &Descriptor, name: &str) -> Descriptor {
@@ -256,7 +256,7 @@ fn write(
     let failed = |source| BundleError::io("write", path)(source);
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).map_err(failed)?;
     file.seek(SeekFrom::Start(SIGNED_FROM)).map_err(failed)?;
-    let mut tar = TarWriter { file: BufWriter::with_capacity(256 << 10, file), path };
+    let mut tar = TarWriter::new(file, path);
     tar.entry(LAYOUT.0, LAYOUT.1)?;
     tar.entry(INDEX, &documents.index)?;
     for (digest, bytes) in &documents.blobs {
@@ -275,43 +275,4 @@ fn write(
     envelope::sign(&mut file, path, recipe.key, &comment)?;
     file.sync_all().map_err(failed)?;
     Ok(file.metadata().map_err(failed)?.len())
-}
-
-/// The bytes of a tar with nothing but plain files, the same for the same content.
-struct TarWriter<'a> {
-    file: BufWriter<File>,
-    path: &'a Path,
-}
-
-impl TarWriter<'_> {
-    fn entry(&mut self, name: &str, content: &[u8]) -> Result<(), BundleError> {
-        self.header(name, content.len() as u64)?;
-        self.file.write_all(content).map_err(BundleError::io("write", self.path))?;
-        self.pad(content.len() as u64)
-    }
-
-    fn header(&mut self, name: &str, size: u64) -> Result<(), BundleError> {
-        let mut header = tar::Header::new_ustar();
-        header.set_path(name).map_err(BundleError::io("write", self.path))?;
-        header.set_entry_type(tar::EntryType::Regular);
-        header.set_mode(0o644);
-        header.set_uid(0);
-        header.set_gid(0);
-        header.set_mtime(0);
-        header.set_size(size);
-        header.set_cksum();
-        self.file.write_all(header.as_bytes()).map_err(BundleError::io("write", self.path))
-    }
-
-    /// Fills up the last block of a content.
-    fn pad(&mut self, size: u64) -> Result<(), BundleError> {
-        let rest = usize::try_from(size.next_multiple_of(512) - size).unwrap_or(0);
-        self.file.write_all(&[0; 512][..rest]).map_err(BundleError::io("write", self.path))
-    }
-
-    fn finish(mut self) -> Result<File, BundleError> {
-        let failed = |source| BundleError::io("write", self.path)(source);
-        self.file.write_all(&[0; 1024]).map_err(failed)?;
-        self.file.into_inner().map_err(|error| failed(error.into_error()))
-    }
 }

@@ -18,6 +18,16 @@ pub const LAYER_TYPE: &str = "application/vnd.limpet.bundle.v1+tar";
 /// The annotation with an image's name, by which containerd imports it.
 pub(crate) const IMAGE_NAME: &str = "io.containerd.image.name";
 
+/// The longest name and version in bytes: they are part of the signature's comment.
+const MAX_NAME: usize = 128;
+/// What a name and a version must have.
+pub(crate) const NAME_RULE: &str = "1 to 128 bytes, and no characters of control";
+
+/// Whether it may be a bundle's name or version. They are shown, and label a metric.
+pub(crate) fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len()) && !text.chars().any(char::is_control)
+}
+
 /// The configuration of the artifact: what identifies a bundle, and what it brings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -33,6 +33,13 @@ fn header() -> [u8; HEADER_BYTES] {
     *header.as_bytes()
 }
 
+/// The first bytes of a bundle whose signature says nothing.
+pub(crate) fn unsigned() -> Vec<u8> {
+    let mut first = header().to_vec();
+    first.resize(HEADER_BYTES + SIGNATURE_BYTES, b'\n');
+    first
+}
+
 /// Signs a file whose first [`SIGNED_FROM`] bytes are kept free.
 pub(crate) fn sign(file: &mut File, path: &Path, key: &SecretKey, comment: &str) -> Result<(), BundleError> {
     file.seek(SeekFrom::Start(SIGNED_FROM)).map_err(BundleError::io("read", path))?;

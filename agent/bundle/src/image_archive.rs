@@ -10,7 +10,7 @@ use oci_spec::image::Descriptor;
 
 use crate::document::IMAGE_NAME;
 use crate::error::BundleError;
-use crate::layout::{ImageParts, Layout};
+use crate::layout::{Budget, ImageParts, Layout};
 
 /// OCI's annotation with a name, which may be a tag alone.
 const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
@@ -38,7 +38,7 @@ impl ImageArchive {
     ///
     /// # Errors
     /// It has no images with names, or a part of one is missing.
-    pub(crate) fn open(path: &Path) -> Result<Self, BundleError> {
+    pub(crate) fn open(path: &Path, budget: &mut Budget) -> Result<Self, BundleError> {
         let mut file = File::open(path).map_err(BundleError::io("read", path))?;
         let mut magic = [0; 4];
         let length = file.read(&mut magic).map_err(BundleError::io("read", path))?;
@@ -66,7 +66,7 @@ impl ImageArchive {
             return Err(layout.broken("no image in it has a name: save it by name and tag, not by its id".to_owned()));
         }
         let image = |(name, target): (String, Descriptor)| {
-            let parts = layout.image(&target)?;
+            let parts = layout.image(&target, budget)?;
             let parsed = ImageName::parse(&name).map_err(|error| layout.broken(error.to_string()))?;
             let pinned = format!("{}/{}@{}", parsed.host, parsed.repository, target.digest());
             Ok(ArchivedImage { name, pinned, target, parts })
@@ -96,7 +96,9 @@ impl ImageSet {
     /// # Errors
     /// One cannot be used, or two have different images of one name.
     pub(crate) fn open(paths: &[PathBuf]) -> Result<Self, BundleError> {
-        let archives = paths.iter().map(|path| ImageArchive::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut budget = Budget::default();
+        let archives = paths.iter().map(|path| ImageArchive::open(path, &mut budget));
+        let archives = archives.collect::<Result<Vec<_>, _>>()?;
         let mut known: BTreeMap<&str, &str> = BTreeMap::new();
         for archive in &archives {
             for image in &archive.images {

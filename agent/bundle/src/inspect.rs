@@ -1,5 +1,7 @@
 //! What `limpet bundle inspect` shows. A Secret's values are not among it.
 
+use std::collections::HashSet;
+
 use limpet_cli::screen::printable;
 use limpet_core::byte_size;
 use serde::Serialize;
@@ -47,12 +49,11 @@ struct LayerReport {
 /// A document of an image is missing or broken.
 pub(crate) fn report(bundle: &Bundle) -> Result<Report, BundleError> {
     let BundleConfig { name, version, serial, rollout, images } = bundle.config.clone();
-    let mut layers: Vec<LayerReport> = Vec::new();
-    for (digest, size) in bundle.images()?.into_iter().flat_map(|image| image.layers) {
-        if layers.iter().all(|known| known.digest != digest) {
-            layers.push(LayerReport { included: bundle.contains(&digest), digest, size });
-        }
-    }
+    let mut known = HashSet::new();
+    let layers = bundle.images()?.into_iter().flat_map(|image| image.layers);
+    let layers = layers.filter(|(digest, _)| known.insert(digest.clone()));
+    let layers = layers.map(|(digest, size)| LayerReport { included: bundle.contains(&digest), digest, size });
+    let layers = layers.collect();
     let list: Value = serde_json::from_slice(&bundle.manifests).unwrap_or_default();
     let items = list.pointer("/items").and_then(Value::as_array);
     let sealed = bundle.sealed.iter().flat_map(|sealed| &sealed.names).map(|name| format!("Secret {name}, sealed"));

@@ -1,13 +1,15 @@
 //! An OCI image layout as a tar file: where each blob lies in it. Contents are read only when they are needed, and small
 //! documents alone; names are known inside the layout only, and no entry is written to a path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use limpet_model::hex::hex;
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use sha2::{Digest as _, Sha256};
 
 use crate::document;
@@ -17,6 +19,10 @@ use crate::error::BundleError;
 const MAX_ENTRIES: usize = 16_384;
 /// The largest document that is read into memory.
 pub(crate) const MAX_DOCUMENT: u64 = 16 << 20;
+/// The largest list of other documents: an index or a manifest. Parsed, one may take ten times its size.
+pub(crate) const MAX_LISTING: u64 = 4 << 20;
+/// How many bytes all documents of all images may have together.
+pub(crate) const MAX_IMAGE_DOCUMENTS: u64 = 64 << 20;
 /// How many indexes may be between a name and its manifest.
 const MAX_DEPTH: usize = 4;
 pub(crate) const INDEX: &str = "index.json";
@@ -56,15 +62,36 @@ pub(crate) enum Listing {
     Manifest(Box<ImageManifest>),
 }
 
+/// What tells an index from a manifest.
+#[derive(Deserialize)]
+struct Members {
+    manifests: Option<IgnoredAny>,
+}
+
 impl Listing {
     /// The members decide which it is.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let value: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let parsed = match value.get("manifests") {
-            Some(_) => serde_json::from_value(value).map(|index| Self::Index(Box::new(index))),
-            None => serde_json::from_value(value).map(|manifest| Self::Manifest(Box::new(manifest))),
+        if bytes.len() as u64 > MAX_LISTING {
+            return Err(format!("{} bytes are too many for a list of documents", bytes.len()));
+        }
+        let members: Members = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let parsed = match members.manifests {
+            Some(_) => serde_json::from_slice(bytes).map(|index| Self::Index(Box::new(index))),
+            None => serde_json::from_slice(bytes).map(|manifest| Self::Manifest(Box::new(manifest))),
         };
         parsed.map_err(|error| error.to_string())
+    }
+}
+
+/// What may still be read of the documents of images, and what was read of the present one.
+pub(crate) struct Budget {
+    bytes: u64,
+    seen: BTreeSet<String>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { bytes: MAX_IMAGE_DOCUMENTS, seen: BTreeSet::new() }
     }
 }
 
@@ -107,6 +134,9 @@ impl Layout {
     /// `index.json`; `None`: it has none.
     pub(crate) fn index(&self) -> Result<Option<ImageIndex>, BundleError> {
         let Some(extent) = self.index else { return Ok(None) };
+        if extent.size > MAX_LISTING {
+            return Err(self.broken(format!("{INDEX} of {} bytes is too large", extent.size)));
+        }
         let bytes = self.read(extent, INDEX)?;
         let index = serde_json::from_slice(&bytes).map_err(|error| self.broken(format!("{INDEX}: {error}")))?;
         Ok(Some(index))
@@ -153,11 +183,12 @@ impl Layout {
         }
     }
 
-    /// The documents and layers that belong to an image, for every platform that is here.
-    pub(crate) fn image(&self, target: &Descriptor) -> Result<ImageParts, BundleError> {
+    /// The documents and layers that belong to an image, for every platform that is here. All images share a budget.
+    pub(crate) fn image(&self, target: &Descriptor, budget: &mut Budget) -> Result<ImageParts, BundleError> {
         let mut parts = ImageParts::default();
         let target = target.digest().to_string();
-        if !self.add_image(&target, 0, &mut parts)? {
+        budget.seen.clear();
+        if !self.add_image(&target, 0, &mut parts, budget)? {
             return Err(self.broken(format!("{target} is not in it")));
         }
         match parts.layers.is_empty() {
@@ -167,8 +198,18 @@ impl Layout {
     }
 
     /// Whether the document is here.
-    fn add_image(&self, digest: &str, depth: usize, parts: &mut ImageParts) -> Result<bool, BundleError> {
-        let Some(bytes) = self.document(digest)? else { return Ok(false) };
+    fn add_image(
+        &self,
+        digest: &str,
+        depth: usize,
+        parts: &mut ImageParts,
+        budget: &mut Budget,
+    ) -> Result<bool, BundleError> {
+        // Indexes may list one document again and again, each of which does the same.
+        if budget.seen.contains(digest) {
+            return Ok(true);
+        }
+        let Some(bytes) = self.image_document(digest, budget)? else { return Ok(false) };
         let listing = Listing::parse(&bytes).map_err(|error| self.broken(format!("{digest}: {error}")))?;
         match listing {
             Listing::Index(_) if depth >= MAX_DEPTH => {
@@ -177,12 +218,12 @@ impl Layout {
             Listing::Index(index) => {
                 for child in index.manifests() {
                     // Archives often have one platform of those that the index lists.
-                    self.add_image(child.digest().as_ref(), depth + 1, parts)?;
+                    self.add_image(child.digest().as_ref(), depth + 1, parts, budget)?;
                 }
             }
             Listing::Manifest(manifest) => {
                 let config = manifest.config().digest().to_string();
-                let Some(document) = self.document(&config)? else {
+                let Some(document) = self.image_document(&config, budget)? else {
                     return Err(self.broken(format!("the configuration {config} of an image is not in it")));
                 };
                 parts.documents.insert(config, document);
@@ -191,7 +232,18 @@ impl Layout {
             }
         }
         parts.documents.insert(digest.to_owned(), bytes);
+        budget.seen.insert(digest.to_owned());
         Ok(true)
+    }
+
+    /// A document of an image, which the budget has to allow; `None`: it is not here.
+    fn image_document(&self, digest: &str, budget: &mut Budget) -> Result<Option<Vec<u8>>, BundleError> {
+        let Some(extent) = self.blobs.get(digest) else { return Ok(None) };
+        budget.bytes = budget.bytes.checked_sub(extent.size).ok_or_else(|| {
+            let limit = MAX_IMAGE_DOCUMENTS >> 20;
+            self.broken(format!("the indexes, manifests and configurations of its images have more than {limit} MiB"))
+        })?;
+        self.document(digest)
     }
 
     pub(crate) fn broken(&self, cause: String) -> BundleError {

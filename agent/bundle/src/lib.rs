@@ -8,6 +8,7 @@
 
 pub mod announcement;
 pub mod bundle;
+pub mod check;
 pub mod command;
 mod content;
 pub mod create;
@@ -22,6 +23,7 @@ mod layout;
 pub mod node_key;
 mod sealed;
 pub mod settings;
+mod tar_writer;
 
 pub use document::{ARTIFACT_TYPE, BundleConfig, BundledImage, LAYER_TYPE};
 pub use error::BundleError;

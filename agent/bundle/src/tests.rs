@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use crate::announcement::{ANNOUNCEMENT_BYTES, Announcement};
 use crate::bundle::Bundle;
+use crate::check::{self, PUBLIC};
 use crate::create::{Created, Recipe, create};
-use crate::document::digest;
+use crate::document::{CONFIG_TYPE, MANIFESTS_TYPE, digest};
 use crate::envelope::SIGNED_FROM;
 use crate::error::BundleError;
 use crate::inspect;
@@ -17,7 +18,6 @@ use crate::node_key::{NodeKey, NodeKeyError, NodePublicKey};
 
 /// Pairs for tests alone, in the form of minisign -G -W.
 const SECRET: &str = "untrusted comment: test\nRWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAbGltcGV0LWGZpTYsjynE0ao7rN8R7i31a/JxNJjKeQpziamPNXp5xHWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkUioi9CjRJmNDvCXD0+q+1bTyjp4D10lC6fH/W74mAgM4=\n";
-const PUBLIC: &str = "RWRsaW1wZXQtYXWOsgqb1QPEBEhgXI40wyfnkK4BHW02ThAsWfOh9zkU";
 const FOREIGN: &str = "RWRsaW1wZXQtYtdWIlka9Cp2pXXE7V1NgyG2IWnqeppSx8YgXg5sI5fH";
 const NO_LIMIT: u64 = u64::MAX;
 
@@ -269,4 +269,100 @@ fn secrets_that_are_sealed_are_read_by_their_node_alone() {
     assert_eq!(created.sealed, 0);
     let plain = Bundle::open_unchecked(&plain).unwrap();
     assert_eq!(plain.open_manifests(|| unreachable!()).unwrap().as_slice(), plain.manifests);
+}
+
+/// The seeds of the fuzz target `bundle`, but those that were damaged.
+#[test]
+fn the_seeds_of_bundles_are_what_is_made_today() {
+    let bench = Bench::new();
+    let archive = |layers: &[&str]| bench.archive("web.tar", "docker.io/x/web:1", layers);
+    let (plain, _) = bench.create(1, &[archive(&["base", "one"])], None).unwrap();
+    let (delta, _) = bench.create(7, &[archive(&["base", "two"])], Some(&plain)).unwrap();
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/bundle");
+    for (made, name) in [(plain, "plain.limpet"), (delta, "delta.limpet")] {
+        let (made, seed) = (fs::read(made).unwrap(), seeds.join(name));
+        if std::env::var_os("LIMPET_UPDATE_DOCS").is_some() {
+            fs::write(&seed, &made).unwrap();
+        }
+        assert!(fs::read(&seed).unwrap() == made, "run LIMPET_UPDATE_DOCS=1 cargo test -p limpet-bundle seeds");
+    }
+    // Sealing is different each time.
+    let sealed = Bundle::open_unchecked(&seeds.join("sealed.limpet")).unwrap();
+    fs::write(bench.path("node.key"), check::NODE_KEY).unwrap();
+    let list = sealed.open_manifests(|| NodeKey::read(&bench.path("node.key"))).unwrap();
+    assert!(String::from_utf8_lossy(&list).contains("czNjcmV0"));
+}
+
+fn descriptor(media_type: &str, letter: u8) -> Value {
+    json!({ "mediaType": media_type, "digest": format!("@{}", char::from(letter)), "size": 2 })
+}
+
+/// The documents of a bundle without images, for [`check::unsigned`], and the entry of its manifest in the index.
+fn bare(config: &str) -> (Vec<String>, Value) {
+    let manifest = json!({ "schemaVersion": 2, "config": descriptor(CONFIG_TYPE, b'a'),
+        "layers": [descriptor(MANIFESTS_TYPE, b'b')] });
+    let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", b'c');
+    entry["artifactType"] = json!(crate::ARTIFACT_TYPE);
+    (vec![config.to_owned(), r#"{"items":[]}"#.to_owned(), manifest.to_string()], entry)
+}
+
+fn unsigned(documents: &[String]) -> check::MemoryFile {
+    check::unsigned(&documents.iter().map(String::as_bytes).collect::<Vec<_>>()).unwrap()
+}
+
+/// A bundle with one image of that configuration under so many names, behind so many indexes, each of which lists the next
+/// one `times` times.
+fn listed(config: &str, names: usize, depth: u8, times: usize) -> check::MemoryFile {
+    let (mut documents, entry) = bare(r#"{"name":"plant","version":"1","serial":1,"images":[]}"#);
+    let layer = json!({ "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(b"layer"), "size": 5 });
+    let image = json!({ "schemaVersion": 2, "config": descriptor("a/config", b'd'), "layers": [layer] });
+    documents.extend([config.to_owned(), image.to_string()]);
+    let index = |above| json!({ "schemaVersion": 2, "manifests": vec![descriptor("a/b", b'e' + above); times] });
+    documents.extend((0..depth).map(|above| index(above).to_string()));
+    let named = |number: usize| {
+        let mut entry = descriptor("a/b", b'e' + depth);
+        entry["annotations"] = json!({ "io.containerd.image.name": format!("x/web{number}") });
+        entry
+    };
+    let entries: Vec<Value> = [entry].into_iter().chain((0..names).map(named)).collect();
+    documents.push(json!({ "schemaVersion": 2, "manifests": entries }).to_string());
+    unsigned(&documents)
+}
+
+#[test]
+fn what_is_listed_again_and_again_is_read_once() {
+    // Read each time, they would be read ten thousand million times.
+    let file = listed("{}", 1, 4, 316);
+    let images = Bundle::open_unchecked(&file.path()).unwrap().images().unwrap();
+    assert_eq!((images[0].documents.len(), images[0].layers.len()), (6, 1));
+    let error = Bundle::open_unchecked(&listed("{}", 1, 5, 1).path()).unwrap().images().unwrap_err();
+    assert!(error.to_string().contains("nested indexes"), "{error}");
+}
+
+#[test]
+fn the_documents_of_all_images_have_a_limit_together() {
+    let config = format!("{{\"a\":\"{}\"}}", "a".repeat(8 << 20));
+    let images = |names: usize| Bundle::open_unchecked(&listed(&config, names, 0, 0).path()).unwrap().images();
+    assert_eq!(images(7).unwrap().len(), 7);
+    let error = images(8).unwrap_err().to_string();
+    assert!(error.contains("configurations of its images have more than 64 MiB"), "{error}");
+    // Lists of 4 MiB are not even parsed.
+    let file = listed("{}", 1, 1, (4 << 20) / 60);
+    let error = Bundle::open_unchecked(&file.path()).unwrap().images().unwrap_err().to_string();
+    assert!(error.contains("too many for a list of documents"), "{error}");
+    let error = Bundle::open_unchecked(&listed("{}", 30_000, 0, 0).path()).unwrap_err().to_string();
+    assert!(error.contains("index.json of") && error.contains("too large"), "{error}");
+}
+
+#[test]
+fn a_name_that_no_bundle_may_have_is_refused_when_it_is_read() {
+    for (name, is_refused) in [("plant", false), ("", true), ("a\u{7}", true), (&*"a".repeat(129), true)] {
+        let config = json!({ "name": name, "version": "1", "serial": 1, "images": [] });
+        let (mut documents, entry) = bare(&config.to_string());
+        documents.push(json!({ "schemaVersion": 2, "manifests": [entry] }).to_string());
+        let opened =
+            Bundle::open_unchecked(&unsigned(&documents).path()).map(|_| ()).map_err(|error| error.to_string());
+        assert_eq!(opened.as_ref().is_err_and(|error| error.contains("name or version")), is_refused, "{opened:?}");
+        assert_eq!(opened.is_err(), is_refused);
+    }
 }
