@@ -1,5 +1,6 @@
 //! `limpet bundle`: makes a bundle, looks into it, checks it, and hands it to the agent.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -127,7 +128,9 @@ fn create(args: CreateArgs, screen: Screen) -> Result<u8, CliError> {
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or_default();
     let key = SecretKey::read(&args.key).map_err(|error| failed(&error))?;
     let nodes = args.seal_to.iter().map(|path| NodePublicKey::read(path)).collect::<Result<Vec<_>, _>>();
-    let nodes = nodes.map_err(|error| failed(&error))?;
+    let mut nodes = nodes.map_err(|error| failed(&error))?;
+    let mut known = HashSet::new();
+    nodes.retain(|node| known.insert(node.id()));
     let mut manifests = Vec::new();
     for path in args.filename.iter().flat_map(|path| files_of_kubectl(path)) {
         let text =

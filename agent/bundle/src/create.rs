@@ -74,14 +74,14 @@ pub struct Created {
 /// Something of the recipe cannot be used. No file is left.
 pub fn create(recipe: &Recipe<'_>, out: &Path) -> Result<Created, BundleError> {
     demand_text("--name", recipe.name, out)?;
-    demand_text("--bundle-version", recipe.version, out)?;
+    demand_text("--version", recipe.version, out)?;
     let images = ImageSet::open(recipe.images)?;
     let mut content = Content::default();
     for (path, text) in &recipe.manifests {
         content.add(text, path)?;
     }
     content.fix_images(&images.digests())?;
-    let had = recipe.from.map(layers_of).transpose()?.unwrap_or_default();
+    let had = recipe.from.map(|from| layers_of(from, recipe.serial, out)).transpose()?.unwrap_or_default();
     let mut created = summary(recipe, &images, &content, &had);
     let layers = content_layers(recipe, content, out)?;
     created.sealed = layers.sealed;
@@ -106,9 +106,20 @@ fn demand_text(flag: &str, text: &str, out: &Path) -> Result<(), BundleError> {
     if is_name(text) { Ok(()) } else { Err(BundleError::content(out, format!("{flag} must have {NAME_RULE}"))) }
 }
 
-/// Every layer that a bundle has, or that it takes for granted.
-fn layers_of(path: &Path) -> Result<BTreeSet<String>, BundleError> {
-    let images = Bundle::open_unchecked(path)?.images()?;
+/// Every layer that a bundle has, or that it takes for granted. The bundle that is made has to be newer, and another file.
+fn layers_of(path: &Path, serial: u64, out: &Path) -> Result<BTreeSet<String>, BundleError> {
+    let bundle = Bundle::open_unchecked(path)?;
+    let has = bundle.config.serial;
+    let same = |path: &Path| path.canonicalize().ok();
+    if same(path).is_some_and(|path| same(out) == Some(path)) {
+        let cause = "it is the bundle of --from, whose layers are left out: write to another file";
+        return Err(BundleError::content(out, cause));
+    }
+    if has >= serial {
+        let cause = format!("nodes that have it, with the serial {has}, refuse {serial}: use a higher --serial");
+        return Err(BundleError::content(path, cause));
+    }
+    let images = bundle.images()?;
     Ok(images.into_iter().flat_map(|image| image.layers).map(|(digest, _)| digest).collect())
 }
 

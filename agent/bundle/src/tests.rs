@@ -214,6 +214,14 @@ fn a_delta_leaves_out_what_the_bundle_before_had_or_left_out() {
     assert_eq!(page.matches("left out").count(), 1, "{page}");
     let (_, created) = bench.create(3, &[archive(3, &["base", "three"])], Some(&second)).unwrap();
     assert_eq!(names(&created.layers), [digest(b"three")]);
+    // Nobody can use a delta that leaves out its own layers, or that is no newer than what it leaves out.
+    let refused = |serial, from: &Path| {
+        bench.create(serial, &[archive(2, &["base", "two"])], Some(from)).map(|_| ()).unwrap_err().to_string()
+    };
+    let whole = fs::read(&first).unwrap();
+    assert!(refused(1, &first).contains("write to another file"));
+    assert_eq!(fs::read(&first).unwrap(), whole);
+    assert!(refused(1, &second).contains("use a higher --serial"));
     // The whole one and the delta of one content are the same bundle.
     let (whole, _) = bench.create(2, &[archive(2, &["base", "two"])], None).unwrap();
     let whole = Bundle::open(&whole, &whole, &bench.keys(&[PUBLIC]), NO_LIMIT).unwrap();

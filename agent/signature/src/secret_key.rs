@@ -74,7 +74,9 @@ impl SecretKey {
     pub fn read(path: &Path) -> Result<Self, SignatureError> {
         let text = text(path)?;
         let encoded = text.lines().nth(1).and_then(|line| STANDARD.decode(line.trim()).ok()).unwrap_or_default();
-        if encoded.starts_with(&ALGORITHM) && encoded.get(2..4) != Some(&NO_DERIVATION) {
+        // A public key begins as a secret one does, and is shorter.
+        let is_secret = encoded.starts_with(&ALGORITHM) && encoded.len() > HEAD_BYTES;
+        if is_secret && encoded.get(2..4) != Some(&NO_DERIVATION) {
             return Err(SignatureError::Protected { path: path.to_owned() });
         }
         Self::decode(&encoded).ok_or_else(|| SignatureError::NoSecretKey { path: path.to_owned() })
@@ -149,7 +151,7 @@ mod tests {
     fn a_protected_key_and_anything_else_are_refused_with_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let (key, _) = key_pair();
+        let (key, public) = key_pair();
         let mut encoded = STANDARD.decode(key.lines().nth(1).unwrap()).unwrap();
         encoded[2..4].copy_from_slice(b"Sc");
         let refused = |text: String| {
@@ -161,5 +163,6 @@ mod tests {
         encoded[70] ^= 1;
         assert!(refused(format!("x\n{}\n", STANDARD.encode(&encoded))).contains("no secret key"));
         assert!(refused("404".to_owned()).contains("no secret key"));
+        assert!(refused(public).contains("no secret key"));
     }
 }
