@@ -5,7 +5,7 @@
 //! (notification, BPF programs, security modules), [`attribution`] (who changes manifests), [`profiles`] (seccomp,
 //! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`services`], [`node`]
 //! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk),
-//! [`images`] (which images may be used), [`bundles`] (the keys of bundles).
+//! [`images`] (which images may be used), [`bundles`] (the keys of bundles), [`updates`] (programs that updates ask).
 
 mod attribution;
 mod bundles;
@@ -25,6 +25,7 @@ mod runtime;
 mod scratch;
 mod secrets;
 mod services;
+mod updates;
 
 use serde::Serialize;
 use std::path::PathBuf;
@@ -139,6 +140,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(secrets::examine(&config).await);
     findings.extend(images::examine(&config));
     findings.extend(bundles::examine(&config));
+    findings.extend(updates::examine(&config));
     (config, findings)
 }
 
