@@ -7,6 +7,7 @@ pub mod cluster_update;
 pub mod delta;
 pub mod file_names;
 pub mod http_schedule;
+pub mod incarnations;
 pub mod proposal;
 pub mod push;
 pub mod push_error;
@@ -20,6 +21,7 @@ use imbl::{OrdMap, OrdSet};
 
 pub use change::{ChangeKind, ManifestChange};
 use delta::Revision;
+use incarnations::Incarnations;
 use limpet_model::manifest::{Manifest, Restored};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::field_validation::{FieldValidation, FieldValidations};
@@ -77,6 +79,8 @@ pub struct SourceSnapshot {
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
     /// The source's ConfigMaps and Secrets, for its own pods.
     pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
+    /// Which of its workloads were removed and came again.
+    pub incarnations: Incarnations,
     /// `None` if the source defines its objects itself, so that one that is not in `objects` does not exist.
     /// Otherwise it fetches what its pods refer to, and only these are known not to exist.
     pub absent: Option<OrdSet<ObjectKey>>,

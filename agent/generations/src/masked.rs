@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use limpet_core::source::SourceSnapshot;
+use limpet_core::source::incarnations::Incarnations;
 
 use crate::content::{Content, same_object, same_pod};
 use crate::settings::Policy;
@@ -65,5 +66,7 @@ pub(crate) fn in_effect(raw: &SourceSnapshot, content: &Content, policy: Policy)
     }
     let rivals = raw.rivals.iter().filter(|(key, _)| content.pods.contains_key(*key));
     let rivals = rivals.map(|(key, rivals)| (key.clone(), Arc::clone(rivals))).collect();
-    SourceSnapshot { pods, objects, rivals, revision: None, ..raw.clone() }
+    // The numbers of `raw` are not those of the generation's workloads.
+    let incarnations = Incarnations::default();
+    SourceSnapshot { pods, objects, rivals, incarnations, revision: None, ..raw.clone() }
 }

@@ -43,7 +43,7 @@ pub(crate) fn job(record: &PodRecord) -> Option<&str> {
 /// have ended and are gone.
 pub(crate) fn recall<'a>(
     key: &ObjectKey,
-    spec: &WorkloadSpec,
+    (spec, hash_now): (&WorkloadSpec, &str),
     pods: impl Iterator<Item = &'a Arc<PodRecord>>,
     node_name: &str,
     now: Timestamp,
@@ -52,6 +52,10 @@ pub(crate) fn recall<'a>(
     for record in pods {
         let Some(template) = PodTemplate::of_pod(record) else { continue };
         let hash = template.hash();
+        if matches!(spec, WorkloadSpec::Job(_)) && hash != hash_now {
+            // No edit changes the template of a Job: the pod is that of an earlier Job of its name.
+            continue;
+        }
         memory.begin_revision(&hash, &template, None);
         let name = record.key.name().to_owned();
         let is_serial = |serial: &u64| match spec {

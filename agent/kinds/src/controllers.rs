@@ -65,6 +65,10 @@ struct Entry {
     /// Its pods that are observed, whether or not they are wanted.
     observed: BTreeSet<PodKey>,
     due: Option<Timestamp>,
+    /// The number that its source gave it last.
+    incarnation: Option<u64>,
+    /// Its source removed it, and has it again, since its controller last decided.
+    comes_again: bool,
 }
 
 impl Entry {
@@ -80,7 +84,15 @@ impl Entry {
             claims: BTreeMap::new(),
             observed: BTreeSet::new(),
             due: None,
+            incarnation: None,
+            comes_again: false,
         }
+    }
+
+    /// Notes which of the workloads of its name this is.
+    fn take_incarnation(&mut self, number: Option<u64>) {
+        self.comes_again |= self.incarnation.zip(number).is_some_and(|(before, now)| before != now);
+        self.incarnation = number.or(self.incarnation);
     }
 }
 
@@ -279,9 +291,15 @@ impl Controllers {
         if is_new {
             let memory = self.loaded.remove(id);
             self.counts[id.source.index()] += 1;
-            self.entries.insert(id.clone(), Entry::new(Arc::clone(&object), memory));
+            let mut entry = Entry::new(Arc::clone(&object), memory);
+            // Pods of an earlier workload of its name may not have gone yet.
+            let is_left = |pod: &Arc<ObservedPod>| adoption::workload(&pod.record).as_ref() == Some(id);
+            entry.observed = self.observed.iter().filter(|(_, pod)| is_left(pod)).map(|(key, _)| key.clone()).collect();
+            self.owners.extend(entry.observed.iter().map(|key| (key.clone(), id.clone())));
+            self.entries.insert(id.clone(), entry);
         }
         let Some(entry) = self.entries.get_mut(id) else { return };
+        entry.take_incarnation(self.sources[id.source.index()].incarnations.number(&id.key));
         let is_changed = !Arc::ptr_eq(&entry.object, &object);
         if is_changed {
             (entry.hash, entry.cause) = (hash(&object), change_cause(&object));
@@ -291,7 +309,7 @@ impl Controllers {
         match (&mut entry.memory, &self.adopted, &entry.object.workload) {
             (None, Some(adopted), Some(workload)) => {
                 let recorded = adopted.iter().filter(|record| adoption::workload(record).as_ref() == Some(id));
-                let recalled = adoption::recall(&id.key, &workload.spec, recorded, &self.node_name, now);
+                let recalled = adoption::recall(&id.key, (&workload.spec, &entry.hash), recorded, &self.node_name, now);
                 entry.memory = Some(recalled);
                 self.held.remove(id);
             }
@@ -338,8 +356,12 @@ impl Controllers {
 
     /// Has one controller decide. Returns what has to be written, if that differs from what is.
     fn decide(&mut self, id: &WorkloadId, now: Timestamp) -> Option<MemoryChange> {
-        let before = self.entries.get(id)?.memory.clone()?;
+        let entry = self.entries.get_mut(id)?;
+        let before = entry.memory.clone()?;
         let mut memory = before.clone();
+        if std::mem::take(&mut entry.comes_again) || memory.is_of_another_job(&entry.hash) {
+            memory.begin_again();
+        }
         let due = self.step(id, &mut memory, now);
         let entry = self.entries.get_mut(id)?;
         if let Some(at) = std::mem::replace(&mut entry.due, due) {

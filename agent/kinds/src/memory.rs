@@ -124,6 +124,23 @@ impl Memory {
         self.revisions.iter().find(|revision| revision.hash == hash)
     }
 
+    /// Whether it is that of another Job than the one whose template has that hash: no edit changes the template of a Job.
+    pub(crate) fn is_of_another_job(&self, hash: &str) -> bool {
+        self.job.is_some() && self.revisions.last().is_some_and(|newest| newest.hash != hash)
+    }
+
+    /// The workload was removed, and another one has its name. Jobs and CronJobs know nothing of what was before; pods
+    /// that run for ever go on, as after an edit.
+    pub(crate) fn begin_again(&mut self) {
+        if let Some(job) = &self.job {
+            // The pods of the Job before may not have gone yet, and keep their names.
+            let job = JobMemory { next_serial: job.next_serial, ..JobMemory::default() };
+            *self = Self { job: Some(job), ..Self::default() };
+        } else if self.cron.is_some() {
+            *self = Self::default();
+        }
+    }
+
     /// Makes `template` the newest revision. As in Kubernetes, one that was in effect before gets a new number, and the
     /// newest one the cause that the workload has now.
     pub(crate) fn begin_revision(&mut self, hash: &str, template: &PodTemplate, cause: Option<&str>) {

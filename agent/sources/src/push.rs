@@ -132,6 +132,7 @@ impl PushSource {
             }
             restored.pods.keys().for_each(|key| self.edits.pod(key.clone()));
             restored.objects.keys().for_each(|key| self.edits.object(key.clone()));
+            restored.objects.keys().for_each(|key| self.snapshot.incarnations.note(key, true));
             self.snapshot.pods.extend(restored.pods);
             self.snapshot.objects.extend(restored.objects);
         }

@@ -106,6 +106,7 @@ pub fn compare(before: &SourceSnapshot, after: &SourceSnapshot) -> Delta {
     let [was, is] = absent.each_mut().map(|set| set.unwrap_or(&none));
     objects.extend(was.iter().filter(|key| !is.contains(*key)).cloned());
     objects.extend(is.iter().filter(|key| !was.contains(*key)).cloned());
+    objects.extend(after.incarnations.replaced(&before.incarnations).cloned());
     let rejected = before.rejected.diff(&after.rejected).map(|item| key_of(&item).clone());
     Delta { pods, objects, rejected: rejected.collect() }
 }

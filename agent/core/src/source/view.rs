@@ -138,6 +138,7 @@ impl View {
             contents.objects.insert(object.key.clone(), Arc::clone(object));
         }
         let mut view = Self::default();
+        view.snapshot.incarnations = snapshot.incarnations.clone();
         for (name, contents) in files {
             view.restore(&name, Arc::new(contents));
         }
@@ -294,6 +295,7 @@ impl View {
             Claim::Object(key) => {
                 let owner = self.owner(&claim).and_then(|name| self.files.get(name));
                 let object = owner.and_then(|entry| entry.contents.objects.get(key)).map(Arc::clone);
+                self.snapshot.incarnations.note(key, object.is_some());
                 publish(&mut self.snapshot.objects, key, object)
             }
         };

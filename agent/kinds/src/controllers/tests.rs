@@ -196,3 +196,106 @@ fn memory_of_a_workload_that_went_while_the_agent_was_off_is_forgotten() {
     let (_, changes) = turn(&mut controllers, &file, &ObservedPods::default(), None);
     assert_eq!(changes, [MemoryChange { id, memory: None }]);
 }
+
+fn job() -> Value {
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "web"},
+        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "i:1"}]}}},
+    })
+}
+
+/// The pods as they are observed when they have succeeded.
+fn succeeded(snapshot: &SourceSnapshot) -> ObservedPods {
+    let ended = ready(snapshot).pods.into_iter().map(|(key, pod)| {
+        let mut pod = ObservedPod::clone(&pod);
+        pod.status.phase = Some("Succeeded".to_owned());
+        (key, Arc::new(pod))
+    });
+    ObservedPods::new(ended.collect())
+}
+
+/// A Job that has finished, with its pod.
+fn finished(controllers: &mut Controllers, source: &mut Source) -> (Arc<SourceSnapshot>, ObservedPods) {
+    let file = source.write(&job());
+    let (wanted, _) = turn(controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let ended = succeeded(&wanted);
+    let (ended_pods, changes) = turn(controllers, &file, &ended, None);
+    let memory = changes[0].memory.clone().unwrap();
+    assert!(memory.job.unwrap().finished.is_some() && ended_pods.pods.values().all(|record| record.has_ended()));
+    (wanted, ended)
+}
+
+fn names(snapshot: &SourceSnapshot) -> Vec<&str> {
+    snapshot.pods.keys().map(PodKey::name).collect()
+}
+
+#[test]
+fn a_job_that_was_removed_and_comes_at_once_runs_again() {
+    let mut edited = job();
+    edited["spec"]["backoffLimit"] = json!(3);
+    for document in [job(), edited] {
+        let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+        let (first, ended) = finished(&mut controllers, &mut source);
+        // The snapshot without it is never seen.
+        source.remove();
+        let file = source.write(&document);
+        let (again, changes) = turn(&mut controllers, &file, &ended, None);
+        assert!(again.pods.len() == 1 && names(&again) != names(&first), "{:?}", again.pods);
+        assert_eq!(changes.len(), 1);
+        let (same, changes) = turn(&mut controllers, &file, &ended, None);
+        assert!(Arc::ptr_eq(&same, &again) && changes.is_empty(), "it begins once");
+    }
+}
+
+#[test]
+fn an_edit_of_a_job_does_not_run_it_again() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    let (first, ended) = finished(&mut controllers, &mut source);
+    let mut document = job();
+    document["spec"]["backoffLimit"] = json!(3);
+    let (same, changes) = turn(&mut controllers, &source.write(&document), &ended, None);
+    assert_eq!((names(&same), changes.len()), (names(&first), 0));
+}
+
+#[test]
+fn a_job_with_another_template_than_the_remembered_one_runs_again() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    let (first, ended) = finished(&mut controllers, &mut source);
+    let (id, _, memory) = controllers.workloads().next().unwrap();
+    let mut again = Controllers::new(NODE, zones, [(id.clone(), memory.clone())]);
+    source.remove();
+    let mut document = job();
+    document["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
+    let (wanted, _) = turn(&mut again, &source.write(&document), &ended, Some(Vec::new()));
+    assert!(wanted.pods.len() == 1 && names(&wanted) != names(&first), "{:?}", wanted.pods);
+}
+
+#[test]
+fn a_job_does_not_count_the_pods_of_the_one_before_of_its_name() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    // Another workload stays, so that pods continue to be observed.
+    let read =
+        manifest::read(job().to_string().replace("web", "other").as_bytes(), "other.yaml", SourceKind::File, NODE);
+    source.0.accept(&Arc::from("other.yaml"), read, Default::default);
+    let file = source.write(&job());
+    let (first, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let ended = succeeded(&first);
+    turn(&mut controllers, &file, &ended, None);
+    turn(&mut controllers, &source.remove(), &ended, None);
+    let (again, _) = turn(&mut controllers, &source.write(&job()), &ended, None);
+    assert!(again.pods.len() == 2 && names(&again) != names(&first), "{:?}", names(&again));
+}
+
+#[test]
+fn without_memory_a_job_has_no_pods_of_another_template() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    let mut document = job();
+    let (first, _) = turn(&mut controllers, &source.write(&document), &ObservedPods::default(), Some(Vec::new()));
+    source.remove();
+    document["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
+    let file = source.write(&document);
+    let mut again = Controllers::new(NODE, zones, []);
+    let running = first.pods.values().cloned().collect();
+    let (wanted, _) = turn(&mut again, &file, &succeeded(&first), Some(running));
+    assert!(wanted.pods.len() == 1 && names(&wanted) != names(&first), "{:?}", names(&wanted));
+}

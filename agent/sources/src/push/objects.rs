@@ -29,6 +29,7 @@ impl PushSource {
         self.commit(&record.key, Some(vec![record.manifest()]), None).await?;
         self.edits.object(record.key.clone());
         self.snapshot.objects.insert(record.key.clone(), Arc::clone(&record));
+        self.snapshot.incarnations.note(&record.key, true);
         self.publish(None, publish);
         Ok(Stored { record, verb })
     }
@@ -42,6 +43,7 @@ impl PushSource {
         self.commit(&key, None, None).await?;
         self.edits.object(key.clone());
         self.snapshot.objects.remove(&key);
+        self.snapshot.incarnations.note(&key, false);
         self.publish(None, publish);
         let staying = self.snapshot.pods.values().filter(|pod| !self.terminating.contains(&pod.key));
         let referring = staying.filter(|pod| references(pod).contains(&key));

@@ -262,6 +262,29 @@ async fn objects_are_stored_as_pods_are_and_report_the_pods_that_refer_to_them()
 }
 
 #[tokio::test]
+async fn a_job_that_is_deleted_and_applied_again_is_another_one() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    let key = ObjectKey::new(ObjectKind::Job, "default", "build");
+    let pod = "{restartPolicy: Never, containers: [{name: a, image: i}]}";
+    let job = |limit: u32| {
+        let spec = format!("{{backoffLimit: {limit}, template: {{spec: {pod}}}}}");
+        format!("{{apiVersion: batch/v1, kind: Job, metadata: {{name: build}}, spec: {spec}}}").into_bytes()
+    };
+    let number = |bench: &Bench| bench.snapshot().incarnations.number(&key);
+    assert_eq!(bench.put_object(key.clone(), job(1)).await, Ok(Verb::Created));
+    assert_eq!(bench.put_object(key.clone(), job(2)).await, Ok(Verb::Configured));
+    assert_eq!(number(&bench), Some(1));
+    bench.delete_object(key.clone()).await.unwrap();
+    assert_eq!(bench.put_object(key.clone(), job(2)).await, Ok(Verb::Created));
+    assert_eq!(number(&bench), Some(2));
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(number(&bench), Some(1), "an agent that starts numbers them anew");
+    bench.stop().await;
+}
+
+#[tokio::test]
 async fn an_invalid_object_is_rejected_with_the_reason() {
     let mut bench = Bench::new();
     bench.start().await;

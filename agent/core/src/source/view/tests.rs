@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
+use crate::source::delta;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::qos::QosClass;
@@ -250,4 +251,38 @@ fn a_rejected_document_keeps_its_last_good_pod_and_a_missing_one_is_removed() {
         Contents::default,
     );
     assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
+}
+
+fn job(limit: u32) -> Manifest {
+    let text = format!(
+        "{{apiVersion: batch/v1, kind: Job, metadata: {{name: build}}, spec: {{backoffLimit: {limit}, template: {{spec: \
+         {{restartPolicy: Never, containers: [{{name: a, image: 'i:1'}}]}}}}}}}}"
+    );
+    limpet_model::manifest::read(text.as_bytes(), "f", SourceKind::File, "node")
+}
+
+#[test]
+fn a_workload_that_is_removed_and_comes_again_is_another_one() {
+    let (mut view, [file, other]) = (View::default(), ["f", "g"].map(Arc::<str>::from));
+    let key = ObjectKey::new(ObjectKind::Job, "default", "build");
+    let publish = |view: &mut View| {
+        view.finish_update(true, Health::Good);
+        view.snapshot()
+    };
+    view.accept(&file, job(1), Contents::default);
+    let first = publish(&mut view).incarnations.number(&key);
+    view.accept(&file, job(2), Contents::default);
+    assert_eq!((first, publish(&mut view).incarnations.number(&key)), (Some(1), Some(1)), "an edit");
+    view.remove(&file);
+    view.accept(&other, job(2), Contents::default);
+    let moved = publish(&mut view);
+    assert_eq!(moved.incarnations.number(&key), first, "it was never missing");
+    view.remove(&other);
+    assert_eq!(publish(&mut view).incarnations.number(&key), None);
+    view.accept(&other, job(2), Contents::default);
+    let again = publish(&mut view);
+    assert_eq!(again.incarnations.number(&key), Some(2));
+    assert_eq!((&moved.objects, delta::compare(&moved, &again).objects), (&again.objects, vec![key.clone()]));
+    let rebuilt = publish(&mut View::from_snapshot(&again));
+    assert_eq!(rebuilt.incarnations.number(&key), Some(2));
 }
