@@ -39,12 +39,6 @@ const ON_PURPOSE: &[Known] = &[
     ("", "environment", "KUBERNETES_", "there is no apiserver to reach"),
     ("", "files", "/var/run/secrets/kubernetes.io/serviceaccount", "only an apiserver issues tokens"),
     ("", "labels", "pod-template-generation=", "the number of an object that an apiserver has; deprecated since 1.10"),
-    (
-        "",
-        "labels",
-        "job-index-failure-count=",
-        "the note of a controller to itself, which limpet keeps in its database",
-    ),
     ("daemon-of-other-nodes", "", "agent-SUFFIX", "the pod is there, and waits for the node to have the labels"),
 ];
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use limpet_model::object::workload::labels::INDEX;
+use limpet_model::object::workload::labels::{INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES};
 use limpet_model::object::workload::{PodTemplate, WorkloadSpec, incarnation_uid};
 use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::pod::PodRecord;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cron_job::scheduled;
 use crate::id::WorkloadId;
-use crate::memory::{CronMemory, JobMemory, MadeJob, Memory, Task, WantedPod};
+use crate::memory::{CronMemory, IndexFailures, JobMemory, MadeJob, Memory, Task, WantedPod};
 use crate::pods::replica_name;
 
 /// Whether the pod is one of a workload.
@@ -78,7 +78,14 @@ pub(crate) fn recall<'a>(
 fn task(record: &PodRecord) -> Option<Task> {
     let labels = record.pod.metadata.labels.as_ref();
     let index = labels.and_then(|labels| labels.get(INDEX)?.parse().ok());
-    Some(Task { job: job(record)?.to_owned(), index, end: None })
+    Some(Task { job: job(record)?.to_owned(), index, failures: failures(record), end: None })
+}
+
+/// The failures of the pod's index before it, according to the pod.
+fn failures(record: &PodRecord) -> Option<IndexFailures> {
+    let annotations = record.pod.metadata.annotations.as_ref()?;
+    let number = |name: &str| annotations.get(name)?.parse().ok();
+    Some(IndexFailures { counted: number(INDEX_FAILURES)?, ignored: number(INDEX_IGNORED_FAILURES).unwrap_or(0) })
 }
 
 /// The Jobs that the pods belong to, so that their runs do not happen again.

@@ -15,7 +15,7 @@ pub(crate) use seen::Seen;
 
 use crate::clock::{Clock, earlier};
 use crate::facts::Facts;
-use crate::memory::{End, Failures, JobMemory, Task, Verdict, WantedPod};
+use crate::memory::{End, Failures, IndexFailures, JobMemory, Task, Verdict, WantedPod};
 use crate::notice::Notices;
 use crate::pods::task_name;
 use crate::situation;
@@ -320,8 +320,16 @@ impl JobStep<'_> {
             }
         };
         self.notices.normal(key, "SuccessfulCreate", format!("Created pod: {name}"));
-        let task = Some(Task { job: key.name.to_string(), index, end: None });
+        let task = Some(Task { job: key.name.to_string(), index, failures: self.failures_before(index), end: None });
         self.pods.push(WantedPod { name, hash: hash.to_owned(), serial, made: clock.now, task });
+    }
+
+    /// How often the index has failed so far, where failures are limited for each index.
+    fn failures_before(&self, index: Option<u32>) -> Option<IndexFailures> {
+        let index = index.filter(|_| self.situation.spec.backoff_limit_per_index.is_some())?;
+        let failures = self.memory.index_failures.get(&index).copied().unwrap_or_default();
+        let ignored = failures.count.saturating_sub(failures.counted);
+        Some(IndexFailures { counted: failures.counted, ignored })
     }
 
     fn remove(&mut self, names: &BTreeSet<String>) {

@@ -32,7 +32,8 @@ pub use adoption::has_workload;
 pub use controllers::{Controllers, Zones};
 pub use id::WorkloadId;
 pub use memory::{
-    CronMemory, End, Failures, JobMemory, MadeJob, Memory, MemoryChange, Revision, Task, Verdict, WantedPod,
+    CronMemory, End, Failures, IndexFailures, JobMemory, MadeJob, Memory, MemoryChange, Revision, Task, Verdict,
+    WantedPod,
 };
 pub use notice::Notice;
 pub use progress::Progress;

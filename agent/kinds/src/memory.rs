@@ -85,9 +85,22 @@ pub struct Task {
     /// Its completion index, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
+    /// The failures of its index before it, where these are limited for each index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures: Option<IndexFailures>,
     /// How it has ended, once that was counted. It does not run again, whatever is left of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
+}
+
+/// How often an index had failed when a pod was made for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IndexFailures {
+    /// Those that count.
+    pub counted: u32,
+    /// Those that the policy for failed pods ignores.
+    pub ignored: u32,
 }
 
 /// How a Job's pod has ended.

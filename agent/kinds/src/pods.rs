@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use limpet_model::object::workload::labels::{INDEX, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS};
+use limpet_model::object::workload::labels::{
+    INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS,
+};
 use limpet_model::object::workload::{Additions, WorkloadSpec, incarnation_uid, pod_name, suffix, uid};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet_model::pod::{Fault, PodRecord};
 use limpet_model::source::SourceKind;
 
-use crate::memory::{Revision, Task, WantedPod};
+use crate::memory::{IndexFailures, Revision, Task, WantedPod};
 
 /// The name of a replica: `web-<hash>-<suffix>` for a Deployment, otherwise `web-<suffix>`.
 pub(crate) fn replica_name(node_name: &str, key: &ObjectKey, hash: &str, serial: u64) -> String {
@@ -125,6 +127,12 @@ fn of_task(owner: &ObjectRecord, task: &Task, source: SourceKind, node_name: &st
     if let Some(index) = task.index {
         added.labels.insert(INDEX, index.to_string());
         added.annotations.insert(INDEX, index.to_string());
+        if let Some(IndexFailures { counted, ignored }) = task.failures {
+            added.annotations.insert(INDEX_FAILURES, counted.to_string());
+            if ignored > 0 {
+                added.annotations.insert(INDEX_IGNORED_FAILURES, ignored.to_string());
+            }
+        }
         added.host_name = Some(format!("{}-{index}", task.job));
         added.index_variable = true;
     }

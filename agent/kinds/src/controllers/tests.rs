@@ -7,6 +7,7 @@ use limpet_model::manifest;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::memory::IndexFailures;
 
 const NODE: &str = "edge1";
 
@@ -284,6 +285,30 @@ fn a_job_does_not_count_the_pods_of_the_one_before_of_its_name() {
     turn(&mut controllers, &source.remove(), &ended, None);
     let (again, _) = turn(&mut controllers, &source.write(&job()), &ended, None);
     assert!(again.pods.len() == 2 && names(&again) != names(&first), "{:?}", names(&again));
+}
+
+#[test]
+fn the_failures_of_an_index_are_an_annotation_also_without_memory() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    let mut document = job();
+    let limits = [("completions", json!(1)), ("completionMode", json!("Indexed")), ("backoffLimitPerIndex", json!(2))];
+    limits.into_iter().for_each(|(field, value)| document["spec"][field] = value);
+    let file = source.write(&document);
+    turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let (id, _, memory) = controllers.workloads().next().unwrap();
+    let mut memory = memory.clone();
+    let failures = IndexFailures { counted: 2, ignored: 1 };
+    memory.pods[0].task.as_mut().unwrap().failures = Some(failures);
+    let mut controllers = Controllers::new(NODE, zones, [(id.clone(), memory)]);
+    let (wanted, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let pods: Vec<Arc<PodRecord>> = wanted.pods.values().cloned().collect();
+    let annotations = pods[0].pod.metadata.annotations.as_ref().unwrap();
+    let value = |name: &str| annotations[&format!("batch.kubernetes.io/job-index-{name}-count")].as_str();
+    assert_eq!((value("failure"), value("ignored-failure")), ("2", "1"));
+    let mut again = Controllers::new(NODE, zones, []);
+    let (recalled, _) = turn(&mut again, &file, &ObservedPods::default(), Some(pods.clone()));
+    assert_eq!(recalled.pods.len(), 1);
+    assert!(recalled.pods.values().all(|record| record.fingerprint == pods[0].fingerprint), "{:?}", recalled.pods);
 }
 
 #[test]

@@ -116,6 +116,13 @@ impl Scene {
         open.filter_map(|pod| pod.task.as_ref().unwrap().index).collect()
     }
 
+    /// The failures of the index, counted and ignored, that its pod was made with.
+    fn failures(&self, index: u32) -> Option<(u32, u32)> {
+        let mut open = self.pods.iter().filter(|pod| !has_end(pod)).filter_map(|pod| pod.task.as_ref());
+        let failures = open.find(|task| task.index == Some(index)).unwrap().failures;
+        failures.map(|failures| (failures.counted, failures.ignored))
+    }
+
     fn pass(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
     }
@@ -237,11 +244,13 @@ fn indexes_fail_one_by_one() {
     });
     let mut scene = Scene::new(fields);
     scene.run();
+    assert_eq!(scene.failures(0), Some((0, 0)));
     scene.end(Some(0), 1);
     scene.run();
     assert_eq!(scene.indexes(), [1, 2]);
     scene.pass(10);
     scene.run();
+    assert_eq!((scene.failures(0), scene.failures(1)), (Some((1, 0)), Some((0, 0))));
     scene.end(Some(0), 1);
     scene.run();
     scene.pass(1_000);
@@ -313,6 +322,7 @@ fn the_policy_says_what_a_failure_means() {
     scene.pass(10);
     scene.run();
     assert_eq!(scene.indexes(), [1, 0]);
+    assert_eq!((scene.failures(0), scene.failures(1)), (Some((0, 1)), Some((0, 0))));
 }
 
 #[test]

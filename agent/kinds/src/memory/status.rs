@@ -93,7 +93,7 @@ mod tests {
             "name": "j-a", "hash": "h", "serial": 0, "made": at(0),
         }))
         .unwrap();
-        let task = Task { job: "j".to_owned(), index: None, end: Some(End::Failed) };
+        let task = Task { job: "j".to_owned(), index: None, failures: None, end: Some(End::Failed) };
         let ended = WantedPod { task: Some(task), ..pod.clone() };
         let running = JobMemory {
             failed: 1,

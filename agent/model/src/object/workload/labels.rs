@@ -6,6 +6,10 @@ pub const TEMPLATE_HASH: &str = "pod-template-hash";
 pub const REVISION_HASH: &str = "controller-revision-hash";
 /// The label and annotation with a pod's completion index.
 pub const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// The annotation with the failures of a pod's index before it, where these are limited for each index.
+pub const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+/// The same for failures that the policy ignores.
+pub const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 /// The environment variable with the index.
 pub const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
 /// The labels with the name of a pod's Job; the second is that of before Kubernetes 1.27.

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::labels::{INDEX, INDEX_VARIABLE, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS};
+use super::labels::{
+    INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES, INDEX_VARIABLE, NAMES, POD_INDEX, POD_NAME, REVISION_HASH,
+    TEMPLATE_HASH, UIDS,
+};
 use crate::object::key::ObjectKey;
 use crate::pod::identity::OWNER_ANNOTATION;
 use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
@@ -28,6 +31,9 @@ const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
 /// The labels that controllers add.
 const ADDED_LABELS: [&str; 9] =
     [TEMPLATE_HASH, REVISION_HASH, NAMES[0], NAMES[1], UIDS[0], UIDS[1], INDEX, POD_NAME, POD_INDEX];
+
+/// The annotations that a Job's controller adds to a pod with an index.
+const INDEX_ANNOTATIONS: [&str; 3] = [INDEX, INDEX_FAILURES, INDEX_IGNORED_FAILURES];
 
 /// The name of the claim that a pod of a StatefulSet has as `volume`.
 pub(super) fn claim_name(volume: &str, pod: &str) -> String {
@@ -143,11 +149,11 @@ impl PodTemplate {
         let pod: Value = serde_json::from_slice(&record.manifest).ok()?;
         let mut template = Self::new(&pod);
         template.annotations.remove(OWNER_ANNOTATION)?;
-        template.annotations.remove(INDEX);
         let is_indexed = template.labels.contains_key(INDEX);
         let is_of_set = template.labels.contains_key(POD_NAME);
         ADDED_LABELS.iter().for_each(|label| drop(template.labels.remove(*label)));
         if is_indexed {
+            INDEX_ANNOTATIONS.iter().for_each(|annotation| drop(template.annotations.remove(*annotation)));
             template.forget_index();
         }
         if let (true, Some(spec)) = (is_of_set, template.spec.as_object_mut()) {

@@ -375,7 +375,9 @@ fn what_a_pod_has_by_its_index_or_ordinal_is_none_of_its_template() {
     }));
     let added = Additions {
         labels: [(labels::INDEX, "3".to_owned()), (labels::NAMES[0], "web".to_owned())].into(),
-        annotations: [(labels::INDEX, "3".to_owned())].into(),
+        annotations: [labels::INDEX, labels::INDEX_FAILURES, labels::INDEX_IGNORED_FAILURES]
+            .map(|annotation| (annotation, "3".to_owned()))
+            .into(),
         host_name: Some("web-3".to_owned()),
         index_variable: true,
         ..Additions::default()
