@@ -20,6 +20,8 @@ pub struct FakeBackend(Arc<Mutex<FakeKernel>>);
 pub struct FakeKernel {
     /// The rules in effect.
     pub rules: Option<Ruleset>,
+    /// How often they have changed.
+    pub changes: u64,
     /// The addresses that were saved.
     pub book: Book,
     /// How many of the next calls fail.
@@ -50,6 +52,7 @@ impl FakeKernel {
         }
         self.refuse()?;
         self.rules = Some(rules);
+        self.changes += 1;
         Ok(())
     }
 
@@ -59,6 +62,7 @@ impl FakeKernel {
         }
         self.refuse()?;
         self.rules = None;
+        self.changes += 1;
         Ok(true)
     }
 }

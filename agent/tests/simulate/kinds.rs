@@ -1,6 +1,7 @@
 //! Lives of a node whose pods are those of workloads: what their controllers must never do, and what they must have done
 //! at the end.
 
+mod glimpse;
 mod made;
 mod runs;
 mod served;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 
 use crate::agent::{Agent, NODE, pass};
 use crate::run::Report;
+use glimpse::Glimpse;
 use made::{Focus, Made};
 use runs::Runs;
 use served::Served;
@@ -74,6 +76,8 @@ struct Node {
     forgot: bool,
     /// An exit may have been lost with the machine, or be that of an evicted pod.
     lost_exits: bool,
+    /// What was looked at last.
+    glimpse: Option<Glimpse>,
 }
 
 impl Node {
@@ -102,6 +106,7 @@ impl Node {
             clock_is_set: false,
             forgot: false,
             lost_exits: false,
+            glimpse: None,
         };
         if node.rng.bool() {
             node.set_clock();
@@ -342,11 +347,26 @@ impl Node {
     /// Lets time pass, and looks for what must never be.
     async fn pass(&mut self, time: Duration) {
         let end = Instant::now() + time;
+        // The step before may have changed what has to be.
+        self.glimpse = None;
         while Instant::now() < end {
             pass(&self.world, GLANCE.min(end - Instant::now())).await;
-            self.glance();
-            self.look_at_services();
+            if self.sees_news() {
+                self.glance();
+                self.look_at_services();
+            }
         }
+    }
+
+    /// Whether anything is different from when it was looked at last. Most looks of a life would see the same.
+    fn sees_news(&mut self) -> bool {
+        let is_lenient = Instant::now() <= self.lenient_until;
+        let is_settled = self.served.is_settled();
+        let changes = (self.world().steps, self.served.backend.kernel().changes);
+        let glimpse = Glimpse::new(self.agent.as_ref(), changes, is_lenient);
+        let is_new = !is_settled || self.glimpse.as_ref() != Some(&glimpse);
+        self.glimpse = Some(glimpse);
+        is_new
     }
 
     /// The rules of Services are those of the ready pods, whenever the agent has done what it can.

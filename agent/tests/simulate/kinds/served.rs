@@ -87,6 +87,11 @@ impl Served {
         }
     }
 
+    /// Whether the rules do not change before something else does.
+    pub(super) fn is_settled(&self) -> bool {
+        self.backend.kernel().refusals == 0 && !self.may_be_late() && self.left.is_none()
+    }
+
     fn may_be_late(&self) -> bool {
         self.refused_until.is_some_and(|until| Instant::now() < until)
     }

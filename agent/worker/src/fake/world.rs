@@ -120,6 +120,8 @@ pub struct World {
     pub violations: Vec<String>,
     /// Every step, for `--trace`.
     pub trace: Option<Vec<String>>,
+    /// How many steps there have been.
+    pub steps: u64,
     /// Processes that will exit by themselves: time, PID and code.
     due: Vec<(Instant, u32, i32)>,
     /// Notified when a process will exit earlier than known before.
@@ -201,6 +203,7 @@ impl World {
             judged: true,
             violations: Vec::new(),
             trace: trace.then(Vec::new),
+            steps: 0,
             due: Vec::new(),
             due_changed: Arc::default(),
             calm: false,
@@ -259,8 +262,9 @@ impl World {
 
     /// Records a step for the trace.
     pub fn note(&mut self, step: impl FnOnce() -> String) {
-        let at = self.begun.elapsed();
+        self.steps += 1;
         if let Some(trace) = &mut self.trace {
+            let at = self.begun.elapsed();
             trace.push(format!("{:>10.3}s  {}", at.as_secs_f64(), step()));
         }
     }
