@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{View, Views};
 
+/// The section with what is in `/dev`.
+const DEVICES: &str = "devices";
+
 /// The differences of two views, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
@@ -87,6 +90,27 @@ fn is_of_pod(name: &str) -> bool {
 /// An intended difference: the prefix of the view's name (of a pod `pod`, of a container `pod/container`), section,
 /// part of the line, and why.
 pub type Known = (&'static str, &'static str, &'static str, &'static str);
+
+/// The device of a line of the section `devices`; `None` for a link.
+fn device(line: &str) -> Option<&str> {
+    line.split_once(' ').filter(|(_, what)| what.contains("special file")).map(|(path, _)| path)
+}
+
+/// Leaves out the devices that only one of the two machines has: the one on which kubelet's views were recorded, and this
+/// one, which has those for which `exists` says so. Kernels differ in them, and a privileged container has all.
+pub fn retain_common_devices(kubelet: &mut Views, limpet: &mut Views, exists: impl Fn(&str) -> bool) {
+    let devices = |views: &Views| -> BTreeSet<String> {
+        let lines = views.values().filter_map(|view| view.get(DEVICES)).flatten();
+        lines.filter_map(|line| device(line)).map(str::to_owned).collect()
+    };
+    let recorded = devices(kubelet);
+    let is_common = |line: &String| device(line).is_none_or(|path| recorded.contains(path) && exists(path));
+    for view in kubelet.values_mut().chain(limpet.values_mut()) {
+        if let Some(lines) = view.get_mut(DEVICES) {
+            lines.retain(is_common);
+        }
+    }
+}
 
 /// What differs from kubelet's views without being intended.
 pub fn differing(kubelet: &Views, limpet: &Views, on_purpose: &[Known]) -> Vec<String> {
@@ -183,6 +207,20 @@ mod tests {
         let text = written(&views).unwrap();
         assert_eq!(read(&text).unwrap(), views);
         assert!(!text.lines().nth(1).unwrap().contains("A=1"), "what is as in the first is not repeated: {text}");
+    }
+
+    #[test]
+    fn devices_that_one_machine_lacks_are_not_compared() {
+        let line = |name: &str| format!("/dev/{name} character special file 644 0:0 a:1");
+        let views = |names: &[&str]| {
+            let lines: Vec<String> =
+                names.iter().map(|name| line(name)).chain(["/dev/fd symbolic link".into()]).collect();
+            Views::from([("a/main".to_owned(), View::from([("devices".to_owned(), lines)]))])
+        };
+        let (mut kubelet, mut limpet) = (views(&["autofs", "fuse", "kmsg"]), views(&["fuse", "new"]));
+        retain_common_devices(&mut kubelet, &mut limpet, |path| path != "/dev/autofs");
+        assert_eq!((&kubelet, &limpet), (&views(&["fuse", "kmsg"]), &views(&["fuse"])));
+        assert_eq!(differing(&kubelet, &limpet, &[]), [format!("a/main devices: - {}", line("kmsg"))]);
     }
 
     #[test]
