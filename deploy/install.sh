@@ -130,13 +130,14 @@ install_configuration() {
 }
 
 # Lines of a starter that keep what its program prints in /var/log, because OpenRC and init throw it away. A file that has
-# grown is put aside at a start; logrotate, where it is installed, does so in between.
+# grown is put aside at a start; logrotate, where it is installed, does so in between. The file is for root alone, because
+# output of hooks may have secrets, and a program whose log cannot be written starts without one.
 keep_log() {
     case $init in
     openrc | inittab)
         say "log=/var/log/$1.log"
         say 'if [ -f "$log" ] && [ "$(wc -c < "$log")" -gt 1048576 ]; then mv -f "$log" "$log.1"; fi'
-        say 'exec >> "$log" 2>&1'
+        say 'if (umask 077 && true >> "$log") 2> /dev/null; then exec >> "$log" 2>&1; fi'
         ;;
     esac
 }

@@ -305,12 +305,19 @@ fn openrc_supervises_what_is_installed_and_starts_it_at_boot(node: &mut TestNode
     wait::until_true(LIMIT, "another start of the agent", || starts().is_ok_and(|starts| starts > before_kill))?;
     booted.wait_serving()?;
 
-    // A boot starts both by the runlevel. A log that has grown was put aside.
+    let mode = fs::metadata(system.root.join("var/log/limpet.log"))?.permissions().mode();
+    ensure!(mode & 0o777 == 0o600, "others may read the log: {mode:o}");
+
+    // A boot starts both by the runlevel. A log that has grown was put aside, and one that cannot be written stops nothing.
     drop(booted);
+    let unwritable = system.root.join("var/log/limpet-containerd.log");
+    fs::remove_file(&unwritable)?;
+    fs::create_dir(&unwritable)?;
     system.write("var/log/limpet.log", &"a line\n".repeat(200_000), 0o644)?;
     let booted = Booted::boot(node, &system)?;
     booted.wait_serving()?;
     ensure!(system.read("var/log/limpet.log.1")?.starts_with("a line\n") && starts()? == 1);
+    fs::remove_dir(&unwritable)?;
     booted.uninstall(&before)
 }
 
