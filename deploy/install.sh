@@ -238,6 +238,8 @@ install_openrc() {
         openrc_service limpet "limpet" "$prefix/bin/start-limpet" "use containerd; after containerd localmount"
     fi
     rc-update add limpet default
+    # OpenRC compares times to notice new services: seconds, by a clock that may be wrong.
+    rc-update --update
     [ "$start" = no ] || {
         ! has_record runtime || rc-service limpet-containerd restart
         rc-service limpet restart
