@@ -1,5 +1,5 @@
-//! What must hold for any file that is said to be a bundle, for the fuzz targets. Nothing is believed of what no key has signed,
-//! and what a holder of a key has signed is read within limits, or refused with a reason.
+//! What must hold for any file that is offered as a bundle, for the fuzz targets: a file without a valid signature is
+//! refused, and what the holder of a key has signed is read within limits, or refused with a reason.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -47,7 +47,7 @@ pub fn check_file(bytes: &[u8]) {
     let announced = Announcement::read(bytes, &keys);
     match Bundle::open(&file.path(), Path::new(SHOWN), &keys, LIMIT) {
         Ok(bundle) => {
-            let Some(announced) = announced else { panic!("a signed bundle says nothing of itself") };
+            let Some(announced) = announced else { panic!("a signed bundle has no announcement") };
             let rollout = bundle.config.rollout;
             assert_eq!((announced.serial, announced.rollout), (bundle.config.serial, rollout), "another is announced");
             let foreseen = announced.foresee(Some(&bundle.identity), NodePlace::new(SHOWN));
@@ -71,7 +71,7 @@ pub fn check_documents(bytes: &[u8]) {
     }
 }
 
-/// A bundle of these documents, whose signature says nothing.
+/// A bundle of these documents, whose signature is not valid.
 pub(crate) fn unsigned(lines: &[&[u8]]) -> Result<MemoryFile, BundleError> {
     let path = Path::new(SHOWN);
     let written = MemoryFile::new(&envelope::unsigned()).map_err(BundleError::io("write", path))?;

@@ -33,7 +33,7 @@ fn header() -> [u8; HEADER_BYTES] {
     *header.as_bytes()
 }
 
-/// The first bytes of a bundle whose signature says nothing.
+/// The first bytes of a bundle whose signature is not valid, for tests and fuzz targets.
 pub(crate) fn unsigned() -> Vec<u8> {
     let mut first = header().to_vec();
     first.resize(HEADER_BYTES + SIGNATURE_BYTES, b'\n');

@@ -93,13 +93,14 @@ pub struct Task {
     pub end: Option<End>,
 }
 
-/// How often an index had failed when a pod was made for it.
+/// How often an index had failed when a pod was made for it: the annotations `job-index-failure-count` and
+/// `job-index-ignored-failure-count`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IndexFailures {
-    /// Those that count.
+    /// Failures that count towards `backoffLimitPerIndex`.
     pub counted: u32,
-    /// Those that the policy for failed pods ignores.
+    /// Failures that `podFailurePolicy` ignores.
     pub ignored: u32,
 }
 
