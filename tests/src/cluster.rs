@@ -362,14 +362,9 @@ impl Cluster {
             "data": { "ca.crt": fs::read_to_string(self.authority())? },
         });
         for (kind, object) in [("serviceaccounts", account), ("configmaps", map)] {
-            let path = format!("/api/v1/namespaces/default/{kind}");
             let name = object["metadata"]["name"].as_str().context("no name")?;
-            let is_there = || anyhow::Ok(self.get(&format!("{path}/{name}"))?.is_some());
-            if !is_there()? {
-                let created = self.create(&path, &object);
-                // Another test may have created it.
-                ensure!(created.is_ok() || is_there()?, "{created:?}");
-            }
+            // Another test may create it at the same time.
+            self.apply(&format!("/api/v1/namespaces/default/{kind}/{name}"), &object)?;
         }
         Ok(())
     }

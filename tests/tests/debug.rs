@@ -107,11 +107,8 @@ fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     let program = tools::on_path("kubectl").context("no kubectl")?;
     let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
-    let (accounts, pods) = ("/api/v1/namespaces/default/serviceaccounts", "/api/v1/namespaces/default/pods");
-    if cluster.get(&format!("{accounts}/default"))?.is_none() {
-        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
-        cluster.create(accounts, &account)?;
-    }
+    cluster.add_account()?;
+    let pods = "/api/v1/namespaces/default/pods";
     let name = node.full_name("web");
     let bound = json!({ "metadata": { "name": name }, "spec": { "nodeName": node.name(), "automountServiceAccountToken": false } });
     cluster.create(pods, &with(simple("web", IDLE), bound))?;

@@ -92,13 +92,12 @@ fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let volumes = json!([{ "name": "data", "emptyDir": {} }]);
     node.apply(&pod("talker", json!({ "containers": [with(shell("main", talks), mounts)], "volumes": volumes })))?;
 
-    let (accounts, pods) = ("/api/v1/namespaces/default/serviceaccounts", "/api/v1/namespaces/default/pods");
     // No controller creates the ConfigMap that would come with its token.
-    let account = json!({ "metadata": { "name": "default" }, "automountServiceAccountToken": false });
-    match cluster.get(&format!("{accounts}/default"))? {
-        None => cluster.create(accounts, &account)?,
-        Some(_) => cluster.patch(&format!("{accounts}/default"), &account)?,
-    }
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" }, "automountServiceAccountToken": false,
+    });
+    cluster.apply("/api/v1/namespaces/default/serviceaccounts/default", &account)?;
+    let pods = "/api/v1/namespaces/default/pods";
     let patient = json!({ "metadata": { "name": node.full_name("patient") }, "spec": { "nodeName": node.name() } });
     cluster.create(pods, &with(simple("patient", IDLE), patient))?;
     for name in ["web", "shell", "reader", "patient", "talker"] {

@@ -154,9 +154,7 @@ fn create_objects(cluster: &Cluster) -> Result<()> {
         ("/apis/node.k8s.io/v1/runtimeclasses".to_owned(), RUNTIME_CLASS),
     ] {
         let object: Value = serde_json::from_str(object)?;
-        if cluster.get(&format!("{path}/view"))?.is_none() {
-            cluster.create(&path, &object)?;
-        }
+        cluster.apply(&format!("{path}/view"), &object)?;
     }
     Ok(())
 }

@@ -67,11 +67,7 @@ fn name(node: &TestNode) -> String {
 
 /// Creates the CSIDriver object, and what every pod needs.
 fn describe(node: &TestNode, cluster: &Cluster, spec: &Value) -> Result<()> {
-    let account = "/api/v1/namespaces/default/serviceaccounts";
-    if cluster.get(&format!("{account}/default"))?.is_none() {
-        let document = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
-        cluster.create(account, &document)?;
-    }
+    cluster.add_account()?;
     let metadata = json!({ "name": name(node) });
     let document =
         json!({ "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": metadata, "spec": spec });

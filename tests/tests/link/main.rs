@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 /// Opens the cluster to every address, and lays a line to it for a node that has not joined.
 fn lay(node: &mut TestNode) -> Result<(Exclusive, Line)> {
     let cluster = cluster::exclusive_with(&["--bind-address=0.0.0.0"])?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     let line = Line::lay(node)?;
     admit(node, &cluster, &line)?;
     Ok((cluster, line))
@@ -99,22 +99,6 @@ fn join(node: &mut TestNode) -> Result<(Exclusive, Line)> {
 
 fn wait_ready(node: &TestNode, cluster: &Cluster) -> Result<()> {
     wait_node(node, cluster, "ready", |shown| condition(shown, "Ready")["status"] == "True").map(drop)
-}
-
-/// Creates what the controllers of a cluster would: the namespace's service account and the authority's certificate.
-fn with_account(cluster: &Cluster) -> Result<()> {
-    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
-    let authority = std::fs::read_to_string(cluster.authority())?;
-    let map = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kube-root-ca.crt" }, "data": { "ca.crt": authority },
-    });
-    for (kind, name, object) in [("serviceaccounts", "default", account), ("configmaps", "kube-root-ca.crt", map)] {
-        let path = format!("/api/v1/namespaces/default/{kind}");
-        if cluster.get(&format!("{path}/{name}"))?.is_none() {
-            cluster.create(&path, &object)?;
-        }
-    }
-    Ok(())
 }
 
 /// The path of the pod with this name in its manifest.
