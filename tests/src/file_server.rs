@@ -12,9 +12,9 @@ use anyhow::Result;
 struct Shared {
     content: Vec<u8>,
     version: u32,
-    /// After how many bytes the next answer ends.
+    /// The byte of the contents before which the next answer that has it ends.
     cut: Option<usize>,
-    /// The ranges and validators of the requests, each with the status of its answer.
+    /// The first bytes of the requests, each with the status of its answer.
     requests: Vec<String>,
     /// How many bytes of contents could be sent.
     sent: usize,
@@ -52,7 +52,7 @@ impl FileServer {
         self.address.port()
     }
 
-    /// Changes the contents. The next answer ends after `cut` bytes.
+    /// Changes the contents. The next answer that would have the byte `cut` ends before it.
     pub fn serve(&self, content: Vec<u8>, cut: Option<usize>) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         (shared.content, shared.cut) = (content, cut);
@@ -64,7 +64,7 @@ impl FileServer {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).sent
     }
 
-    /// `RANGE STATUS` of every request.
+    /// `FIRST-BYTE STATUS` of every request.
     pub fn requests(&self) -> Vec<String> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner).requests.clone()
     }
@@ -82,21 +82,26 @@ fn answer(mut stream: TcpStream, state: &Mutex<Shared>) -> Result<()> {
     let header = |name: &str| head.iter().find_map(|line| line.strip_prefix(name).map(str::trim));
     let mut shared = state.lock().unwrap_or_else(PoisonError::into_inner);
     let etag = format!("\"v{}\"", shared.version);
-    let range = header("range:").filter(|_| header("if-range:") == Some(&etag));
-    let from = range.and_then(|range| range.strip_prefix("bytes=")?.trim_end_matches('-').parse().ok()).unwrap_or(0);
+    // A range of another version is not sent.
+    let range = header("range:").filter(|_| header("if-range:").is_none_or(|version| version == etag));
+    let range = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
     let size = shared.content.len();
+    let from = range.and_then(|(from, _)| from.parse().ok()).unwrap_or(0).min(size);
+    let to = range.and_then(|(_, last)| last.parse().ok()).map_or(size, |last: usize| size.min(last + 1));
     let (status, fields) = if shared.content.is_empty() {
         ("404 Not Found", String::new())
     } else if header("if-none-match:") == Some(&etag) {
         ("304 Not Modified", String::new())
-    } else if from > 0 {
-        ("206 Partial Content", format!("Content-Range: bytes {from}-{}/{size}\r\n", size - 1))
+    } else if from >= to {
+        ("416 Range Not Satisfiable", String::new())
+    } else if range.is_some() {
+        ("206 Partial Content", format!("Content-Range: bytes {from}-{}/{size}\r\n", to - 1))
     } else {
         ("200 OK", String::new())
     };
-    let body = if status.starts_with('2') { shared.content[from..].to_vec() } else { Vec::new() };
+    let body = if status.starts_with('2') { shared.content[from..to].to_vec() } else { Vec::new() };
     let length = body.len();
-    let sent = shared.cut.take().map_or(length, |cut| cut.min(length));
+    let sent = shared.cut.take_if(|cut| (from..from + length).contains(cut)).map_or(length, |cut| cut - from);
     shared.requests.push(format!("{from} {}", &status[..3]));
     drop(shared);
     write!(

@@ -91,7 +91,7 @@ impl Proxy {
         let offset = |head: &str| {
             let head = head.to_lowercase();
             let range = head.lines().find_map(|line| line.strip_prefix("range: bytes="));
-            range.and_then(|range| range.trim_end_matches('-').parse().ok()).unwrap_or_default()
+            range.and_then(|range| range.split('-').next()?.parse().ok()).unwrap_or_default()
         };
         self.requests().iter().filter(|head| head.contains(&wanted)).map(|head| offset(head)).collect()
     }

@@ -61,6 +61,14 @@ impl Artifact {
     pub async fn read(&self, offset: u64) -> Result<ArtifactContent, ImageError> {
         Ok(ArtifactContent(self.session.blob(&self.layer, offset).await?))
     }
+
+    /// Reads the first `count` bytes of its layer; more if the registry does not support ranges.
+    ///
+    /// # Errors
+    /// The registry does not send them.
+    pub async fn read_first(&self, count: u64) -> Result<ArtifactContent, ImageError> {
+        Ok(ArtifactContent(self.session.blob_start(&self.layer, count).await?))
+    }
 }
 
 impl Images {

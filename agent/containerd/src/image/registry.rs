@@ -62,6 +62,24 @@ pub(super) struct FetchedDocument {
     pub(super) media_type: String,
 }
 
+/// Which bytes of a document or blob are requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Requested {
+    From(u64),
+    First(u64),
+}
+
+impl Requested {
+    const ALL: Self = Self::From(0);
+
+    fn offset(self) -> u64 {
+        match self {
+            Self::From(offset) => offset,
+            Self::First(_) => 0,
+        }
+    }
+}
+
 /// A blob being downloaded.
 pub(super) struct Download {
     body: Body,
@@ -144,7 +162,7 @@ impl Session {
 
     async fn manifest_from(&self, host: &Host, target: &str) -> Result<FetchedDocument, Failure> {
         let path = format!("{}/manifests/{target}", self.name.repository);
-        let response = self.get(host, &path, Some(document::ACCEPT), 0).await?;
+        let response = self.get(host, &path, Some(document::ACCEPT), Requested::ALL).await?;
         let media_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = media_type.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_owned();
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
@@ -173,7 +191,7 @@ impl Session {
 
     async fn referrers_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
         let path = format!("{}/referrers/{digest}", self.name.repository);
-        let response = self.get(host, &path, Some(document::ACCEPT), 0).await?;
+        let response = self.get(host, &path, Some(document::ACCEPT), Requested::ALL).await?;
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
         let listed = document::examine(bytes, document::lists_manifests).await;
         match listed {
@@ -198,7 +216,8 @@ impl Session {
     }
 
     async fn small_blob_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
-        let response = self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, 0).await?;
+        let response =
+            self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, Requested::ALL).await?;
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
         let (bytes, actual) = document::examine(bytes, document::sha256).await;
         match actual == digest {
@@ -209,11 +228,20 @@ impl Session {
 
     /// Starts to download a blob at `offset`. The answer begins earlier if the registry does not support ranges.
     pub(super) async fn blob(&self, digest: &str, offset: u64) -> Result<Download, ImageError> {
+        self.download(digest, Requested::From(offset)).await
+    }
+
+    /// Downloads the first `count` bytes of a blob; all of it if the registry does not support ranges.
+    pub(super) async fn blob_start(&self, digest: &str, count: u64) -> Result<Download, ImageError> {
+        self.download(digest, Requested::First(count)).await
+    }
+
+    async fn download(&self, digest: &str, requested: Requested) -> Result<Download, ImageError> {
         let mut rounds = 0;
         loop {
             let mut hosts = self.attempts(false);
             while let Some(host) = hosts.next() {
-                match self.blob_from(host, digest, offset).await {
+                match self.blob_from(host, digest, requested).await {
                     Ok(download) => return Ok(hosts.won(download)),
                     Err(failure) => hosts.lost(failure),
                 }
@@ -222,10 +250,10 @@ impl Session {
         }
     }
 
-    async fn blob_from(&self, host: &Host, digest: &str, offset: u64) -> Result<Download, Failure> {
-        let response = self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, offset).await?;
+    async fn blob_from(&self, host: &Host, digest: &str, requested: Requested) -> Result<Download, Failure> {
+        let response = self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, requested).await?;
         let begins = match response.status() {
-            StatusCode::PARTIAL_CONTENT => range_start(response.headers()).filter(|start| *start <= offset),
+            StatusCode::PARTIAL_CONTENT => range_start(response.headers()).filter(|start| *start <= requested.offset()),
             _ => Some(0),
         };
         let refused = || Failure::new(Kind::Registry, "the answer has another range than requested");
@@ -246,10 +274,10 @@ impl Session {
     }
 
     /// Sends a GET with the scheme that the host speaks.
-    async fn get(&self, host: &Host, path: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
+    async fn get(&self, host: &Host, path: &str, accept: Option<&str>, bytes: Requested) -> Result<Response, Failure> {
         let spoken = host.spoken.load(Ordering::Relaxed);
         let http = host.https.get(spoken).ok_or_else(|| Failure::new(Kind::Registry, "no URL"))?;
-        let failure = match self.get_by(host, http, path, accept, offset).await {
+        let failure = match self.get_by(host, http, path, accept, bytes).await {
             Err(failure) if matches!(failure.kind, Kind::Unreachable | Kind::BadRequest) => failure,
             answer => return answer,
         };
@@ -257,7 +285,7 @@ impl Session {
         let Some(http) = host.https.get(other).filter(|_| !host.served.load(Ordering::Relaxed)) else {
             return Err(failure);
         };
-        match self.get_by(host, http, path, accept, offset).await {
+        match self.get_by(host, http, path, accept, bytes).await {
             Err(second) if second.kind == Kind::Unreachable => {
                 let Failure { kind, cause } = failure;
                 Err(Failure::new(kind, format!("{cause}; {}: {}", place(http.base()), second.cause)))
@@ -276,14 +304,14 @@ impl Session {
         http: &Http,
         path: &str,
         accept: Option<&str>,
-        offset: u64,
+        bytes: Requested,
     ) -> Result<Response, Failure> {
         let url = format!("{}/{path}", http.base());
         let mut url = Url::parse(&url).map_err(|error| Failure::new(Kind::Registry, error.to_string()))?;
         if host.endpoint.mirror {
             url.query_pairs_mut().append_pair("ns", &self.name.host);
         }
-        let headers = headers(accept, offset);
+        let headers = headers(accept, bytes);
         let mut answered = Vec::new();
         let response = loop {
             let response = http.get(url.clone(), &headers, &host.login, &host.elsewhere).await?;
@@ -319,8 +347,12 @@ impl Session {
     }
 }
 
-fn headers(accept: Option<&str>, offset: u64) -> HeaderMap {
-    let range = (offset > 0).then(|| format!("bytes={offset}-"));
+fn headers(accept: Option<&str>, bytes: Requested) -> HeaderMap {
+    let range = match bytes {
+        Requested::From(0) | Requested::First(0) => None,
+        Requested::From(offset) => Some(format!("bytes={offset}-")),
+        Requested::First(count) => Some(format!("bytes=0-{}", count - 1)),
+    };
     let fields = [(ACCEPT, accept), (RANGE, range.as_deref())];
     let fields = fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::from_str(value?).ok()?)));
     fields.collect()

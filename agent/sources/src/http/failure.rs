@@ -18,17 +18,20 @@ pub struct Failure {
     pub result: ExchangeResult,
     /// Whether certificates must be reread before the next attempt.
     pub tls: bool,
+    /// Whether the server refuses such requests, rather than to send this document now.
+    pub refuses_request: bool,
 }
 
 impl Failure {
     /// There was no complete response.
     pub fn unreachable(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false }
+        Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false, refuses_request: false }
     }
 
     /// The server has answered, and not with manifests.
     pub fn bad_response(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
+        let result = ExchangeResult::BadResponse { retry_after: None };
+        Self { reason: reason.into(), result, tls: false, refuses_request: false }
     }
 
     /// With the delay that the server requested.

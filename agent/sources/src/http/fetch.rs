@@ -211,7 +211,11 @@ fn is_redirect(status: StatusCode) -> bool {
 fn bad_status(response: &Response) -> Failure {
     let text = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
     let asked = text(RETRY_AFTER).and_then(|value| http_schedule::retry_after(value, text(DATE), Timestamp::now()));
-    Failure::bad_response(format!("answered {}", response.status())).after(asked)
+    let refuses_request = matches!(
+        response.status(),
+        StatusCode::BAD_REQUEST | StatusCode::RANGE_NOT_SATISFIABLE | StatusCode::NOT_IMPLEMENTED
+    );
+    Failure { refuses_request, ..Failure::bad_response(format!("answered {}", response.status())).after(asked) }
 }
 
 async fn read_response(url: &Url, response: Response) -> Result<Fetched, Failure> {

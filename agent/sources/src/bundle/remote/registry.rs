@@ -1,5 +1,6 @@
 //! A bundle as an artifact of a registry: its manifest is asked for, and its one layer is the file.
 
+use limpet_bundle::announcement::ANNOUNCEMENT_BYTES;
 use limpet_bundle::{ARTIFACT_TYPE, LAYER_TYPE};
 use limpet_containerd::image::{ImageError, Images};
 
@@ -27,23 +28,37 @@ impl RegistryOrigin {
         }
         let begun =
             part.partial().await.filter(|(version, size)| version == artifact.layer() && *size < artifact.size());
-        let offset = begun.map_or(0, |(_, size)| size);
+        // The first bytes alone are requested again: they say whether the rest is needed.
+        let begun = begun.filter(|(_, size)| *size > ANNOUNCEMENT_BYTES as u64);
         let version = artifact.layer().to_owned();
-        let mut layer = artifact.read(offset).await.map_err(|error| failure(&error))?;
-        let mut writer =
-            part.write_from(Some(version.clone()), layer.offset()).await.map_err(|error| unwritable(&error))?;
-        let mut first = foresight.begin(layer.offset());
+        let mut only_first = begun.is_none();
+        let requested = match begun {
+            Some((_, size)) => artifact.read(size).await,
+            None => artifact.read_first(ANNOUNCEMENT_BYTES as u64).await,
+        };
+        let mut layer = requested.map_err(|error| failure(&error))?;
+        let (mut size, resumed) = (layer.offset(), layer.offset() > 0);
+        let mut writer = part.write_from(Some(version.clone()), size).await.map_err(|error| unwritable(&error))?;
+        let mut first = foresight.begin(size);
         loop {
             match layer.chunk().await {
                 Ok(Some(bytes)) => {
                     if let Some(why) = first.take(&bytes).await {
                         return Ok(Fetched::NotNeeded { version: Some(version), why });
                     }
+                    size += bytes.len() as u64;
                     writer = writer.write(&bytes).await.map_err(|error| unwritable(&error))?;
+                }
+                Ok(None) if std::mem::take(&mut only_first) && size < artifact.size() => {
+                    // The first bytes do not say that the rest is not needed.
+                    writer.finish().await.map_err(|error| unwritable(&error))?;
+                    layer = artifact.read(size).await.map_err(|error| failure(&error))?;
+                    size = layer.offset();
+                    writer = part.write_from(Some(version.clone()), size).await.map_err(|error| unwritable(&error))?;
                 }
                 Ok(None) => {
                     writer.finish().await.map_err(|error| unwritable(&error))?;
-                    return Ok(Fetched::Whole(Whole { version: Some(version), resumed: layer.offset() > 0 }));
+                    return Ok(Fetched::Whole(Whole { version: Some(version), resumed }));
                 }
                 Err(cause) => {
                     writer.finish().await.map_err(|error| unwritable(&error))?;
