@@ -11,7 +11,7 @@ pub(crate) mod stamp;
 use std::io::BufRead as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -101,6 +101,17 @@ impl ContainerLog {
         self.followers.accept();
     }
 
+    /// A client that has not taken its output. Until it has, or is dropped, the streams must not be read: wait until it can
+    /// be written to, and call [`ContainerLog::serve_clients`].
+    pub fn blocked_client(&self) -> Option<BorrowedFd<'_>> {
+        self.followers.blocked().map(|client| client.as_fd())
+    }
+
+    /// Sends clients what they take now, and drops those that take nothing for too long.
+    pub fn serve_clients(&mut self) {
+        self.followers.send_unsent(Instant::now());
+    }
+
     /// Reads once from a stream, and writes its complete lines. Returns false if the stream has ended; then call
     /// [`ContainerLog::end`].
     pub fn read(&mut self, index: usize, buffers: &mut Buffers) -> bool {
@@ -134,17 +145,27 @@ impl ContainerLog {
         stream.source.take()
     }
 
-    /// How long to wait for the streams before [`ContainerLog::catch_up`] is due; `None` if nothing is pending.
+    /// How long until [`ContainerLog::catch_up`] is due; `None` if nothing is pending.
     pub fn timeout(&self) -> Option<Duration> {
-        let pending = self.streams.iter().any(|stream| stream.pending() > 0);
-        let losses = || self.file.has_losses().then_some(LOSS_REPORT_INTERVAL);
-        pending.then_some(PARTIAL_LINE_TIMEOUT).or_else(losses)
+        let has_losses = self.file.has_losses();
+        if !has_losses && self.followers.blocked().is_none() && self.streams.iter().all(|stream| stream.pending() == 0)
+        {
+            return None;
+        }
+        let now = Instant::now();
+        let partial = self.streams.iter().filter_map(|stream| stream.timeout(now));
+        let losses = has_losses.then_some(LOSS_REPORT_INTERVAL);
+        partial.chain(losses).chain(self.followers.timeout(now)).min()
     }
 
-    /// Writes the beginnings of unterminated lines, and reports lost lines.
+    /// Writes the beginnings of lines that are unterminated for some time, reports lost lines, and serves clients.
     pub fn catch_up(&mut self, buffers: &mut Buffers) {
+        let now = Instant::now();
+        self.followers.send_unsent(now);
         let mut batch = Batch { file: &mut self.file, lines: &mut buffers.lines, stamp: Stamp::now() };
-        self.streams.iter_mut().for_each(|stream| stream.write_unended(&mut batch));
+        let streams = self.streams.iter_mut();
+        let due = streams.filter(|stream| stream.timeout(now).is_some_and(|timeout| timeout.is_zero()));
+        due.for_each(|stream| stream.write_unended(&mut batch));
         batch.flush();
     }
 }
@@ -156,16 +177,19 @@ struct Stream {
     source: Option<OwnedFd>,
     name: &'static [u8; 6],
     unended: Vec<u8>,
+    /// When the incomplete line began.
+    unended_since: Option<Instant>,
 }
 
 impl Stream {
     fn new(source: Option<OwnedFd>, name: &'static [u8; 6]) -> Self {
-        Self { source, name, unended: Vec::new() }
+        Self { source, name, unended: Vec::new(), unended_since: None }
     }
 
     /// Passes on the complete lines of `text`, and parts of a line that is too long; at the end of the stream also
     /// the rest.
     fn cut(&mut self, mut text: &[u8], ended: bool, batch: &mut Batch<'_>) {
+        let whole = text.len();
         while !text.is_empty() {
             // The standard library's fastest byte search; reading from a slice cannot fail.
             let mut rest = text;
@@ -192,8 +216,11 @@ impl Stream {
         }
         if text.is_empty() {
             // Most streams write complete lines, so the buffer is freed.
-            self.unended = Vec::new();
+            (self.unended, self.unended_since) = (Vec::new(), None);
         } else {
+            if text.len() < whole || self.unended_since.is_none() {
+                self.unended_since = Some(Instant::now());
+            }
             self.unended.clear();
             self.unended.extend_from_slice(text);
         }
@@ -204,12 +231,19 @@ impl Stream {
         self.unended.len() - usize::from(self.unended.ends_with(b"\r"))
     }
 
+    /// How long until the beginning of an unterminated line is passed on.
+    fn timeout(&self, now: Instant) -> Option<Duration> {
+        let since = self.unended_since.filter(|_| self.pending() > 0)?;
+        Some(PARTIAL_LINE_TIMEOUT.saturating_sub(now.saturating_duration_since(since)))
+    }
+
     /// Passes on the beginning of an unterminated line.
     fn write_unended(&mut self, batch: &mut Batch<'_>) {
         let length = self.pending();
         if length > 0 {
             batch.push(self.name, b'P', &self.unended[..length]);
             self.unended.drain(..length);
+            self.unended_since = None;
         }
     }
 }

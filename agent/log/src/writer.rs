@@ -128,7 +128,7 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     ready(log.is_contended());
     while log.is_open() {
         let readable = wait(&log);
-        if readable.is_nothing() {
+        if log.timeout().is_some() {
             log.catch_up(&mut buffers);
         }
         for (index, readable) in readable.streams.into_iter().enumerate() {
@@ -148,17 +148,14 @@ struct Readable {
     listener: bool,
 }
 
-impl Readable {
-    fn is_nothing(&self) -> bool {
-        !self.listener && self.streams == [false; 2]
-    }
-}
-
-/// Waits until streams are readable or closed, a client connects, or the log has to catch up.
+/// Waits until streams are readable or closed, a client connects, or the log has to catch up. While a client does not take
+/// its output, waits for it instead of the streams.
 fn wait(log: &ContainerLog) -> Readable {
-    let streams = [0, 1].map(|index| log.stream(index));
+    let blocked = log.blocked_client();
+    let streams = [0, 1].map(|index| log.stream(index).filter(|_| blocked.is_none()));
     let mut polls: Vec<_> = streams.iter().flatten().map(|stream| PollFd::new(stream, PollFlags::IN)).collect();
     polls.extend(log.listener().map(|listener| PollFd::new(listener, PollFlags::IN)));
+    polls.extend(blocked.as_ref().map(|client| PollFd::new(client, PollFlags::OUT)));
     let timespec =
         |time: Duration| Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
     // The only error is an interrupted call, after which nothing is readable.
@@ -166,7 +163,7 @@ fn wait(log: &ContainerLog) -> Readable {
     let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
     let mut next = || readable.next().unwrap_or(false);
     let streams = streams.map(|stream| stream.is_some() && next());
-    Readable { streams, listener: next() }
+    Readable { streams, listener: log.listener().is_some() && next() }
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub(crate) enum Source {
     Log(Key, usize),
     /// A client attaches to a container's log.
     Follower(Key),
+    /// A client of a container's log takes output again.
+    BlockedFollower(Key),
     /// A container's memory.
     Memory(String),
     /// A client's logger reports that it is ready.

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::messages::Request;
 use crate::runtime::Runtime;
 use crate::stdio::Stdio;
-use crate::transfer::Transfer;
+use crate::transfer::{Transfer, Waiting};
 
 /// A request that is answered later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +123,9 @@ pub(crate) struct Streams {
     pub(crate) log_tokens: [Option<u64>; 2],
     /// The token of the socket for attached clients.
     pub(crate) follower_token: Option<u64>,
-    /// When an unfinished line of the log is to be written.
+    /// The token of a client of the log that does not take its output.
+    pub(crate) blocked_token: Option<u64>,
+    /// When an unfinished line of the log is to be written, or a client is dropped.
     pub(crate) log_due: Option<Instant>,
     /// Stdin, stdout and stderr, if the shim copies them.
     pub(crate) transfers: [Option<Transfer>; 3],
@@ -134,6 +136,13 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
+    /// Whether output waits until somebody takes it.
+    pub(crate) fn awaits_reader(&self) -> bool {
+        let mut outputs = self.transfers.iter().skip(1).flatten();
+        outputs.any(|transfer| transfer.waiting == Waiting::Space)
+            || self.log.as_ref().is_some_and(|log| log.blocked_client().is_some())
+    }
+
     /// Whether output is being passed on.
     pub(crate) fn passes_output_on(&self) -> bool {
         self.transfers.iter().skip(1).any(Option::is_some)

@@ -173,6 +173,7 @@ impl Shim {
             Source::Transfer(key, index) => self.advance_transfer(&key, index),
             Source::Log(key, index) => self.read_log(&key, index),
             Source::Follower(key) => self.accept_follower(&key),
+            Source::BlockedFollower(key) => self.serve_followers(&key),
             Source::Memory(container) => self.handle_memory(&container),
             Source::Logger => self.logger_is_ready(token),
             Source::StartFifo => self.read_start_fifo(token),

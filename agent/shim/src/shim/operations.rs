@@ -319,16 +319,7 @@ impl Shim {
         for index in 1..3 {
             self.advance_transfer(key, index);
         }
-        let waits = |process: &mut Process| {
-            process.deleting.is_some()
-                && process
-                    .streams
-                    .transfers
-                    .iter()
-                    .skip(1)
-                    .flatten()
-                    .any(|transfer| transfer.waiting == crate::transfer::Waiting::Space)
-        };
+        let waits = |process: &mut Process| process.deleting.is_some() && process.streams.awaits_reader();
         if !self.process_mut(key).is_some_and(waits) {
             self.finish_deletion(key);
         }

@@ -200,23 +200,49 @@ impl Shim {
     }
 
     pub(super) fn read_log(&mut self, key: &Key, index: usize) {
+        let is_open = self.use_log(key, |log, buffers| log.read(index, buffers.get_or_insert_with(Buffers::default)));
+        if is_open != Some(false) {
+            return;
+        }
         let Some(process) = process_in(&mut self.containers, key) else { return };
         let streams = &mut process.streams;
         let Some(log) = &mut streams.log else { return };
-        let buffers = self.buffers.get_or_insert_with(Buffers::default);
-        if log.read(index, buffers) {
-            streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
-            return;
-        }
-        if let (Some(token), Some(fd)) = (streams.log_tokens.get(index).copied().flatten(), log.stream(index)) {
+        if let (Some(token), Some(fd)) = (streams.log_tokens.get_mut(index).and_then(Option::take), log.stream(index)) {
             self.poller.remove(fd, token);
         }
-        log.end(index, buffers);
-        let open = log.is_open();
-        streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
-        if !open {
+        log.end(index, self.buffers.get_or_insert_with(Buffers::default));
+        if log.is_open() {
+            streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+        } else {
             self.close_log(key);
         }
+    }
+
+    /// Uses the log of a process, and then waits for its streams or, while a client does not take its output, for that
+    /// client.
+    fn use_log<T>(&mut self, key: &Key, act: impl FnOnce(&mut ContainerLog, &mut Option<Buffers>) -> T) -> Option<T> {
+        let streams = &mut process_in(&mut self.containers, key)?.streams;
+        let log = streams.log.as_mut()?;
+        if let (Some(token), Some(client)) = (streams.blocked_token.take(), log.blocked_client()) {
+            self.poller.remove(client, token);
+        }
+        let done = act(log, &mut self.buffers);
+        streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+        let blocked = log.blocked_client();
+        for (index, token) in streams.log_tokens.iter_mut().enumerate() {
+            let Some(fd) = log.stream(index) else { continue };
+            if blocked.is_none() && token.is_none() {
+                *token = self.poller.add(fd, Source::Log(key.clone(), index), EventFlags::IN);
+            } else if blocked.is_some()
+                && let Some(token) = token.take()
+            {
+                self.poller.remove(fd, token);
+            }
+        }
+        if let Some(client) = blocked {
+            streams.blocked_token = self.poller.add(client, Source::BlockedFollower(key.clone()), EventFlags::OUT);
+        }
+        Some(done)
     }
 
     /// Closes a log whose outputs have ended; its readers learn from its lock that no line follows.
@@ -227,22 +253,38 @@ impl Shim {
         if let (Some(token), Some(listener)) = (streams.follower_token.take(), log.listener()) {
             self.poller.remove(listener, token);
         }
+        if let (Some(token), Some(client)) = (streams.blocked_token.take(), log.blocked_client()) {
+            self.poller.remove(client, token);
+        }
         streams.log_tokens = [None; 2];
         streams.log_due = None;
     }
 
     pub(super) fn catch_up_log(&mut self, key: &Key) {
-        let Some(process) = process_in(&mut self.containers, key) else { return };
-        let Some(log) = &mut process.streams.log else { return };
-        log.catch_up(self.buffers.get_or_insert_with(Buffers::default));
-        process.streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+        self.use_log(key, |log, buffers| log.catch_up(buffers.get_or_insert_with(Buffers::default)));
+        self.clients_have_taken(key);
+    }
+
+    pub(super) fn serve_followers(&mut self, key: &Key) {
+        self.use_log(key, |log, _| log.serve_clients());
+        self.clients_have_taken(key);
+    }
+
+    /// Continues a deletion that waits for the clients of a log.
+    fn clients_have_taken(&mut self, key: &Key) {
+        let process = self.process_mut(key);
+        if process.is_some_and(|process| process.deleting.is_some() && !process.streams.awaits_reader()) {
+            self.finish_deletion(key);
+        }
     }
 
     pub(super) fn accept_follower(&mut self, key: &Key) {
-        let Some(process) = process_in(&mut self.containers, key) else { return };
-        let Some(log) = &mut process.streams.log else { return };
-        log.accept();
-        if log.listener().is_none()
+        let listens = self.use_log(key, |log, _| {
+            log.accept();
+            log.listener().is_some()
+        });
+        if listens == Some(false)
+            && let Some(process) = process_in(&mut self.containers, key)
             && let Some(token) = process.streams.follower_token.take()
         {
             self.poller.forget(token);
@@ -269,8 +311,12 @@ impl Shim {
                 }
                 log.end(index, buffers);
             }
+            log.serve_clients();
             if let (Some(token), Some(listener)) = (streams.follower_token, log.listener()) {
                 self.poller.remove(listener, token);
+            }
+            if let (Some(token), Some(client)) = (streams.blocked_token, log.blocked_client()) {
+                self.poller.remove(client, token);
             }
         }
         for (transfer, token) in streams.transfers.iter().zip(streams.transfer_tokens) {
