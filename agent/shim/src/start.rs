@@ -97,10 +97,15 @@ fn start_server(arguments: &Arguments, socket: &Path) -> io::Result<()> {
     command.args(["-namespace", &arguments.namespace, "-id", &arguments.id, "-address", &arguments.address]);
     command.arg("-socket").arg(socket);
     command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-    let server = command.spawn()?;
+    let mut server = command.spawn()?;
     let cgroup = shim_cgroup();
-    if !cgroup.is_empty() {
-        cgroup::join(&cgroup, server.id())?;
+    if !cgroup.is_empty()
+        && let Err(error) = cgroup::join(&cgroup, server.id())
+    {
+        // It would serve nothing, for ever.
+        let _ = server.kill();
+        let _ = server.wait();
+        return Err(error);
     }
     Ok(())
 }

@@ -39,7 +39,10 @@ impl Shim {
             self.finish_operation(operation, status);
         } else if let Some(key) = self.key_of(pid) {
             self.process_ended(&key, Exit::now(pid, status));
-        } else if !self.operations.is_empty() && self.early_exits.len() < MAX_EARLY_EXITS {
+        } else if !self.operations.is_empty() {
+            if self.early_exits.len() >= MAX_EARLY_EXITS {
+                self.early_exits.remove(0);
+            }
             self.early_exits.push(Exit::now(pid, status));
         }
         if self.operations.is_empty() {
@@ -58,8 +61,9 @@ impl Shim {
 
     /// Handles an exit that came before the runtime had reported the process.
     pub(super) fn take_early_exit(&mut self, key: &Key, pid: u32) {
-        if let Some(index) = self.early_exits.iter().position(|exit| exit.pid == pid) {
-            let exit = self.early_exits.swap_remove(index);
+        // An earlier process may have had the same PID.
+        if let Some(index) = self.early_exits.iter().rposition(|exit| exit.pid == pid) {
+            let exit = self.early_exits.remove(index);
             self.process_ended(key, exit);
         }
     }
