@@ -15,7 +15,7 @@ use tokio::process::Command;
 use crate::journal::{Baseline, Journal, Step};
 use crate::package::{self, Origin};
 use crate::plan::{MAX_ATTEMPTS, SETTLE};
-use crate::slot::{PROGRAM, Slot, SlotLock, link};
+use crate::slot::{PROGRAM, SHIM, Slot, SlotLock, link};
 use crate::{health, restart};
 
 /// The deadline for an executable to print its version.
@@ -107,7 +107,12 @@ pub async fn run(client: &SocketClient, args: UpgradeArgs, screen: Screen) -> Re
         return Ok(0);
     }
     screen.remark(&format!("limpet {} is tried in place of {}; pods run on", journal.to, journal.from))?;
-    restart::restart(client).await?;
+    if let Err(error) = restart::restart(client).await {
+        if let Err(left) = take_back(&slot, &journal) {
+            screen.remark(&format!("{left}; the next start of the agent tries the new version"))?;
+        }
+        return Err(error);
+    }
     conclude(&slot, client, &journal, screen).await
 }
 
@@ -183,16 +188,28 @@ async fn stage(args: &UpgradeArgs, slot: &Slot, lock: &SlotLock) -> Result<Strin
 fn stage_previous(slot: &Slot, lock: &SlotLock) -> Result<(), CliError> {
     slot.discard(lock).map_err(|error| system("empty", slot.directory(), error))?;
     let installed = std::env::current_exe().ok().filter(|path| path.parent() != Some(slot.directory()));
-    let from = Some(slot.previous()).filter(|path| path.exists()).or(installed);
-    let Some(from) = from else {
+    let installed = installed.map(|agent| (agent.with_file_name(SHIM), agent));
+    let previous = Some((slot.previous_shim(), slot.previous())).filter(|(_, agent)| agent.exists());
+    let Some((shim, from)) = previous.or(installed) else {
         return Err(CliError::Target(format!("{} does not exist: there was no upgrade", slot.previous().display())));
     };
     link(&from, &slot.staged()).map_err(|error| system("write", &slot.staged(), error))?;
-    if slot.previous_shim().exists() {
-        link(&slot.previous_shim(), &slot.staged_shim())
-            .map_err(|error| system("write", &slot.staged_shim(), error))?;
+    if shim.exists() {
+        link(&shim, &slot.staged_shim()).map_err(|error| system("write", &slot.staged_shim(), error))?;
     }
     Ok(())
+}
+
+/// Ends a trial that has not begun, because the agent could not be restarted.
+fn take_back(slot: &Slot, journal: &Journal) -> Result<(), CliError> {
+    let lock = slot.lock().map_err(|error| system("open", slot.directory(), error))?;
+    let now = slot.journal().map_err(|error| system("read", &slot.journal_path(), error))?;
+    if now.as_ref() != Some(journal) {
+        // An agent has started it.
+        return Ok(());
+    }
+    let undone = slot.undo(&lock, journal.clone(), "the agent could not be restarted".to_owned());
+    undone.map_err(|error| system("write", &slot.journal_path(), error))
 }
 
 fn discard(slot: &Slot, lock: &SlotLock) -> Result<(), CliError> {

@@ -61,6 +61,8 @@ impl Origin<'_> {
     /// Why it must not be used.
     pub(crate) async fn stage(&self, slot: &Slot, lock: &SlotLock) -> Result<String, PackageError> {
         let download = slot.directory().join(DOWNLOAD);
+        // An upgrade that was interrupted may have left a part of its files.
+        slot.discard(lock).map_err(|error| failed("remove", slot.staged().display(), &error))?;
         let staged = async {
             self.fetch("", &download, MAX_BYTES).await?;
             self.fetch(SIGNATURE, &beside(&download, SIGNATURE), MAX_SIGNATURE_BYTES).await?;

@@ -110,10 +110,17 @@ impl Slot {
         }
     }
 
-    /// Moves what is staged to its place, and keeps the previous version. May be repeated after a power cut.
+    /// Moves what is staged to its place, and keeps the previous version: the agent and its shim. May be repeated after a
+    /// power cut.
     pub(crate) fn install(&self, _: &SlotLock, journal: Journal) -> io::Result<()> {
-        self.promote(SHIM)?;
+        let shim = self.directory.join(SHIM);
+        if self.staged().try_exists()? && !self.staged_shim().try_exists()? && shim.try_exists()? {
+            // The new version has the shim of the one that it replaces.
+            link(&shim, &self.previous_shim())?;
+        }
+        // The agent first: once it is moved, a repetition leaves the previous shim as it is.
         self.promote(PROGRAM)?;
+        self.promote(SHIM)?;
         self.write_journal(&journal.at(Step::Installed { at: Time(Timestamp::now()) }))
     }
 
@@ -127,6 +134,10 @@ impl Slot {
             link(&present, &beside(&present, PREVIOUS))?;
         }
         fs::rename(&staged, &present)?;
+        if staged.try_exists()? {
+            // They are two names of one file, which a rename leaves as they are.
+            fs::remove_file(&staged)?;
+        }
         durable::sync_directory(&present)
     }
 
@@ -144,7 +155,8 @@ impl Slot {
                 _ => {}
             }
         }
-        Ok(())
+        // Otherwise a power cut could bring back the shim alone, and the next version would be installed with it.
+        durable::sync_directory(&self.present())
     }
 }
 
@@ -203,6 +215,55 @@ mod tests {
         assert_eq!(files(&slot), ["limpet 3", "limpet.previous 2"]);
         let undone = slot.journal().unwrap().unwrap();
         assert!(matches!(undone.step, Step::Undone { reason, .. } if reason == "it hangs"));
+    }
+
+    #[test]
+    fn the_previous_shim_is_that_of_the_previous_agent() {
+        let directory = tempfile::tempdir().unwrap();
+        let slot = Slot::new(directory.path());
+        let upgrade = |agent: &str, shim: Option<&str>| {
+            fs::write(slot.staged(), agent).unwrap();
+            if let Some(shim) = shim {
+                fs::write(slot.staged_shim(), shim).unwrap();
+            }
+            let lock = slot.lock().unwrap();
+            slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
+            slot.install(&lock, Journal::fixture(Step::Accepted)).unwrap();
+        };
+        upgrade("1", Some("of 1"));
+        upgrade("2", Some("of 2"));
+        let shims = |name: &str| [format!("{SHIM} {name}"), format!("{SHIM}.previous of 1")];
+        assert_eq!(files(&slot)[..2], shims("of 2"));
+        // A bare executable leaves the shim.
+        upgrade("3", None);
+        let expected = ["of 2", "of 2"].map(str::to_owned);
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        assert_eq!([read(slot.directory().join(SHIM)), read(slot.previous_shim())], expected);
+        assert_eq!([read(slot.present()), read(slot.previous())], ["3", "2"]);
+        // Back to 2, whose shim is the present one by another name.
+        link(&slot.previous(), &slot.staged()).unwrap();
+        link(&slot.previous_shim(), &slot.staged_shim()).unwrap();
+        slot.install(&slot.lock().unwrap(), Journal::fixture(Step::Accepted)).unwrap();
+        let shims = [format!("{SHIM} of 2"), format!("{SHIM}.previous of 2")];
+        assert_eq!(files(&slot), [&shims[..], &["limpet 2".to_owned(), "limpet.previous 3".to_owned()]].concat());
+    }
+
+    #[test]
+    fn a_power_cut_after_the_agent_was_moved_changes_no_previous_shim() {
+        let directory = tempfile::tempdir().unwrap();
+        let slot = Slot::new(directory.path());
+        for (path, content) in [
+            (slot.present(), "1"),
+            (slot.directory().join(SHIM), "of 1"),
+            (slot.staged(), "2"),
+            (slot.staged_shim(), "of 2"),
+        ] {
+            fs::write(path, content).unwrap();
+        }
+        slot.promote(PROGRAM).unwrap();
+        slot.install(&slot.lock().unwrap(), Journal::fixture(Step::Accepted)).unwrap();
+        let shims = [format!("{SHIM} of 2"), format!("{SHIM}.previous of 1")];
+        assert_eq!(files(&slot), [&shims[..], &["limpet 2".to_owned(), "limpet.previous 1".to_owned()]].concat());
     }
 
     #[test]
