@@ -76,10 +76,24 @@ install_program() {
     fi
 }
 
+# Copies the runtime beside the present one, before anything is replaced: there may be no room.
+stage_runtime() {
+    fresh=$prefix/runtime.new
+    rm -rf "$fresh"
+    cp -R "$source/runtime" "$fresh" || {
+        rm -rf "$fresh"
+        fail "the runtime cannot be copied to $prefix"
+    }
+    chmod 0755 "$fresh"/bin/* "$fresh"/cni/* "$fresh"/lib/ld.so
+    sync
+}
+
+# Programs and libraries that run now are replaced as whole files: what runs keeps the old ones.
 install_runtime() {
     mkdir -p "$prefix/runtime"
-    cp -R "$source/runtime/." "$prefix/runtime/"
-    chmod 0755 "$prefix"/runtime/bin/* "$prefix"/runtime/cni/* "$prefix"/runtime/lib/ld.so
+    (cd "$fresh" && find . -type d) | while read -r directory; do mkdir -p "$prefix/runtime/$directory"; done
+    (cd "$fresh" && find . ! -type d) | while read -r file; do mv -f "$fresh/$file" "$prefix/runtime/$file"; done
+    rm -rf "$fresh"
     put_text 0644 "$prefix/runtime/containerd.toml" << TEXT
 # limpet uses containerd's native services and not CRI.
 version = 2
@@ -122,6 +136,10 @@ install_configuration() {
         else
             cat
         fi | put_text 0600 "$configuration"
+    elif has_record runtime && ! grep -q "$prefix/runtime/cni" "$configuration"; then
+        say "$configuration is kept as it is. For the runtime of this archive it needs:"
+        say "    runtimeBinary: $(oci_runtime)"
+        say "    cniBinaryDirectories: [$prefix/runtime/cni]"
     fi
     if has_record runtime && ! ls /etc/cni/net.d/*.conf* > /dev/null 2>&1; then
         put 0644 "$source/usr/share/doc/limpet/examples/10-limpet.conflist" "$network"
@@ -260,7 +278,23 @@ install_inittab() {
         ! has_record runtime || inittab_line lpc "$prefix/bin/start-containerd"
         inittab_line lp "$prefix/bin/start-limpet"
     } | put_text "$(mode_of /etc/inittab)" /etc/inittab
-    [ "$start" = no ] || reload_inittab
+    [ "$start" = no ] || {
+        reload_inittab
+        end_daemons
+    }
+}
+
+# Ends the agent (by the name of its last upgrade, too) and containerd, but not shims and loggers, by which pods run on. init starts them again, in their new
+# version.
+end_daemons() {
+    for file in /proc/[0-9]*/cmdline; do
+        case "$(tr '\0' ' ' 2> /dev/null < "$file")" in
+        "$prefix/bin/limpet run "* | "$prefix/bin/limpet.new run "* | "$prefix/runtime/bin/containerd --config "*)
+            pid=${file#/proc/}
+            kill "${pid%/cmdline}" 2> /dev/null || true
+            ;;
+        esac
+    done
 }
 
 mode_of() {
@@ -289,8 +323,13 @@ install() {
         runtime=no
         if [ -d "$source/runtime" ] && { has_record runtime || ! has containerd; }; then runtime=yes; fi
     fi
+    [ "$runtime" = no ] || stage_runtime
     install_program
-    [ "$runtime" = no ] || install_runtime
+    if [ "$runtime" = yes ]; then
+        install_runtime
+    elif ! has_record runtime && ! has containerd; then
+        say "No containerd was found: install one, or take the archive with offline in its name."
+    fi
     install_configuration
     install_starters
     case $init in
@@ -301,15 +340,36 @@ install() {
         say "No init system was recognised. Have yours run these, and start them again when they end:"
         ! has_record runtime || say "    $prefix/bin/start-containerd"
         say "    $prefix/bin/start-limpet"
+        say "Those that run already need a restart."
         ;;
     esac
     say "limpet is installed. Manifests belong into /etc/limpet/manifests; limpet doctor examines this machine."
 }
 
+# Whether containers of limpet's namespace in containerd have a shim.
+has_shims() {
+    for file in /proc/[0-9]*/cmdline; do
+        case "$(tr '\0' ' ' 2> /dev/null < "$file")" in
+        *containerd-shim-*" -namespace k8s.io "*) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+# Whether the agent says that it has no pod and no Service any more.
+has_ended() {
+    left=$("$limpet" --quiet pods -o name 2> /dev/null) || return 1
+    left=$left$("$limpet" --quiet services -o name 2> /dev/null) || return 1
+    [ -z "$left" ]
+}
+
 # Removes the manifests and waits until their pods have ended.
 end_pods() {
     limpet=$prefix/bin/limpet
-    pods=$("$limpet" --quiet pods -o name 2> /dev/null) || return 0
+    if ! pods=$("$limpet" --quiet pods -o name 2> /dev/null); then
+        ! has_shims || fail "containers run, and the agent that ends them does not answer: start it, or reboot without it"
+        return 0
+    fi
     rm -f /etc/limpet/manifests/*
     for pod in $pods; do
         # Refused for pods of manifests, which end by themselves.
@@ -320,7 +380,7 @@ end_pods() {
         "$limpet" --quiet delete service "${service#*/}" -n "${service%%/*}" > /dev/null 2>&1 || true
     done
     waited=0
-    while [ -n "$("$limpet" --quiet pods -o name 2> /dev/null)$("$limpet" --quiet services -o name 2> /dev/null)" ]; do
+    while ! has_ended; do
         [ "$waited" -lt "$seconds_to_end" ] || fail "pods still run after $seconds_to_end s: see limpet pods"
         sleep 1
         waited=$((waited + 1))

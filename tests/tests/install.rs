@@ -159,9 +159,14 @@ impl System {
 
     /// Runs the script with `sh` of busybox, with no init system running.
     fn install(&self, arguments: &[&str]) -> Result<Output> {
+        self.run("exec /bin/sh /package/install.sh \"$@\"", arguments)
+    }
+
+    /// Runs a script with no init system running.
+    fn run(&self, script: &str, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "chroot"]).arg(&self.root);
-        command.args(["/bin/sh", "-c", "mount -t proc proc /proc && exec /bin/sh /package/install.sh \"$@\"", "sh"]);
+        command.args(["/bin/sh", "-c", &format!("mount -t proc proc /proc && {script}"), "sh"]);
         process::run(command.args(arguments).env_clear().env("PATH", "/sbin:/bin"), b"")
     }
 
@@ -248,6 +253,22 @@ impl<'a> Booted<'a> {
         wait::until_true(LIMIT, "containerd's socket", has_containerd)
     }
 
+    /// Installs the package once more, and waits until what runs is what it has installed.
+    fn upgrade(&self) -> Result<()> {
+        self.checked("sh /package/install.sh")?;
+        let runs = |program: &str| {
+            let exes = self.checked("for exe in /proc/[0-9]*/exe; do readlink $exe; done; true").unwrap_or_default();
+            let is_of = |exe: &&str| exe.starts_with(&format!("/opt/limpet/{program}"));
+            let all: Vec<_> = exes.lines().filter(is_of).collect();
+            !all.is_empty() && all.iter().all(|exe| !exe.ends_with(" (deleted)"))
+        };
+        wait::until_true(LIMIT, "the programs of the upgrade", || {
+            runs("bin/limpet") && runs("runtime/bin/containerd")
+        })?;
+        ensure!(!self.system.root.join("opt/limpet/runtime.new").exists(), "files are left");
+        self.wait_serving()
+    }
+
     /// Uninstalls the package, ends init, and checks that the system has the files of `before`.
     fn uninstall(self, before: &BTreeSet<PathBuf>) -> Result<()> {
         self.checked("sh /package/install.sh --uninstall")?;
@@ -277,6 +298,7 @@ fn busyboxs_init_runs_what_is_installed_and_nothing_is_left(node: &mut TestNode)
     ensure!(config.contains("\nruntimeBinary: /opt/limpet/runtime/bin/runc"), "{config}");
     let log = system.read("var/log/limpet.log")?;
     ensure!(log.contains("limpet started"), "{log}");
+    booted.upgrade()?;
     booted.uninstall(&before)?;
     ensure!(system.read("etc/inittab")? == "::sysinit:/etc/rc\n");
     Ok(())
@@ -298,6 +320,7 @@ fn openrc_supervises_what_is_installed_and_starts_it_at_boot(node: &mut TestNode
     let rotation = system.read("etc/logrotate.d/limpet")?;
     ensure!(rotation.starts_with("/var/log/limpet.log ") && rotation.contains("copytruncate"), "{rotation}");
 
+    booted.upgrade()?;
     // An agent that ends is started again, and its log goes on in the file.
     let starts = || Ok::<_, anyhow::Error>(system.read("var/log/limpet.log")?.matches("limpet started").count());
     let before_kill = starts()?;
@@ -363,6 +386,16 @@ fn configuration_is_kept_and_other_packages_are_respected(node: &mut TestNode) -
         Ok(())
     };
     refused(&["--uninstall"], "was not installed by this script")?;
+    // Nobody would end containers whose agent does not answer.
+    system.installed(&[])?;
+    let shim = "containerd-shim-limpet-v1";
+    system.write(&format!("tmp/{shim}"), "#!/bin/sh\nsleep 1000\n", 0o755)?;
+    let uninstall = format!("/tmp/{shim} -namespace k8s.io & exec /bin/sh /package/install.sh --uninstall");
+    let output = system.run(&uninstall, &[])?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && text.contains("does not answer"), "{text}");
+    ensure!(system.root.join("opt/limpet/bin/limpet").exists() && system.root.join("etc/limpet").exists());
+    system.installed(&["--uninstall"])?;
     refused(&["--with-runtime"], "this archive has no runtime")?;
     refused(&["--perhaps"], "unknown option")?;
     system.write("usr/bin/limpet", "#!/bin/sh\n", 0o755)?;
