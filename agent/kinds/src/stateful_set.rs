@@ -75,10 +75,28 @@ impl SetStep<'_> {
             };
             goes_on &= is_settled;
             if !is_settled && !spec.parallel {
+                self.replace_broken(&set_pod_name(key, ordinal), ordinal);
                 return false;
             }
         }
         goes_on || spec.parallel
+    }
+
+    /// Gives the first pod that does not serve the new template, unless another one has it and does not serve yet.
+    /// Kubernetes' controller waits for the pod for ever, until somebody deletes it; here a later edit, or the end of a trial,
+    /// is to repair what an edit has broken.
+    fn replace_broken(&mut self, name: &str, ordinal: u32) {
+        let Situation { spec, hash, .. } = *self.situation;
+        let Some(Rolling { partition, .. }) = spec.rolling else { return };
+        let Some(at) = self.memory.pods.iter().position(|pod| pod.name == name) else { return };
+        // After a start of the agent a pod is not observed yet that may well serve.
+        let Some(Member { facts, .. }) = self.member(name) else { return };
+        let serves_not = facts.ready_since.is_none() && facts.phase != Phase::Ended;
+        let is_outdated = ordinal - spec.start >= partition && self.memory.pods[at].hash != hash;
+        let is_settled = self.memory.pods.iter().all(|pod| pod.hash != hash || self.is_available(pod));
+        if serves_not && is_outdated && is_settled {
+            self.replace(at);
+        }
     }
 
     /// Makes a pod anew that has ended, after a pause. False: it has ended.

@@ -142,9 +142,13 @@ fn an_update_goes_from_the_last_one_to_the_partition() {
 
 #[test]
 fn so_many_may_be_down_during_an_update() {
-    for (parallel, down, expected) in
-        [(false, "", "0f 1s 2s"), (true, "", "0f 1s 2s"), (true, "db-0", "0s 1f 2s"), (false, "db-2", "0f 1f 2f")]
-    {
+    for (parallel, down, expected) in [
+        (false, "", "0f 1s 2s"),
+        (true, "", "0f 1s 2s"),
+        (true, "db-0", "0s 1f 2s"),
+        (false, "db-2", "0f 1f 2s"),
+        (false, "db-0", "0s 1f 2f"),
+    ] {
         let mut scene = Scene::new(3, parallel);
         (0..4).for_each(|_| drop(scene.run()));
         scene.rollout("second");
@@ -156,6 +160,42 @@ fn so_many_may_be_down_during_an_update() {
         scene.step();
         assert_eq!(scene.pods(), expected, "{parallel} {down}");
     }
+}
+
+#[test]
+fn an_edit_that_breaks_the_first_pod_is_repaired_by_the_next_one() {
+    let mut scene = Scene::new(2, false);
+    (0..3).for_each(|_| drop(scene.run()));
+    scene.rollout("wrong");
+    assert_eq!(scene.run(), "0f 1w");
+    // The new pod does not get ready.
+    scene.settle();
+    scene.members.get_mut("db-1").unwrap().facts.ready_since = None;
+    scene.step();
+    assert_eq!(scene.pods(), "0f 1w");
+    scene.rollout("right");
+    scene.step();
+    assert_eq!(scene.pods(), "0f 1r", "one at a time");
+    assert_eq!(scene.run(), "0r 1r");
+    // A pod that is not observed yet may serve, and one at a time is enough.
+    scene.rollout("again");
+    scene.settle();
+    scene.members.clear();
+    scene.step();
+    assert_eq!(scene.pods(), "0r 1r");
+    assert_eq!(scene.run(), "0r 1a");
+    scene.settle();
+    scene.members.values_mut().for_each(|member| member.facts.ready_since = None);
+    scene.step();
+    assert_eq!(scene.pods(), "0r 1a");
+    assert_eq!(scene.run(), "0a 1a");
+    // Below the partition nothing is replaced.
+    scene.rollout("next");
+    scene.spec.rolling = Some(Rolling { partition: 1, ..ROLLING });
+    scene.settle();
+    scene.members.get_mut("db-0").unwrap().facts.ready_since = None;
+    scene.step();
+    assert_eq!(scene.pods(), "0a 1a");
 }
 
 #[test]
