@@ -40,6 +40,8 @@ pub(crate) struct Judge<'a> {
     /// The trial; `None`: restarts do not count.
     pub(crate) trial: Option<&'a Trial>,
     pub(crate) max_restarts: u32,
+    /// A boot is judged: that a Job has failed is the result of its work.
+    pub(crate) is_boot: bool,
 }
 
 impl Judge<'_> {
@@ -102,7 +104,7 @@ impl Judge<'_> {
         if !same_object(&rollout.object, object) {
             return Readiness::Waiting(format!("{key} is not rolled out yet"));
         }
-        if let Some(failure) = rollout.failure {
+        if let Some(failure) = rollout.failure.filter(|_| !self.is_boot) {
             return Readiness::Failed(format!("{key} has failed: {failure}"));
         }
         for pod in &rollout.pods {

@@ -418,7 +418,7 @@ impl SourceGenerations {
             return self.raw.ready.then_some(()).ok_or_else(message);
         };
         let (source, content) = (self.source, &running.content);
-        match (Judge { source, content, facts, trial: None, max_restarts: u32::MAX }).all() {
+        match (Judge { source, content, facts, trial: None, max_restarts: u32::MAX, is_boot: true }).all() {
             Readiness::Good => Ok(()),
             Readiness::Waiting(why) | Readiness::Failed(why) => Err(why),
         }

@@ -440,7 +440,7 @@ impl Controllers {
         for pod in &memory.pods {
             let key = PodKey::parse(Arc::clone(&id.key.namespace), pod.name.as_str()).ok();
             let known = key.and_then(|key| entry.records.get(&key));
-            let has_ended = pod.task.as_ref().is_some_and(|task| task.end.is_some());
+            let has_ended = pod.has_ended();
             let is_same = |record: &&Arc<PodRecord>| {
                 record.origin == entry.object.origin
                     && record.has_ended() == has_ended

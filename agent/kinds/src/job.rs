@@ -46,6 +46,7 @@ pub(crate) fn step(
     let mut step = JobStep { memory, pods, situation, notices, at: None };
     step.count_ended();
     if step.memory.finished.is_none() {
+        step.forget_indexes();
         step.set_started();
         step.judge();
         match step.memory.is_decided() {
@@ -77,7 +78,7 @@ impl JobStep<'_> {
     fn count_ended(&mut self) {
         let Situation { spec, observed: seen, clock, .. } = *self.situation;
         let mut ended: Vec<(Timestamp, usize, bool)> = Vec::new();
-        for (at, pod) in self.pods.iter().enumerate().filter(|(_, pod)| !has_end(pod)) {
+        for (at, pod) in self.pods.iter().enumerate().filter(|(_, pod)| !pod.has_ended()) {
             let Some(seen) = seen.get(pod.name.as_str()) else { continue };
             let succeeded = match seen.succeeded {
                 Some(succeeded) => succeeded,
@@ -136,6 +137,15 @@ impl JobStep<'_> {
         }
         if let Effect::FailJob(message) = effect {
             self.decide(false, "PodFailurePolicy", message);
+        }
+    }
+
+    /// Forgets the indexes that a Job does not have any more whose completions were lowered (`calculateSucceededIndexes`).
+    fn forget_indexes(&mut self) {
+        if let Some(completions) = self.situation.spec.completions.filter(|_| self.situation.spec.indexed) {
+            self.memory.succeeded_indexes.truncate(completions);
+            self.memory.failed_indexes.truncate(completions);
+            self.memory.index_failures.retain(|index, _| *index < completions);
         }
     }
 
@@ -248,6 +258,7 @@ impl JobStep<'_> {
 
     fn manage(&mut self) {
         let spec = self.situation.spec;
+        self.remove_beyond_completions();
         let active = self.active();
         let parallelism = usize_of(spec.parallelism);
         let wanted = match spec.completions {
@@ -267,6 +278,20 @@ impl JobStep<'_> {
         if missing > 0 {
             self.make(missing);
         }
+    }
+
+    /// Ends the pods of indexes that the Job does not have any more: they go before all others
+    /// (`appendDuplicatedIndexPodsForRemoval`).
+    fn remove_beyond_completions(&mut self) {
+        if !self.situation.spec.indexed {
+            return;
+        }
+        let active = self.active();
+        let has_index =
+            |pod: &WantedPod| pod.task.as_ref().and_then(|task| task.index).is_some_and(|at| self.is_index(at));
+        let beyond = self.pods.iter().filter(|pod| active.contains(&pod.name) && !has_index(pod));
+        let beyond = beyond.map(|pod| pod.name.clone()).collect();
+        self.remove(&beyond);
     }
 
     /// Makes `count` pods, unless a pause after failures is in progress.
@@ -349,7 +374,7 @@ impl JobStep<'_> {
     /// The pods that run, or should.
     fn active(&self) -> BTreeSet<String> {
         let is_active = |pod: &&WantedPod| {
-            !has_end(pod) && self.situation.observed.get(pod.name.as_str()).is_none_or(Seen::is_active)
+            !pod.has_ended() && self.situation.observed.get(pod.name.as_str()).is_none_or(Seen::is_active)
         };
         self.pods.iter().filter(is_active).map(|pod| pod.name.clone()).collect()
     }
@@ -382,9 +407,9 @@ impl JobStep<'_> {
 
     /// Removes the oldest pods that have ended.
     fn forget_ended(&mut self) {
-        let mut excess = self.pods.iter().filter(|pod| has_end(pod)).count().saturating_sub(MOST_ENDED);
+        let mut excess = self.pods.iter().filter(|pod| pod.has_ended()).count().saturating_sub(MOST_ENDED);
         self.pods.retain(|pod| {
-            let goes = has_end(pod) && excess > 0;
+            let goes = pod.has_ended() && excess > 0;
             excess -= usize::from(goes);
             !goes
         });
@@ -399,11 +424,6 @@ impl JobStep<'_> {
         }
         Some(Clock::after(finished, u64::from(spec.ttl_seconds_after_finished?)))
     }
-}
-
-/// Whether its end was counted.
-fn has_end(pod: &WantedPod) -> bool {
-    pod.task.as_ref().is_some_and(|task| task.end.is_some())
 }
 
 fn usize_of(number: u32) -> usize {

@@ -77,6 +77,13 @@ pub struct WantedPod {
     pub task: Option<Task>,
 }
 
+impl WantedPod {
+    /// Whether it is a Job's whose end was counted.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| task.end.is_some())
+    }
+}
+
 /// What a Job's pod does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -13,7 +13,7 @@ use crate::memory::Memory;
 pub struct Progress {
     /// The version that it acts on.
     pub object: Arc<ObjectRecord>,
-    /// The pods that it wants.
+    /// The pods that it wants; of a Job those that have not ended.
     pub pods: Vec<PodKey>,
     /// These are all that it is going to make for the time being, and none is of an earlier template.
     pub is_complete: bool,
@@ -57,10 +57,13 @@ impl Progress {
                 let job = memory.job.as_ref();
                 let verdict = job.and_then(|job| job.verdict.as_ref());
                 let has_finished = job.is_some_and(|job| job.finished.is_some()) || verdict.is_some();
-                let is_complete = has_finished || spec.suspend || wanted > 0;
+                // In the pause after a failure nothing runs.
+                let is_complete = has_finished || spec.suspend || memory.pods.iter().any(|pod| !pod.has_ended());
                 let failed = verdict.filter(|verdict| !verdict.complete);
                 let failure = failed.map(|verdict| format!("{}: {}", verdict.reason, verdict.message));
-                let pods = if has_finished { Vec::new() } else { pods.cloned().collect() };
+                // The controller has counted the others, and makes new ones as often as the Job allows.
+                let runs = |key: &&PodKey| memory.pods.iter().any(|pod| *pod.name == *key.name() && !pod.has_ended());
+                let pods = if has_finished { Vec::new() } else { pods.filter(runs).cloned().collect() };
                 Self { pods, is_complete, runs_to_end: true, failure, ..nothing }
             }
             // Its Jobs begin later.

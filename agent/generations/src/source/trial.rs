@@ -76,6 +76,7 @@ impl SourceGenerations {
             facts,
             trial: Some(&trial),
             max_restarts: settings.max_restarts,
+            is_boot: false,
         };
         let waits_for = match judge.all() {
             Readiness::Failed(why) if trial.base.is_some() => return self.undo(why, facts, now),
@@ -216,8 +217,14 @@ impl SourceGenerations {
         if changed.is_empty() {
             return BTreeMap::new();
         }
-        let judge =
-            Judge { source: self.source, content: &running.content, facts, trial: None, max_restarts: u32::MAX };
+        let judge = Judge {
+            source: self.source,
+            content: &running.content,
+            facts,
+            trial: None,
+            max_restarts: u32::MAX,
+            is_boot: false,
+        };
         let observed = facts.observed.pods.values().filter(|pod| pod.record.source == self.source);
         let is_misled = |key: &PodKey, record| {
             let refers = references(record).iter().any(|object| changed.contains(object));
@@ -241,7 +248,7 @@ impl SourceGenerations {
         let base = trial.and_then(|trial| trial.base).and_then(|base| self.state.generation(base));
         let Some(before) = base.or_else(|| self.state.running()) else { return BTreeSet::new() };
         let changed = content.changed_subjects(&before.content, &self.node_name);
-        let judge = Judge { source: self.source, content, facts, trial: None, max_restarts: u32::MAX };
+        let judge = Judge { source: self.source, content, facts, trial: None, max_restarts: u32::MAX, is_boot: false };
         let unchanged = content.subjects().filter(|subject| !changed.contains(subject));
         let failing = unchanged.filter(|subject| judge.subject(subject) != Readiness::Good);
         let failing = failing.map(|subject| subject.to_string());

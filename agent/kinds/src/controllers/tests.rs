@@ -4,6 +4,7 @@ use limpet_core::fixtures::observed;
 use limpet_core::source::view::View;
 use limpet_core::source::{Health, SourceSnapshot};
 use limpet_model::manifest;
+use limpet_model::object::ObjectKind;
 use serde_json::{Value, json};
 
 use super::*;
@@ -224,6 +225,30 @@ fn finished(controllers: &mut Controllers, source: &mut Source) -> (Arc<SourceSn
     let memory = changes[0].memory.clone().unwrap();
     assert!(memory.job.unwrap().finished.is_some() && ended_pods.pods.values().all(|record| record.has_ended()));
     (wanted, ended)
+}
+
+#[test]
+fn who_waits_for_a_job_waits_for_its_pods_that_have_not_ended() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
+    let mut document = job();
+    document["spec"]["parallelism"] = json!(2);
+    document["spec"]["completions"] = json!(2);
+    let file = source.write(&document);
+    let (wanted, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let id = WorkloadId { source: SourceKind::File, key: ObjectKey::new(ObjectKind::Job, "default", "web") };
+    assert_eq!(controllers.progress(&id).unwrap().pods.len(), 2);
+    let failed = ready(&wanted).pods.into_iter().take(1).map(|(key, pod)| {
+        let mut pod = ObservedPod::clone(&pod);
+        pod.status.phase = Some("Failed".to_owned());
+        (key, Arc::new(pod))
+    });
+    let failed = ObservedPods::new(failed.collect());
+    let (left, _) = turn(&mut controllers, &file, &failed, None);
+    assert_eq!(left.pods.len(), 2, "the one that failed is kept");
+    let progress = controllers.progress(&id).unwrap();
+    assert!(progress.is_complete && progress.failure.is_none());
+    let waited: Vec<_> = progress.pods.iter().map(PodKey::name).collect();
+    assert!(waited.len() == 1 && !failed.pods.keys().any(|key| key.name() == waited[0]), "{waited:?}");
 }
 
 fn names(snapshot: &SourceSnapshot) -> Vec<&str> {

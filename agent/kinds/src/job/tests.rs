@@ -91,7 +91,7 @@ impl Scene {
         let has_ended = |pod: &WantedPod| self.seen.get(&pod.name).is_some_and(|seen| seen.succeeded.is_some());
         let is_open = |pod: &&WantedPod| {
             let of_index = index.is_none_or(|index| pod.task.as_ref().unwrap().index == Some(index));
-            !has_end(pod) && !has_ended(pod) && of_index
+            !pod.has_ended() && !has_ended(pod) && of_index
         };
         let name = self.pods.iter().find(is_open).unwrap().name.clone();
         let seen = self.seen.get_mut(&name).unwrap();
@@ -108,17 +108,17 @@ impl Scene {
     }
 
     fn running(&self) -> usize {
-        self.pods.iter().filter(|pod| !has_end(pod)).count()
+        self.pods.iter().filter(|pod| !pod.has_ended()).count()
     }
 
     fn indexes(&self) -> Vec<u32> {
-        let open = self.pods.iter().filter(|pod| !has_end(pod));
+        let open = self.pods.iter().filter(|pod| !pod.has_ended());
         open.filter_map(|pod| pod.task.as_ref().unwrap().index).collect()
     }
 
     /// The failures of the index, counted and ignored, that its pod was made with.
     fn failures(&self, index: u32) -> Option<(u32, u32)> {
-        let mut open = self.pods.iter().filter(|pod| !has_end(pod)).filter_map(|pod| pod.task.as_ref());
+        let mut open = self.pods.iter().filter(|pod| !pod.has_ended()).filter_map(|pod| pod.task.as_ref());
         let failures = open.find(|task| task.index == Some(index)).unwrap().failures;
         failures.map(|failures| (failures.counted, failures.ignored))
     }
@@ -235,6 +235,26 @@ fn each_index_succeeds_once() {
         (scene.verdict(), scene.memory.succeeded_indexes.to_string().as_str()),
         (Some((true, "CompletionsReached")), "0-3")
     );
+}
+
+#[test]
+fn a_job_with_fewer_completions_needs_the_indexes_that_are_left() {
+    let mut scene = Scene::new(json!({"completions": 6, "parallelism": 6, "completionMode": "Indexed"}));
+    scene.run();
+    [3, 4].into_iter().for_each(|index| scene.end(Some(index), 0));
+    // Index 0 was made last.
+    scene.end(Some(0), 1);
+    scene.run();
+    scene.pass(10);
+    scene.run();
+    assert_eq!(scene.indexes(), [1, 2, 5, 0]);
+    scene.spec = spec(json!({"completions": 3, "parallelism": 3, "completionMode": "Indexed"}));
+    scene.run();
+    assert_eq!(scene.indexes(), [1, 2, 0], "the pod of an index that is gone goes first");
+    assert_eq!((scene.verdict(), scene.memory.succeeded_indexes.count()), (None, 0));
+    (0..3).for_each(|index| scene.end(Some(index), 0));
+    scene.run();
+    assert_eq!(scene.verdict(), Some((true, "CompletionsReached")));
 }
 
 #[test]

@@ -52,6 +52,14 @@ impl Indexes {
         self.0.iter().map(common).sum()
     }
 
+    /// Removes the indexes that are not below `completions`.
+    pub fn truncate(&mut self, completions: u32) {
+        self.0.retain(|(first, _)| *first < completions);
+        if let Some((_, last)) = self.0.last_mut() {
+            *last = (*last).min(completions.saturating_sub(1));
+        }
+    }
+
     pub fn insert(&mut self, index: u32) {
         if self.has(index) {
             return;
@@ -147,6 +155,11 @@ mod tests {
         assert_eq!(indexes.missing(12).collect::<Vec<_>>(), [4, 6, 7, 10, 11]);
         assert_eq!(indexes.missing(5).collect::<Vec<_>>(), [4]);
         assert_eq!(Indexes::default().missing(2).collect::<Vec<_>>(), [0, 1]);
+        for (completions, left) in [(12, "0-3,5,8,9"), (9, "0-3,5,8"), (8, "0-3,5"), (3, "0-2"), (0, "")] {
+            let mut fewer = indexes.clone();
+            fewer.truncate(completions);
+            assert_eq!(fewer.to_string(), left, "{completions}");
+        }
         assert_eq!(indexes.count_common(&Indexes::parse("3-8", 10).unwrap()), 3);
     }
 
