@@ -120,8 +120,9 @@ impl Claims {
     }
 
     /// Notes which claims are new, changed or gone, and returns what is to be done on the disk. The caller
-    /// reports the result of each order that removes files to [`Self::done`].
-    pub fn turn(&mut self, snapshots: &Snapshots, observed: &ObservedPods) -> Vec<Order> {
+    /// reports the result of each order that removes files to [`Self::done`]. `kept`: the sources whose claims may
+    /// come back, such as those on trial; no files of these are removed.
+    pub fn turn(&mut self, snapshots: &Snapshots, observed: &ObservedPods, kept: &[SourceKind]) -> Vec<Order> {
         let mut orders = Vec::new();
         for source in SourceKind::ALL {
             if source != SourceKind::Api {
@@ -132,7 +133,7 @@ impl Claims {
             adopted.retain(|record| !observed.pods.contains_key(&record.key));
         }
         if self.is_waiting() {
-            self.remove_unused(snapshots, observed, &mut orders);
+            self.remove_unused(snapshots, observed, kept, &mut orders);
         }
         orders
     }
@@ -199,7 +200,13 @@ impl Claims {
     }
 
     /// Orders the removal of the files of claims that are gone and that no pod refers to.
-    fn remove_unused(&mut self, snapshots: &Snapshots, observed: &ObservedPods, orders: &mut Vec<Order>) {
+    fn remove_unused(
+        &mut self,
+        snapshots: &Snapshots,
+        observed: &ObservedPods,
+        kept: &[SourceKind],
+        orders: &mut Vec<Order>,
+    ) {
         let Some(adopted) = &self.adopted else { return };
         let mut used = BTreeSet::new();
         let mut uses = |record: &PodRecord| {
@@ -218,7 +225,8 @@ impl Claims {
         let runs = observed.pods.values().filter(|pod| !pod.status.phase.as_deref().is_some_and(is_terminal_phase));
         runs.for_each(|pod| uses(&pod.record));
         for (id, known) in &mut self.known {
-            if known.state != State::Ending || !snapshots[id.source.index()].ready || used.contains(id) {
+            let is_kept = !snapshots[id.source.index()].ready || kept.contains(&id.source) || used.contains(id);
+            if known.state != State::Ending || is_kept {
                 continue;
             }
             if known.retained {

@@ -56,9 +56,13 @@ impl Node {
     }
 
     fn turn(&mut self) -> Vec<(String, Action)> {
+        self.turn_keeping(&[])
+    }
+
+    fn turn_keeping(&mut self, kept: &[SourceKind]) -> Vec<(String, Action)> {
         let mut snapshots = Snapshots::default();
         snapshots[FILE.index()] = Arc::new(self.snapshot.clone());
-        let orders = self.claims.turn(&snapshots, &self.observed);
+        let orders = self.claims.turn(&snapshots, &self.observed, kept);
         orders.into_iter().map(|order| (order.id.name.to_string(), order.action)).collect()
     }
 
@@ -129,6 +133,23 @@ fn one_that_is_back_in_time_is_the_same() {
     assert_eq!(node.turn(), []);
     assert_eq!(node.served(), ["data /v/file/shop/data/data"]);
     assert!(!node.claims.is_waiting());
+}
+
+#[test]
+fn a_trial_keeps_the_files_of_claims_that_may_come_back() {
+    let mut node = Node::new(&[]);
+    node.claim("data", "1Gi");
+    node.turn();
+    node.remove_claim("data");
+    assert_eq!(node.turn_keeping(&[FILE]), []);
+    assert!(node.claims.is_waiting());
+    // It is undone.
+    node.claim("data", "1Gi");
+    assert_eq!(node.turn(), []);
+    node.remove_claim("data");
+    assert_eq!(node.turn_keeping(&[FILE]), []);
+    // It is accepted.
+    assert_eq!(node.turn_keeping(&[SourceKind::Push]), [("data".to_owned(), Action::Remove)]);
 }
 
 #[test]

@@ -138,6 +138,11 @@ impl Generations {
         snapshots
     }
 
+    /// The sources whose generation in effect may be replaced by the one before it, which then needs what it had.
+    pub fn on_trial(&self) -> impl Iterator<Item = SourceKind> {
+        self.sources.iter().filter(|source| source.may_be_undone()).map(|source| source.source)
+    }
+
     /// Follows a user's order, from the next turn on. Returns the source and the generation that will be in effect.
     ///
     /// # Errors

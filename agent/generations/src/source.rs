@@ -400,6 +400,11 @@ impl SourceGenerations {
         self.state.trial.is_some()
     }
 
+    /// Whether the generation in effect may be replaced by the one before it.
+    pub(crate) fn may_be_undone(&self) -> bool {
+        self.state.trial.as_ref().is_some_and(|trial| trial.base.is_some())
+    }
+
     /// Whether observed pods matter.
     pub(crate) fn awaits_pods(&self) -> bool {
         self.is_on_trial() || !self.state.restarts.is_empty()

@@ -13,6 +13,7 @@ use limpet_claims::{ClaimId, Claims, Order};
 use limpet_core::source::Snapshots;
 use limpet_core::status::observed::ObservedPods;
 use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
 
 /// The claims whose files have been removed, or could not be (false).
 pub type Removed = Vec<(ClaimId, bool)>;
@@ -55,9 +56,9 @@ impl ClaimedVolumes {
         }
     }
 
-    /// The snapshots with the directories of claims.
-    pub(crate) fn expand(&mut self, snapshots: Snapshots, observed: &ObservedPods) -> Snapshots {
-        let orders = self.claims.turn(&snapshots, observed);
+    /// The snapshots with the directories of claims. Those of the sources in `kept` keep their files.
+    pub(crate) fn expand(&mut self, snapshots: Snapshots, observed: &ObservedPods, kept: &[SourceKind]) -> Snapshots {
+        let orders = self.claims.turn(&snapshots, observed, kept);
         if !orders.is_empty() {
             self.jobs.push(Arc::clone(&self.disk).perform(orders));
         }

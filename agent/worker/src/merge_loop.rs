@@ -66,7 +66,10 @@ impl Stages {
             observer(&snapshots);
         }
         match workloads {
-            Some(workloads) => workloads.expand(snapshots),
+            Some(workloads) => {
+                let on_trial = trials.as_ref().map(Trials::on_trial).unwrap_or_default();
+                workloads.expand(snapshots, &on_trial)
+            }
             None => snapshots,
         }
     }

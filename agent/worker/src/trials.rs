@@ -189,6 +189,11 @@ impl Trials {
         self.generations.expand(snapshots)
     }
 
+    /// The sources whose generation in effect may be replaced by the one before it.
+    pub(crate) fn on_trial(&self) -> Vec<SourceKind> {
+        self.generations.on_trial().collect()
+    }
+
     /// What was decided is on disk.
     fn take_effect(&mut self) {
         self.generations.remembered();

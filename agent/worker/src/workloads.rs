@@ -95,8 +95,9 @@ impl Workloads {
         self.controllers.progress(&WorkloadId { source, key: key.clone() })
     }
 
-    /// The snapshots with the pods of workloads.
-    pub(crate) fn expand(&mut self, snapshots: Snapshots) -> Snapshots {
+    /// The snapshots with the pods of workloads. `on_trial`: the sources whose earlier generation may come back, with its
+    /// claims.
+    pub(crate) fn expand(&mut self, snapshots: Snapshots, on_trial: &[SourceKind]) -> Snapshots {
         if self.saving.is_none() {
             if let Some(records) = self.adopted.as_mut().and_then(|adopted| adopted.try_recv().ok()) {
                 self.receive(records);
@@ -109,7 +110,9 @@ impl Workloads {
             }
         }
         let snapshots = self.controllers.expand(snapshots);
-        self.volumes.expand(snapshots, &self.observed.load())
+        // Claims of StatefulSets that have come back are not there before the decisions about them are on disk.
+        let kept = if self.saving.is_some() { &SourceKind::ALL[..] } else { on_trial };
+        self.volumes.expand(snapshots, &self.observed.load(), kept)
     }
 
     fn receive(&mut self, records: Vec<Arc<PodRecord>>) {

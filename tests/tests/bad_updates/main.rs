@@ -22,7 +22,7 @@ use containers::{containers_that_end, pods_that_never_work};
 use images::{an_image_that_fills_the_disk, images_that_cannot_be_had};
 use manifests::manifests_that_are_refused;
 use surroundings::{a_clock_that_jumps, a_containerd_that_ends, a_probe_that_fails_later, a_url_that_does_not_agree};
-use workloads::workloads_that_fail;
+use workloads::{claims_and_sets_come_back, workloads_that_fail};
 
 fn main() -> ExitCode {
     suite::run(vec![
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         case!(pods_that_never_work).on(on_trial),
         case!(manifests_that_are_refused).on(on_trial),
         case!(workloads_that_fail).on(on_trial),
+        case!(claims_and_sets_come_back).on(on_trial),
         case!(images_that_cannot_be_had).on(without_agent),
         case!(an_image_that_fills_the_disk).on(|node| {
             without_agent(node);

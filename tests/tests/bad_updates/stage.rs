@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 /// `progressDeadline`.
 const DEADLINE: Duration = Duration::from_secs(6);
 /// By then what ran before runs again.
-const LIMIT: Duration = Duration::from_secs(36);
+pub(crate) const LIMIT: Duration = Duration::from_secs(36);
 /// The file with all manifests of the node.
-const FILE: &str = "all.yaml";
+pub(crate) const FILE: &str = "all.yaml";
 
 /// The lines about generations, with further ones.
 pub(crate) fn settings(further: &str) -> String {
@@ -103,7 +103,12 @@ pub(crate) fn try_all(node: &TestNode, updates: Vec<Update>) -> Result<()> {
 
 /// Has what works run.
 pub(crate) fn begin(node: &TestNode) -> Result<()> {
-    node.drop_text(FILE, &all(&[web()]))?;
+    begin_with(node, &all(&[web()]))
+}
+
+/// The same with other manifests, among which the pod `web` is.
+pub(crate) fn begin_with(node: &TestNode, manifests: &str) -> Result<()> {
+    node.drop_text(FILE, manifests)?;
     works(node)?;
     is_settled(node)
 }
