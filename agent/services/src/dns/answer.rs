@@ -10,6 +10,11 @@ use crate::zone::{Lookup, Records, Zone};
 
 /// How long clients may keep an answer, as in CoreDNS.
 const TTL: u32 = 5;
+/// The bytes before the questions of a message, and which of them are the questions' number (RFC 1035, 4.1.1).
+const HEADER_LENGTH: usize = 12;
+const QUESTION_COUNT: std::ops::Range<usize> = 4..6;
+/// The longest label of a name, in bytes.
+const MAX_LABEL: usize = 63;
 /// How often a name may be an alias of another one.
 const MAX_ALIASES: usize = 8;
 
@@ -34,6 +39,16 @@ pub(super) enum Transport {
 
 /// The reply to a message. `names` is what exists.
 pub(super) fn reply(names: &Zone, message: &[u8], transport: Transport) -> Reply {
+    let Some(unknown) = UnknownType::read(message) else { return reply_to_known(names, message, transport) };
+    match reply_to_known(names, &unknown.query, transport) {
+        Reply::Answer(answer) => Reply::Answer(unknown.restored(answer)),
+        // The answer about the alias could not be read.
+        Reply::Alias(_) => unanswered(message).map_or(Reply::None, Reply::Answer),
+        other => other,
+    }
+}
+
+fn reply_to_known(names: &Zone, message: &[u8], transport: Transport) -> Reply {
     let Ok(query) = Packet::parse(message) else { return malformed(message) };
     if query.has_flags(PacketFlag::RESPONSE) {
         return Reply::None;
@@ -73,7 +88,7 @@ pub(super) fn reply(names: &Zone, message: &[u8], transport: Transport) -> Reply
 
 /// The answer to a query whose names others do not tell.
 pub(super) fn unanswered(message: &[u8]) -> Option<Vec<u8>> {
-    Some(failure(&Packet::parse(message).ok()?, RCODE::ServerFailure))
+    answer_as_known(message, |query| Some(failure(query, RCODE::ServerFailure)))
 }
 
 /// The answer to a query for an alias, given what others have answered about the name that it stands for.
@@ -104,15 +119,71 @@ pub(super) fn with_alias(names: &Zone, message: &[u8], others: &[u8], transport:
 
 /// What fits into an answer to that query.
 pub(super) fn room(message: &[u8]) -> usize {
-    Packet::parse(message).map_or(PLAIN_DATAGRAM, |query| limit(&query, Transport::Udp))
+    let unknown = UnknownType::read(message);
+    let query = unknown.as_ref().map_or(message, |unknown| &unknown.query);
+    Packet::parse(query).map_or(PLAIN_DATAGRAM, |query| limit(&query, Transport::Udp))
 }
 
 /// The beginning of an answer that does not fit: the client asks again, by TCP.
 pub(super) fn truncated(message: &[u8]) -> Option<Vec<u8>> {
-    let query = Packet::parse(message).ok()?;
-    let mut answer = answer_to(&query, RCODE::NoError);
-    answer.set_flags(PacketFlag::TRUNCATION);
-    answer.build_bytes_vec_compressed().ok()
+    answer_as_known(message, |query| {
+        let mut answer = answer_to(query, RCODE::NoError);
+        answer.set_flags(PacketFlag::TRUNCATION);
+        answer.build_bytes_vec_compressed().ok()
+    })
+}
+
+/// A query for a type of records that the parser does not know, such as TLSA, and refuses as a whole.
+#[derive(Debug, PartialEq, Eq)]
+struct UnknownType {
+    /// The same query for a known type of which nothing here has a record.
+    query: Vec<u8>,
+    kind: [u8; 2],
+}
+
+impl UnknownType {
+    /// `None`: the message is no query, or the parser knows its type.
+    fn read(message: &[u8]) -> Option<Self> {
+        let at = type_offset(message)?;
+        let kind: [u8; 2] = message.get(at..at + 2)?.try_into().ok()?;
+        if QTYPE::try_from(u16::from_be_bytes(kind)).is_ok() {
+            return None;
+        }
+        let mut query = message.to_vec();
+        query.get_mut(at..at + 2)?.copy_from_slice(&u16::from(TYPE::NULL).to_be_bytes());
+        Some(Self { query, kind })
+    }
+
+    /// The answer with the type that was asked for.
+    fn restored(&self, mut answer: Vec<u8>) -> Vec<u8> {
+        if let Some(kind) = type_offset(&answer).and_then(|at| answer.get_mut(at..at + 2)) {
+            kind.copy_from_slice(&self.kind);
+        }
+        answer
+    }
+}
+
+/// Where the type of a message's only question is: behind the name, which has no pointer.
+fn type_offset(message: &[u8]) -> Option<usize> {
+    if message.get(QUESTION_COUNT)? != [0, 1] {
+        return None;
+    }
+    let mut at = HEADER_LENGTH;
+    loop {
+        match usize::from(*message.get(at)?) {
+            0 => return Some(at + 1),
+            length if length <= MAX_LABEL => at += 1 + length,
+            _ => return None,
+        }
+    }
+}
+
+/// An answer to a query, which is made for a known type if the parser does not know the query's.
+fn answer_as_known(message: &[u8], answer: impl FnOnce(&Packet<'_>) -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+    match UnknownType::read(message) {
+        Some(unknown) => answer(&Packet::parse(&unknown.query).ok()?).map(|answer| unknown.restored(answer)),
+        None => answer(&Packet::parse(message).ok()?),
+    }
 }
 
 fn limit(query: &Packet<'_>, transport: Transport) -> usize {
@@ -296,6 +367,33 @@ mod tests {
         cut.set_flags(PacketFlag::TRUNCATION);
         let part = with_alias(&zone(), &asked, &cut.build_bytes_vec().unwrap(), Transport::Udp).unwrap();
         assert!(Packet::parse(&part).unwrap().has_flags(PacketFlag::TRUNCATION), "asked again by TCP");
+    }
+
+    #[test]
+    fn a_type_that_the_parser_does_not_know_is_passed_on_or_has_no_record() {
+        for kind in [52_u16, 256, 65_500] {
+            let of_kind = |name: &str| {
+                let mut query = query(name, TYPE::A);
+                let at = type_offset(&query).unwrap();
+                query[at..at + 2].copy_from_slice(&kind.to_be_bytes());
+                query
+            };
+            assert_eq!(reply(&zone(), &of_kind("example.com"), Transport::Udp), Reply::PassOn);
+            for (name, code) in [
+                ("web.shop.svc.cluster.local", RCODE::NoError),
+                ("x.shop.svc.cluster.local", RCODE::NameError),
+                ("mail.shop.svc.cluster.local", RCODE::ServerFailure),
+            ] {
+                let query = of_kind(name);
+                let Reply::Answer(answer) = reply(&zone(), &query, Transport::Udp) else { panic!("{name}") };
+                let end = query.len();
+                assert_eq!((&answer[..2], &answer[12..end]), (&query[..2], &query[12..]), "the question");
+                assert_eq!(RCODE::from(u16::from(answer[3] & 0xf)), code, "{name}");
+            }
+            let query = of_kind("example.com");
+            assert_eq!(unanswered(&query).unwrap()[12..], query[12..]);
+            assert_eq!((truncated(&query).unwrap()[2] & 2, room(&query)), (2, PLAIN_DATAGRAM));
+        }
     }
 
     #[test]
