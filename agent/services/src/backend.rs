@@ -2,7 +2,8 @@
 
 use std::fmt::Debug;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use limpet_host::blocking::{self, DEADLINE};
 
 use crate::addresses::Book;
@@ -10,11 +11,15 @@ use crate::kernel::{self, KernelError};
 use crate::rules::Ruleset;
 use crate::saved_addresses;
 use crate::settings::Settings;
+use crate::table_removal::TableRemovals;
 
 /// What outlives the agent: rules in the kernel, and the addresses that were assigned.
 pub trait Backend: Debug + Send + Sync {
-    /// Whether rules of an earlier agent are in effect.
-    fn has_rules(&self) -> BoxFuture<'_, bool>;
+    /// Whether rules are in effect; `None` if the kernel does not say.
+    fn has_rules(&self) -> BoxFuture<'_, Option<bool>>;
+
+    /// An item whenever the rules may have been removed by another program, and one at first.
+    fn removals(&self) -> BoxStream<'static, ()>;
 
     /// Replaces the rules, and ends the connections by UDP that lead elsewhere (`ends_udp`). If it fails, the rules before stay.
     fn apply(&self, rules: Ruleset, ends_udp: bool) -> BoxFuture<'_, Result<(), KernelError>>;
@@ -41,8 +46,21 @@ impl Linux {
 }
 
 impl Backend for Linux {
-    fn has_rules(&self) -> BoxFuture<'_, bool> {
+    fn has_rules(&self) -> BoxFuture<'_, Option<bool>> {
         Box::pin(kernel::has_rules())
+    }
+
+    fn removals(&self) -> BoxStream<'static, ()> {
+        let removals = match TableRemovals::listen() {
+            Ok(removals) => removals,
+            Err(error) => {
+                tracing::warn!(%error, "the kernel does not report if another program removes the rules of Services");
+                return stream::pending().boxed();
+            }
+        };
+        let reported =
+            stream::unfold(removals, |mut removals| async { removals.next().await.ok().map(|()| ((), removals)) });
+        stream::once(ready(())).chain(reported).fuse().boxed()
     }
 
     fn apply(&self, rules: Ruleset, ends_udp: bool) -> BoxFuture<'_, Result<(), KernelError>> {

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use tokio::sync::watch;
 
 use crate::addresses::Book;
 use crate::backend::Backend;
@@ -20,6 +22,8 @@ pub struct FakeBackend(Arc<Mutex<FakeKernel>>);
 pub struct FakeKernel {
     /// The rules in effect.
     pub rules: Option<Ruleset>,
+    /// Another program has removed them.
+    pub removed: watch::Sender<()>,
     /// How often they have changed.
     pub changes: u64,
     /// The addresses that were saved.
@@ -68,8 +72,13 @@ impl FakeKernel {
 }
 
 impl Backend for FakeBackend {
-    fn has_rules(&self) -> BoxFuture<'_, bool> {
-        ready(self.kernel().rules.is_some()).boxed()
+    fn has_rules(&self) -> BoxFuture<'_, Option<bool>> {
+        ready(Some(self.kernel().rules.is_some())).boxed()
+    }
+
+    fn removals(&self) -> BoxStream<'static, ()> {
+        let removed = self.kernel().removed.subscribe();
+        stream::unfold(removed, |mut removed| async { removed.changed().await.ok().map(|()| ((), removed)) }).boxed()
     }
 
     fn apply(&self, rules: Ruleset, _: bool) -> BoxFuture<'_, Result<(), KernelError>> {

@@ -36,10 +36,10 @@ pub enum KernelError {
     Hangs(#[source] io::Error),
 }
 
-/// Whether rules of an earlier agent are in effect.
-pub(crate) async fn has_rules() -> bool {
+/// Whether rules are in effect; `None` if the kernel does not say.
+pub(crate) async fn has_rules() -> Option<bool> {
     let find = |_: &blocking::Progress| exists(&nftables::table_request(false, TABLE));
-    matches!(blocking::run("/proc/net/netfilter".into(), DEADLINE, find).await, Ok(Ok(true)))
+    blocking::run("/proc/net/netfilter".into(), DEADLINE, find).await.ok()?.ok()
 }
 
 /// Whether the kernel can serve Services at all, and if it passes traffic within bridges by rules.

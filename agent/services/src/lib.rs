@@ -25,6 +25,7 @@ mod nftables;
 pub mod rules;
 mod saved_addresses;
 pub mod settings;
+mod table_removal;
 pub mod task;
 pub mod zone;
 

@@ -128,6 +128,11 @@ fn received(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     })
 }
 
+/// The bodies of the messages of that kind.
+pub(crate) fn bodies(messages: &[u8], kind: u16) -> impl Iterator<Item = &[u8]> {
+    received(messages).filter(move |message| message.kind == kind).map(|message| message.body)
+}
+
 /// The result that a message carries; `None`: it carries none.
 fn result(message: &Received<'_>) -> Option<io::Result<()>> {
     if message.kind != NLMSG_ERROR {

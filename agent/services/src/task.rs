@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::{BoxStream, StreamExt as _};
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodeState;
 use limpet_core::status::observed::{Observed, ObservedPods};
@@ -72,20 +73,28 @@ async fn follow(parts: Parts, mut wanted: watch::Receiver<Definitions>, stop: Ca
     let mut changes = parts.observed.changes();
     let mut node = parts.node.clone();
     let mut task = Task::new(parts).await;
+    let mut removals: Option<BoxStream<'static, ()>> = None;
     loop {
         let definitions = wanted.borrow_and_update().clone();
         let is_current = stop.run_until_cancelled(task.turn(&definitions)).await;
         let Some(is_current) = is_current else { return };
         let follows = !definitions.services.is_empty();
+        // Nobody listens while there are no rules.
+        removals = task.rules.is_some().then(|| removals.take().unwrap_or_else(|| task.parts.backend.removals()));
         tokio::select! {
             () = stop.cancelled() => return,
             Ok(()) = wanted.changed() => {}
             true = changes.next(), if follows => {}
             Ok(()) = node.changed(), if task.holds_rules => {}
+            Some(()) = next_removal(&mut removals) => task.look_for_rules().await,
             () = tokio::time::sleep(PAUSE), if !is_current => {}
             else => return,
         }
     }
+}
+
+async fn next_removal(removals: &mut Option<BoxStream<'static, ()>>) -> Option<()> {
+    removals.as_mut()?.next().await
 }
 
 /// The state of the task: what the kernel and the name server have been given.
@@ -105,7 +114,7 @@ struct Task {
 
 impl Task {
     async fn new(parts: Parts) -> Self {
-        let holds_rules = parts.off.is_none() && parts.backend.has_rules().await;
+        let holds_rules = parts.off.is_none() && parts.backend.has_rules().await == Some(true);
         Self {
             parts,
             book: None,
@@ -225,10 +234,19 @@ impl Task {
         Ok(())
     }
 
-    /// Whether every pod that is wanted has been looked for among those that run.
+    /// Forgets rules that another program has removed, so that they are made again.
+    async fn look_for_rules(&mut self) {
+        if self.parts.backend.has_rules().await == Some(false) {
+            tracing::warn!("another program has removed the rules of Services; they are made again");
+            self.rules = None;
+        }
+    }
+
+    /// Whether every pod that is wanted has been looked for among those that run. Nobody looks for one that has ended.
     fn knows_pods(&self, observed: &ObservedPods) -> bool {
         let is_read = self.parts.node.borrow().runtime_ready;
-        is_read && self.parts.desired.load().pods.keys().all(|key| observed.pods.contains_key(key))
+        let desired = self.parts.desired.load();
+        is_read && desired.pods.iter().all(|(key, pod)| pod.has_ended() || observed.pods.contains_key(key))
     }
 
     async fn listen(&mut self) -> Result<(), String> {

@@ -375,7 +375,9 @@ impl Node {
             None => Vec::from_iter(self.served.look_alone()),
             Some(agent) => {
                 let observed = agent.observed.load();
-                let knows = agent.desired.load().pods.keys().all(|key| observed.pods.contains_key(key));
+                let desired = agent.desired.load();
+                // Nobody looks for a pod that has ended.
+                let knows = desired.pods.iter().all(|(key, pod)| pod.has_ended() || observed.pods.contains_key(key));
                 let knows = knows && agent.node.borrow().runtime_ready;
                 self.served.look(&observed, knows)
             }

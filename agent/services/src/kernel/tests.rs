@@ -13,6 +13,7 @@ use super::*;
 use crate::membership::Definition;
 use crate::membership::tests::{definition, named, pod, pods, served};
 use crate::settings::tests::settings;
+use crate::table_removal::TableRemovals;
 
 /// A process that is killed at the end of the test.
 struct Ended(Child);
@@ -51,6 +52,24 @@ fn rules(definitions: &[Definition], ends: &[&str]) -> Ruleset {
 
 fn ours() -> io::Result<bool> {
     exists(&nftables::table_request(false, TABLE))
+}
+
+#[test]
+fn the_removal_of_the_table_is_reported() {
+    in_a_network(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            replace(&rules(&[named("plain", json!({}))], &["10.1.0.2"]), BridgeTraffic::Unfiltered).unwrap();
+            let mut removals = TableRemovals::listen().unwrap();
+            // Messages arrive within the system call that causes them.
+            let reported = async |removals: &mut TableRemovals| {
+                tokio::time::timeout(Duration::from_millis(1), removals.next()).await.is_ok()
+            };
+            assert!(!reported(&mut removals).await);
+            Socket::netfilter().unwrap().perform(&nftables::removal()).unwrap();
+            assert!(reported(&mut removals).await);
+        });
+    });
 }
 
 #[test]

@@ -3,6 +3,9 @@ use std::future::Future;
 use limpet_wire::services::ServiceDocument;
 use serde_json::json;
 
+use limpet_core::merge::DesiredPods;
+use limpet_model::pod::PodRecord;
+
 use super::*;
 use crate::fake::FakeBackend;
 use crate::membership::tests::{definition, pod};
@@ -21,18 +24,25 @@ struct Node {
 impl Node {
     /// Runs `test` beside the task, in virtual time.
     fn run<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F) {
+        Self::run_after(|_, _| {}, test);
+    }
+
+    /// The same with what an earlier agent has left in the kernel, and with the pods that are wanted.
+    fn run_after<F: Future<Output = ()>>(before: impl FnOnce(&FakeBackend, &Desired), test: impl FnOnce(Self) -> F) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let (kernel, observed, events) = (FakeBackend::default(), Observed::default(), Events::default());
             let (document, views) = watch::channel(ServicesDocument::default());
             let (node, node_state) = watch::channel(NodeState { runtime_ready: true, ..NodeState::default() });
             let (definitions, wanted) = watch::channel(Definitions::default());
+            let desired = Desired::default();
+            before(&kernel, &desired);
             let parts = Parts {
                 settings: Settings { name_servers: Vec::new(), ..settings() },
                 backend: Arc::new(kernel.clone()),
                 off: None,
                 observed: observed.clone(),
-                desired: Desired::default(),
+                desired,
                 node: node_state,
                 events: events.clone(),
                 views: document,
@@ -110,6 +120,49 @@ fn a_network_in_the_range_ends_the_rules_until_it_has_gone() {
         follow().await;
         assert_eq!(node.endpoints().unwrap(), ["10.1.0.2", "10.1.0.3"]);
         assert_eq!(node.document().unserved, None);
+    });
+}
+
+#[test]
+fn rules_of_an_earlier_agent_stay_until_the_pods_are_known_that_have_not_ended() {
+    let desired_pod = |name: &str, phase: &str| {
+        let mut record = PodRecord::clone(&pod(name, "10.1.0.9", true, json!({})).record);
+        record.pod.status = serde_json::from_value(json!({ "phase": phase })).unwrap();
+        (record.key.clone(), Arc::new(record))
+    };
+    let before = |kernel: &FakeBackend, desired: &Desired| {
+        kernel.kernel().rules = Some(Ruleset::default());
+        // Nobody looks for the pod of a Job that has failed.
+        let mut wanted = DesiredPods::default();
+        wanted.pods = [desired_pod("a", "Pending"), desired_pod("job", "Failed")].into_iter().collect();
+        desired.store(Arc::new(wanted));
+    };
+    Node::run_after(before, |node| async move {
+        node.define([definition(json!({}))]);
+        follow().await;
+        assert_eq!(node.kernel.kernel().changes, 0, "a pod that may run is not observed yet");
+        node.observe("a", "10.1.0.2", true);
+        follow().await;
+        assert_eq!(node.endpoints().unwrap(), ["10.1.0.2"]);
+    });
+}
+
+#[test]
+fn rules_that_another_program_has_removed_are_made_again() {
+    Node::run(|node| async move {
+        node.observe("a", "10.1.0.2", true);
+        node.define([definition(json!({}))]);
+        follow().await;
+        let changes = node.kernel.kernel().changes;
+        // What others remove is no reason to replace them.
+        node.kernel.kernel().removed.send_replace(());
+        follow().await;
+        assert_eq!(node.kernel.kernel().changes, changes);
+        node.kernel.kernel().rules = None;
+        node.kernel.kernel().removed.send_replace(());
+        follow().await;
+        assert_eq!(node.endpoints().unwrap(), ["10.1.0.2"]);
+        assert_eq!(node.kernel.kernel().changes, changes + 1);
     });
 }
 
