@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 
 use clap_complete::engine::ArgValueCompleter;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Container;
 
 use super::completion;
 use super::error::CliError;
@@ -12,6 +12,7 @@ use super::screen::Screen;
 use super::target::{container, find};
 use limpet_model::pod::{PodKey, ephemeral};
 use limpet_wire::command::PROTOCOL_V5;
+use limpet_wire::pods::PodDocument;
 use limpet_wire::socket_client::SocketClient;
 
 /// `limpet attach`.
@@ -41,7 +42,8 @@ pub struct AttachArgs {
 pub(super) async fn run(client: &SocketClient, args: AttachArgs, screen: Screen) -> Result<u8, CliError> {
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let name = container(&pod, args.container.as_deref())?;
-    let manifest: Pod = client.get_json(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)).await?;
+    let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
+    let PodDocument(manifest) = client.get_json(&path).await?;
     let ephemeral = ephemeral::containers(&manifest);
     let spec = manifest.spec.unwrap_or_default();
     let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten()).chain(&ephemeral);

@@ -1,6 +1,7 @@
 //! `-o`: machine-readable output.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::error::CliError;
 
@@ -14,15 +15,18 @@ pub enum DocumentFormat {
 }
 
 impl DocumentFormat {
-    /// `document` in that format, with a trailing newline.
+    /// `document` in that format, its fields in alphabetical order as `kubectl` prints them, with a trailing newline.
     pub fn render(self, document: &impl Serialize) -> Result<String, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::System {
             what: "write the document".to_owned(),
             source: std::io::Error::other(error.to_string()),
         };
+        // By way of the text that the agent sends, because each writer of each type of the API is 100 KiB of the executable.
+        let text = serde_json::to_vec(document).map_err(|error| failed(&error))?;
+        let document: Value = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
         let mut text = match self {
-            Self::Json => serde_json::to_string_pretty(document).map_err(|error| failed(&error))?,
-            Self::Yaml => serde_saphyr::to_string(document).map_err(|error| failed(&error))?,
+            Self::Json => serde_json::to_string_pretty(&document).map_err(|error| failed(&error))?,
+            Self::Yaml => serde_saphyr::to_string(&document).map_err(|error| failed(&error))?,
         };
         if !text.ends_with('\n') {
             text.push('\n');
@@ -34,7 +38,7 @@ impl DocumentFormat {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

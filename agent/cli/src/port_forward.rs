@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use clap_complete::engine::ArgValueCompleter;
-use k8s_openapi::api::core::v1::Pod;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
@@ -17,7 +16,7 @@ use super::completion;
 use super::error::CliError;
 use super::screen::printable_lines;
 use super::target::find;
-use limpet_wire::pods::PodNames;
+use limpet_wire::pods::{PodDocument, PodNames};
 use limpet_wire::port_forward::{PORT, PROTOCOL, REQUEST_ID, STREAM_TYPE};
 use limpet_wire::socket_client::{ClientError, SocketClient};
 use limpet_wire::spdy::connection::{Ended, Handle, Role, Stream, connection};
@@ -70,9 +69,10 @@ async fn resolve(
     pod: &PodNames,
     arguments: &[PortArgument],
 ) -> Result<Vec<Forwarding>, CliError> {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let manifest = match arguments.iter().any(PortArgument::is_named) {
-        true => Some(client.get_json(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)).await?),
-        false => None::<Pod>,
+        true => Some(client.get_json::<PodDocument>(&path).await?.0),
+        false => None,
     };
     arguments.iter().map(|argument| argument.resolve(manifest.as_ref()).map_err(CliError::Target)).collect()
 }

@@ -9,10 +9,11 @@ mod csi;
 mod expand;
 mod iscsi;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
@@ -227,8 +228,9 @@ async fn is_for_node(link: &Link, volume: &PersistentVolume, pod: &PodRecord) ->
     let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
     let Some(wanted) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(true) };
     let name = pod.spec().node_name.clone().unwrap_or_default();
-    let node: Node = decoded(link.send(Request::get(Resource::Node(name.clone()))).await?)?;
-    Ok(node_selector::matches(wanted, &name, &node.metadata.labels.unwrap_or_default()))
+    let node = link.send(Request::get(Resource::Node(name.clone()))).await?;
+    let labels: Option<BTreeMap<String, String>> = decoded(node["metadata"]["labels"].clone())?;
+    Ok(node_selector::matches(wanted, &name, &labels.unwrap_or_default()))
 }
 
 fn decoded<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, RequestError> {

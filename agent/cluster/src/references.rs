@@ -33,6 +33,7 @@ use crate::SOURCE;
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, ObjectState, from_apiserver, runtime_class, service};
+use limpet_model::pod::strict;
 
 /// The most bytes of the trust bundles in one projection; an apiserver allows 1 MiB for each bundle.
 const MAX_BUNDLES: usize = 8 << 20;
@@ -160,7 +161,7 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<clus
     let hand_on = async {
         let mut services: BTreeMap<String, Service> = BTreeMap::new();
         let named = |value: Value| {
-            let service: Service = serde_json::from_value(value).ok()?;
+            let service: Service = strict::read(&value).0.ok()?;
             Some((service.metadata.name.clone()?, service))
         };
         while let Some(update) = updates.recv().await {

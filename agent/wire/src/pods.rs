@@ -49,6 +49,11 @@ fn pod<'de, D: Deserializer<'de>, P: From<Pod>>(deserializer: D) -> Result<P, D:
     pod::from_value(&value).map(P::from).map_err(D::Error::custom)
 }
 
+/// `/api/v1/namespaces/NAMESPACE/pods/NAME`: a pod as Kubernetes' API has it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(transparent)]
+pub struct PodDocument(#[serde(deserialize_with = "pod")] pub Pod);
+
 /// `/limpet/v1/pods`: every pod, and the sources.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound(deserialize = "P: From<Pod>"))]

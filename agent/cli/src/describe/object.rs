@@ -9,9 +9,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use limpet_model::object::ObjectKind;
+use limpet_model::pod::strict;
 use limpet_wire::objects::ObjectDocument;
 use limpet_wire::services::ServiceDocument;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{container, volume};
@@ -63,8 +64,8 @@ fn indent(sheet: &mut Sheet, text: &str) {
 }
 
 /// What a document has at a place, as its type; the default if it is not of it.
-fn typed<T: DeserializeOwned + Default>(value: &Value) -> T {
-    serde_json::from_value(value.clone()).unwrap_or_default()
+fn typed<T: for<'a> Deserialize<'a> + Default>(value: &Value) -> T {
+    strict::read(value).0.unwrap_or_default()
 }
 
 fn identity(sheet: &mut Sheet, document: &ObjectDocument) {

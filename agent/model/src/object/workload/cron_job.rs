@@ -11,6 +11,7 @@ pub use schedule::Schedule;
 
 use super::job::{self, Job};
 use super::template::PodTemplate;
+use crate::pod::strict;
 
 const DEFAULT_SUCCESSFUL: i32 = 3;
 const DEFAULT_FAILED: i32 = 1;
@@ -49,7 +50,7 @@ pub enum Concurrency {
 
 /// The Job of that spec, which is of the form of [`CronJob::job`]; `None` if it is not a Job any more.
 pub fn job(spec: &Value, template: &PodTemplate) -> Option<Job> {
-    let spec: JobSpec = serde_json::from_value(spec.clone()).ok()?;
+    let spec: JobSpec = strict::read(spec).0.ok()?;
     Some(job::settle(spec, template.restart_policy()))
 }
 
