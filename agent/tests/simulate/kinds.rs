@@ -335,6 +335,8 @@ impl Node {
 
     fn start_agent(&mut self) {
         self.note("the agent starts".to_owned());
+        // An edit may have come while no agent ran.
+        self.lenient_until = self.lenient_until.max(Instant::now() + Duration::from_secs(1));
         let addresses = NodeAddresses::single([10, 0, 0, 1].into());
         self.agent = Some(Agent::serve(
             &self.world,
